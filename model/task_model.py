@@ -8,10 +8,10 @@ Shape legend: T tokens in the batch, M targets (tokens, or for the classifier se
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -121,6 +121,27 @@ class ResidueModel(TaskModel):
 
     def save(self, folder: Path) -> None:
         """Write what the model learns beside the network to ``folder``."""
+
+
+class StepModel(TaskModel):
+    """Base of the tasks whose loss is one of all sequences of a step, over its batches and all workers.
+
+    The vectors of all are computed without gradients; then each batch passes as any other does, with what
+    :meth:`related` gave it.
+    """
+
+    @abstractmethod
+    def vectors(self, batch: PackedBatch) -> Tensor:
+        """(N, D) fp32: what the loss is of."""
+
+    @abstractmethod
+    def related(
+        self, batches: Sequence[PackedBatch], vectors: Sequence[Tensor], gather: Callable[[Any], list[Any]], rank: int
+    ) -> list[PackedBatch]:
+        """The batches of this worker with what their forward passes have to know of the step.
+
+        ``gather``: from a value in host memory to those of all workers, by rank. Every worker calls it.
+        """
 
 
 def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from esmeray.cluster.collective import ControlGroup, MetricSums, WorkerContext
 from esmeray.common.errors import CheckpointError
 from esmeray.dataset.batches.loader import BatchSource, Indices, ResidueSource
+from esmeray.dataset.batches.plan import Groups
 from esmeray.dataset.batches.preparation import CropCount, Masking, PreparationSettings, count_cropped
 from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
@@ -124,10 +125,12 @@ class Experiment(ABC):
         held_out_records: Indices,
         max_batches: int | None = None,
         num_workers: int = 0,
+        groups: tuple[Groups | None, Groups | None] = (None, None),
     ) -> None:
         """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other.
 
-        ``num_workers``: loader processes of training.
+        ``num_workers``: loader processes of training. ``groups``: of the records, and of the held-out ones, where a
+        batch is to hold several members.
         """
         context = self._context
         keywords: dict[str, Any] = {
@@ -143,9 +146,12 @@ class Experiment(ABC):
             seed=self.settings.seed,
             num_workers=num_workers,
             prefetch=self.settings.data.prefetch,
+            groups=groups[0],
             **keywords,
         )
-        self.validation = ValidationSteps(held_out, held_out_records, max_batches=max_batches, **keywords)
+        self.validation = ValidationSteps(
+            held_out, held_out_records, max_batches=max_batches, groups=groups[1], **keywords
+        )
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:

@@ -10,7 +10,7 @@ from esmeray.installation import added
 from esmeray.run_folder.metrics_log import MetricLabel, MetricLabels
 from esmeray.train_config.section import Section
 
-TASKS = ("autoencoder", "masked_lm", "classifier", "diffusion", "terms")
+TASKS = ("autoencoder", "masked_lm", "classifier", "diffusion", "terms", "contrastive")
 """Names of ``model.task`` and of the packages, each of which has a ``TASK`` in its module ``task``."""
 
 RESIDUE_RECOVERY = MetricLabel(

@@ -16,6 +16,7 @@ Shape legend: N sequences, B batches.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,16 @@ class EpochPlan:
         return mine + [None] * (micro_batches(size, world_size) - len(mine))
 
 
+class Groups(NamedTuple):
+    """Groups of N sequences, of which a step is to hold several members.
+
+    ``ids``: (N,) int64. ``members``: of a group that stand beside each other, where it has as many.
+    """
+
+    ids: Indices
+    members: int
+
+
 def micro_batches(batches_per_step: int, world_size: int) -> int:
     """Batches that each rank takes in one optimizer step, fillers included."""
     return -(-batches_per_step // world_size)
@@ -94,6 +105,7 @@ def plan_epoch(
     records: Indices | None = None,
     batches_per_step: int = 1,
     max_sequences: int | None = None,
+    groups: Groups | None = None,
 ) -> EpochPlan:
     """Pack each record into exactly one batch of at most ``budget`` tokens and ``max_sequences`` sequences.
 
@@ -102,6 +114,7 @@ def plan_epoch(
         window: sequences that are looked at together. Larger fills better, smaller shuffles better.
         records: (N,) what to call the sequences in the plan; 0..N-1 if left out.
         max_sequences: None for any number. Where it binds, batches are not filled with tokens.
+        groups: of the sequences, where members are to stand beside each other. Gaps of batches are then not filled.
 
     Raises DataError where a sequence is longer than the budget.
     """
@@ -116,9 +129,14 @@ def plan_epoch(
     # Of seed and epoch alone: every rank shuffles alike, and nothing is exchanged.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
-    order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
-    # Last, since windows would else follow each other, and the batches of the end, filled otherwise, come at the end.
-    order, offsets = _shuffle_batches(order, sizes, random)
+    if groups is None:
+        order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
+        # Last, since windows would else follow each other, and the batches of the end, filled otherwise, come at the
+        # end.
+        order, offsets = _shuffle_batches(order, sizes, random)
+    else:
+        order = _side_by_side(groups, random)
+        offsets = np.array([*_cuts(lengths_N[order], budget, most), order.size], dtype=np.int64)
     return EpochPlan(
         records=names_N[order],
         offsets=offsets,
@@ -143,6 +161,29 @@ def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
         batches.append(order[first:last])
         first, before = last, int(used[last - 1])
     return batches
+
+
+def _side_by_side(groups: Groups, random: np.random.Generator) -> Indices:
+    """(N,) sequences in random order, but for members of a group, as many as are wanted beside each other."""
+    shuffled = random.permutation(groups.ids.size)
+    by_group = shuffled[np.argsort(groups.ids[shuffled], kind="stable")]
+    ids = groups.ids[by_group]
+    firsts = np.searchsorted(ids, ids)
+    # What a group has beyond its last full set stays a smaller one.
+    is_first = (np.arange(ids.size) - firsts) % groups.members == 0
+    sets = np.cumsum(is_first) - 1
+    return by_group[np.argsort(random.permutation(int(is_first.sum()))[sets], kind="stable")]
+
+
+def _cuts(lengths: NDArray[np.integer], budget: int, most: int) -> list[int]:
+    """Cuts of a row of sequences into batches: 0, then the end of each batch that the next sequence does not fit."""
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    cuts = [0]
+    used = 0
+    while ends and (used + budget < ends[-1] or cuts[-1] + most < len(ends)):
+        cuts.append(min(bisect_right(ends, used + budget), cuts[-1] + most))
+        used = ends[cuts[-1] - 1]
+    return cuts
 
 
 def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:
@@ -187,7 +228,7 @@ class _WindowPacker:
         # Anew in each window, so that what was left of the one before is not always in the same half.
         self._random.shuffle(members)
         pool, stream = np.split(members, [members.size // 2])
-        cuts = self._cut(stream)
+        cuts = _cuts(self._lengths[stream], self._budget, self._most)
         if len(cuts) == 1:  # no batch is full without the pool
             if not is_last:
                 return members
@@ -203,16 +244,6 @@ class _WindowPacker:
         stream_batches = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
         self._append(members, np.concatenate((stream_batches, pool_batches[taken])), len(cuts) - 1)
         return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
-
-    def _cut(self, stream: Indices) -> list[int]:
-        """Cuts of the stream into batches: 0, then the end of each batch that the next sequence does not fit."""
-        ends = np.cumsum(self._lengths[stream]).tolist()
-        cuts = [0]
-        used = 0
-        while ends and (used + self._budget < ends[-1] or cuts[-1] + self._most < len(ends)):
-            cuts.append(min(bisect_right(ends, used + self._budget), cuts[-1] + self._most))
-            used = ends[cuts[-1] - 1]
-        return cuts
 
     def _fill_gaps(self, stream: Indices, cuts: Sequence[int], pool_lengths: list[int]) -> Indices:
         """For each sequence of the pool (ascending lengths) the batch that takes it, or -1."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from esmeray.dataset.batches.loader import BatchSource, Indices, Loader, Request, SourceBatch
-from esmeray.dataset.batches.plan import EpochPlan, plan_epoch
+from esmeray.dataset.batches.plan import EpochPlan, Groups, plan_epoch
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
 
@@ -65,8 +65,9 @@ class TrainingSteps(AbstractContextManager):
         fixed_shapes: bool = False,
         num_workers: int = 0,
         prefetch: int = 1,
+        groups: Groups | None = None,
     ) -> None:
-        """Plan and start nothing yet. ``indices`` are the records to train on.
+        """Plan and start nothing yet. ``indices`` are the records to train on, ``groups`` those of each.
 
         Each of ``num_workers`` loader processes prepares ``prefetch`` batches ahead; without them steps make their own.
         ``fixed_shapes`` fills every batch to the same numbers of tokens and sequences, as compiled code wants it.
@@ -74,6 +75,7 @@ class TrainingSteps(AbstractContextManager):
         self._source = source
         self.loader = Loader(source, num_workers, prefetch)
         self._indices = indices.astype(np.int64)
+        self._groups = groups
         self._batch = batch
         self._seed, self._rank, self._world_size = seed, rank, world_size
         self._fixed_shapes = fixed_shapes
@@ -88,7 +90,7 @@ class TrainingSteps(AbstractContextManager):
         """
         # One epoch's plan is kept: of hundreds of millions of records it takes gigabytes.
         if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, _plan(self._source, self._indices, self._batch, self._seed, epoch))
+            self._plan = (epoch, _plan(self._source, self._indices, self._batch, self._seed, epoch, self._groups))
         return replace(self._plan[1], ramp=np.cumsum([0, *self._batch.ramp(first_step)], dtype=np.int64))
 
     def total_steps(self, epochs: int) -> int:
@@ -146,6 +148,7 @@ class ValidationSteps:
         rank: int = 0,
         world_size: int = 1,
         fixed_shapes: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         """Plan at most ``max_batches`` packed batches over all workers; which ones is random but fixed.
 
@@ -153,7 +156,7 @@ class ValidationSteps:
         """
         self._source = source
         # Of no run's seed: metrics of different runs are of the same batches.
-        plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0)
+        plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0, groups=groups)
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
         # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
@@ -177,7 +180,9 @@ class ValidationSteps:
             yield _step([made], [0], (0, step), (0, step + 1), self._shape)
 
 
-def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int, epoch: int) -> EpochPlan:
+def _plan(
+    source: BatchSource, indices: Indices, batch: BatchSection, seed: int, epoch: int, groups: Groups | None = None
+) -> EpochPlan:
     return plan_epoch(
         source.token_lengths(indices),
         batch.tokens,
@@ -187,6 +192,7 @@ def _plan(source: BatchSource, indices: Indices, batch: BatchSection, seed: int,
         records=indices,
         batches_per_step=batch.batches_per_step,
         max_sequences=batch.batch_size,
+        groups=groups,
     )
 
 

@@ -1,6 +1,7 @@
 """One value of a file to one label, part or weight, refused by a ValueError where it is none."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import LabelsSection
-from esmeray.dataset.table import numbered_lines
+from esmeray.dataset.table import Table, numbered_lines
 
 Label = str | list[str] | tuple[float, ...]
 
@@ -55,6 +56,18 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes | list | dict | tuple):
         raise ValueError(f"a text is needed, not {type(value).__name__}")
     return str(value)
+
+
+def labels_by_id(path: Path, id_column: str, label_column: str, section: str) -> dict[str, str]:
+    """Labels of a table as text, empty where there is none; the columns are settings of the section.
+
+    Raises DataError for a table that can't be read, or repeats an id.
+    """
+    columns = Table(path, {id_column: f"{section}.id_column", label_column: f"{section}.label_column"}).columns()
+    ids = [text_of(value) for value in columns[id_column]]
+    if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
+        raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
+    return dict(zip(ids, map(text_of, columns[label_column]), strict=True))
 
 
 def number(value: Any) -> float:

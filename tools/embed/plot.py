@@ -9,7 +9,6 @@ Examples:
   esmeray embed plot embeddings --plot.output plot --plot.name cls --plot.method umap --plot.max_points 50000
 """
 
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,8 +20,7 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.dataset.labels.values import text_of
-from esmeray.dataset.table import Table
+from esmeray.dataset.labels.values import labels_by_id
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
@@ -91,11 +89,7 @@ def _labels(path: Path, id_column: str, label_column: str, embeddings: Embedding
 
     Raises DataError for a table that can't be read, repeats ids or has none of the embeddings'.
     """
-    columns = Table(path, {id_column: "plot.id_column", label_column: "plot.label_column"}).columns()
-    ids = [text_of(value) for value in columns[id_column]]
-    if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
-        raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
-    by_id = dict(zip(ids, map(text_of, columns[label_column]), strict=True))
+    by_id = labels_by_id(path, id_column, label_column, "plot")
     labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
     if not by_id.keys() & set(embeddings.ids):
         raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.source}")

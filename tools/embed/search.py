@@ -6,11 +6,19 @@ Writes a TSV: query, rank, target, and score: the cosine, the dot product, or th
 protein of the database is searched in the rest of it. By --search.workers actors of a Ray cluster search an index, each
 its own parts of it, with the same hits.
 
+--search.error_rate 0.1 keeps the hits above a threshold at which a query has on average at most 10 % false ones. A
+table of labels says what is false: a hit of another label (--search.calibration_level 1: whose label differs before its
+last part). Proteins of the database calibrate, those of --search.calibration_queries, each searched in the rest; the
+bound holds for queries like them, so take none that a model was trained on. A column p_value has the chance that a
+query without relatives has so good a hit.
+
 Examples:
   esmeray embed search proteins.index --search.queries queries.fasta --search.output hits.tsv
   esmeray embed search swissprot --search.queries proteome --search.output hits.tsv
   esmeray embed search swissprot --search.output neighbours.tsv --search.top_k 50 --search.name mean
   esmeray embed search s3://lab/proteins.index --search.queries queries --search.output hits.tsv --search.workers 8
+  esmeray embed search swissprot --search.queries new.fasta --search.output hits.tsv --search.error_rate 0.1 \
+--search.calibration labels.tsv --search.calibration_queries known.txt
 """
 
 import time
@@ -35,9 +43,10 @@ from esmeray.inference.index.metric import MetricName, unusable
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import INDEX_FILE
 from esmeray.inference.index.queries import opened_queries
+from esmeray.inference.retrieval.conformal import ascending, calibrated
 from esmeray.run_folder.section import StorageSection
 from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
-from esmeray.train_config.section import PositiveInt, Section
+from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 _BLOCK = 1024
 
@@ -63,6 +72,16 @@ class SearchSection(Section):
     """Actors of a Ray cluster that search an index, each its own parts; at most one a part. Default: this process."""
     cpus_per_worker: PositiveInt = 1
     """CPU cores that each actor gets."""
+    error_rate: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """Largest expected share of false hits of a query. none: all hits, whatever their score."""
+    calibration: Path | None = None
+    """CSV, TSV or Parquet file of the labels of the database, with a column id, for an error rate."""
+    calibration_queries: Path | None = None
+    """File of the ids of the database that calibrate, one a line. Default: all that have a label."""
+    calibration_level: NonNegativeInt = 0
+    """Last parts of a label, with dots between them, in which a true hit may differ."""
+    label_column: str = "label"
+    """Column of the labels in the file of labels."""
 
 
 @command("embed search", __doc__, made_by="search")
@@ -76,6 +95,8 @@ def main(
 ) -> None:
     storage.apply()
     made.refuse_file(search.output)
+    if (search.error_rate is None) != (search.calibration is None):
+        raise ConfigError("--search.error_rate and --search.calibration go together; give both or neither")
     start_s = time.perf_counter()
     opened = _opened(local_path(database), search)
     own = search.queries is None
@@ -89,12 +110,23 @@ def main(
         if queries is not None:
             queries.refuse_other_space(index)
         count = index.count if queries is None else len(queries)
+        calibration = None
+        if search.error_rate is not None and search.calibration is not None:
+            calibration = calibrated(
+                index,
+                search.calibration,
+                search.label_column,
+                search.error_rate,
+                search.calibration_level,
+                search.calibration_queries,
+                search.top_k,
+            )
         with (
             made.file(search.output) as building,
             building.open("w", encoding="utf-8") as file,
             record_bar("searching") as bar,
         ):
-            file.write("query\trank\ttarget\tscore\n")
+            file.write("query\trank\ttarget\tscore" + ("\tp_value" if calibration else "") + "\n")
             for start, ids, block_nC in _blocks(index, queries):
                 # One more where each protein finds itself, which is left out below.
                 rows_nk, scores_nk = index.search(block_nC, search.top_k + own)
@@ -102,13 +134,21 @@ def main(
                     # -1: an index may have no more.
                     is_hit_k = (rows_nk[number] >= 0) & ~(own & (rows_nk[number] == start + number))
                     rows = rows_nk[number][is_hit_k][: search.top_k]
-                    scores = scores_nk[number][is_hit_k].tolist()
-                    for rank, target in enumerate(index.ids(rows), 1):
-                        file.write(f"{name}\t{rank}\t{target}\t{scores[rank - 1]:.6g}\n")
+                    scores = scores_nk[number][is_hit_k][: search.top_k]
+                    columns = [[f"{score:.6g}" for score in scores.tolist()]]
+                    if calibration:
+                        nearness = ascending(index.metric, scores)
+                        rows = rows[nearness >= calibration.threshold]
+                        columns.append([f"{value:.3g}" for value in calibration.p_values(nearness).tolist()])
+                    for rank, target, *values in zip(range(1, len(rows) + 1), index.ids(rows), *columns, strict=False):
+                        file.write("\t".join([name, str(rank), target, *values]) + "\n")
                     hits += len(rows)
                 bar((start + len(ids)) / count, start + len(ids))
     searched = f"{counted(count, 'protein{s}')} searched in {index.count:,}"
     kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
+    if calibration:
+        # A distance where the measure is one.
+        print(f"threshold of the score: {ascending(index.metric, calibration.threshold):.6g}")
     print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
 
 

@@ -1,6 +1,7 @@
 """One optimizer step: forward and backward over its micro-batches, in training and in trials.
 
 In: the batches of a step, the engine, the clock that times them. Out: gradients in the engine, and sums of metrics.
+Where the loss is one of all sequences of a step, their vectors are computed first, without gradients.
 
 With a memory guard a step in which memory runs out is repeated, with every batch in parts. Several workers have to
 know of it before one of them waits in a collective for one that is not coming. So they agree right before the first
@@ -21,6 +22,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.device import is_out_of_memory, seed_draws
+from esmeray.model.task_model import StepModel
 from esmeray.run_folder.checkpoints import Position
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_guard import MemoryGuard
@@ -79,7 +81,7 @@ class Stepper:
     def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
         """The sums of metrics; None where some worker is out of memory and all repeat the step."""
         sums = MetricSums()
-        for batch, seed in zip(step, step.seeds, strict=True):
+        for batch, seed in zip(self._related(step), step.seeds, strict=True):
             # What a model draws depends on the batch: not on the worker, nor on what was drawn before.
             seed_draws(self._engine.device, seed)
             for piece in self._parts(batch):
@@ -91,6 +93,27 @@ class Stepper:
         # Without a collective in the backward passes nobody was asked yet, and the update is about to have one.
         with self._clock.phase("communication"):
             return None if self._ran_out() else sums
+
+    @torch.no_grad()
+    def _related(self, step: StepBatches) -> list[PackedBatch]:
+        """The batches, and what each has to know of the others where the loss is one of the whole step."""
+        model = self._engine.module
+        parts = 1 if self._guard is None else self._guard.parts
+        # A step of one batch needs one pass: the model relates a batch to itself alone.
+        if not isinstance(model, StepModel) or not (self._several or len(step) * parts > 1):
+            return step.batches
+        vectors: list[Tensor] = []
+        with self._clock.phase("forward"):
+            for batch, seed in zip(step, step.seeds, strict=True):
+                # What is drawn here, a dropout say, is drawn alike in the pass that has gradients.
+                seed_draws(self._engine.device, seed)
+                # No fillers, which collectives of a backward pass alone would need; without gradients to keep it needs
+                # less memory than the same piece will.
+                pieces = batch.pieces(parts)
+                vectors.append(torch.cat([model.vectors(self._copies.copy(piece)) for piece in pieces]))
+                self._progress()
+        with self._clock.phase("communication"):
+            return model.related(step.batches, vectors, self._control.gather, self._control.rank)
 
     def _parts(self, batch: PackedBatch) -> list[PackedBatch]:
         if self._guard is None or self._guard.parts == 1:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.batches.plan import EpochPlan, micro_batches, plan_epoch
+from esmeray.dataset.batches.plan import EpochPlan, Groups, micro_batches, plan_epoch
 
 BUDGET = 1024
 
@@ -52,6 +52,19 @@ def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, w
     sizes = np.diff(plan.offsets)
     assert ((sizes > 0) & (sizes <= (most or lengths_N.size))).all()
     assert plan.num_tokens == lengths_N.sum()
+    if lengths_N.size:
+        assert batch_tokens(plan, lengths_N).max() <= BUDGET
+
+
+@settings(deadline=None)
+@given(lengths_N=lengths, groups=st.integers(1, 40), members=st.integers(2, 9), seed=st.integers(0, 2**40))
+def test_members_of_a_group_stand_side_by_side_and_every_record_once(lengths_N, groups, members, seed):
+    ids_N = np.random.default_rng(seed).integers(0, groups, lengths_N.size)
+    plan = plan_epoch(lengths_N, BUDGET, 1, seed, 0, groups=Groups(ids_N, members))
+    assert sorted(plan.records.tolist()) == list(range(lengths_N.size))
+    # Sets of as many members as are wanted, and one smaller set of each group: no more changes of group than sets.
+    sets = sum(-(-np.count_nonzero(ids_N == group) // members) for group in range(groups))
+    assert np.count_nonzero(np.diff(ids_N[plan.records])) <= max(sets - 1, 0)
     if lengths_N.size:
         assert batch_tokens(plan, lengths_N).max() <= BUDGET
 

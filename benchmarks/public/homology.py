@@ -1,0 +1,156 @@
+"""Relatives among SCOPe 2.08's domains below 40 % identity: a contrastive encoder from random weights, align, and both.
+
+The encoder learns from the training part, less :data:`TUNING` of its domains, which choose the weights of the blend.
+Queries are the validation domains, the database all domains. Values are those of ``embed evaluate``; published ones
+(progres' searching.txt files) are of 400 other queries, the test part of the same split.
+
+The blend follows the hits of align: a domain scores as high as its own hit, or as the product of a hit and the cosine
+of its vector with the hit's, or as its cosine with the query. So what aligns with one member of a group finds the
+others, whose vectors lie close to it.
+
+Shape legend: N domains, H hits of a query, C channels.
+"""
+
+import gzip
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.benchmarks.harness.stage import REPOSITORY
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.labels.values import labels_by_id
+from esmeray.inference.index.metric import prepared
+from esmeray.inference.retrieval.metrics import query_metrics
+
+LEVELS = ("family", "superfamily", "fold")
+PUBLISHED = {
+    "MMseqs2": (0.433, 0.165, 0.001),
+    "ESM-2 3B, means": (0.477, 0.221, 0.014),
+    "EAT (ProtT5, contrastive)": (0.843, 0.615, 0.101),
+    "Foldseek (structures)": (0.850, 0.644, 0.111),
+}
+"""Sensitivity of the levels, of the 400 test queries."""
+TUNING = 300
+RECIPE = (
+    "--model.contrastive.level_weights 1 1 0.2 --model.contrastive.group_level 1 --batch.tokens 16384 "
+    "--batch.global_tokens 16384 --training.epochs 30 --ray.num_workers 1"
+)
+_FOLLOWED = 30
+"""Hits of align that the blend goes on from."""
+
+Values = dict[str, tuple[float, tuple[float, float] | None]]
+"""By name, with the interval where there is one."""
+Weights = tuple[float, float, int]
+"""Of the cosines with hits and with the query, and the power that they are raised to, in which near ones stand out."""
+
+
+def measure(folder: Path, seeds: Sequence[int], data: Path, options: str = "") -> list[dict[str, Any]]:
+    """A row for each seed and value; ``data`` has scope40's files, what is made stays in ``folder``."""
+    return [
+        {"benchmark": "scope40", "name": name, "seed": seed, "value": value, "interval": interval}
+        for seed in seeds
+        for name, (value, interval) in measured(_run, data, folder / str(seed), seed, options).items()
+    ]
+
+
+def measured(run: Callable[..., Any], data: Path, folder: Path, seed: int, options: str = "") -> Values:
+    """Sensitivity by method and level. ``run``: ``esmeray WORDS``. ``options``: of the training, after the recipe's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files(data, folder)
+    table = f"--data.source {folder}/domains.tsv --data.labels.id_column id --data.labels.split column"
+    named = f"--data.labels.split_column split --run.name encoder --run.storage_path {folder} --run.seed {seed}"
+    run(*f"train --config train_config/contrastive.yaml {table} {named} {RECIPE} {options}".split())
+    vectors = f"--embed.input {folder}/all.fasta --embed.output {folder}/vectors"
+    run(*f"embed run --embed.models {folder}/encoder {vectors}".split())
+    if not (folder / "align.tsv").exists():  # of a seed that was stopped
+        run(*f"data convert --data.source {folder}/all.fasta --convert.store {folder}/all.store --overwrite".split())
+        search = f"align --align.queries {folder}/queries.fasta --align.store {folder}/all.store"
+        run(*f"{search} --align.output {folder}/align.tsv --align.hits 300 --align.evalue 10000".split())
+    write_blend(folder)
+    values: Values = {}
+    for source in ("vectors", "align.tsv", "both.tsv"):
+        asked = f"--evaluate.labels {folder}/labels.tsv --evaluate.queries {folder}/validation.txt"
+        written = f"--evaluate.output {folder}/{source}.json --overwrite --evaluate.level_names {' '.join(LEVELS)}"
+        run(*f"embed evaluate {folder}/{source} {asked} {written}".split())
+        for level, metrics in json.loads((folder / f"{source}.json").read_text())["levels"].items():
+            sensitivity = metrics["sensitivity"]
+            values[f"{source.removesuffix('.tsv')}, {level}"] = (sensitivity["value"], sensitivity["interval"])
+    return values
+
+
+def _run(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "esmeray.tools", *words], cwd=REPOSITORY, check=True)
+
+
+def write_files(data: Path, folder: Path) -> None:
+    """What the commands read: the table to train on, sequences, labels, and lists of queries."""
+    rows = [line.split("\t") for line in (data / "domains.tsv").read_text().splitlines()[1:]]
+    with gzip.open(data / "domains.fasta.gz", "rt") as file:
+        records = [record.split("\n") for record in file.read().split(">")[1:]]
+    sequences = {name: "".join(lines).upper() for name, *lines in records}
+    training = [name for name, _, part in rows if part == "training"]
+    random.Random(0).shuffle(training)
+    splits = dict.fromkeys(training, "train") | dict.fromkeys(training[:TUNING], "valid")
+    queries = {"validation": [name for name, _, part in rows if part == "validation"], "tuning": training[:TUNING]}
+    lists = {**queries, "queries": [*itertools.chain(*queries.values())], "all": [row[0] for row in rows]}
+    for name, ids in lists.items():
+        (folder / f"{name}.txt").write_text("\n".join(ids))
+        (folder / f"{name}.fasta").write_text("".join(f">{domain}\n{sequences[domain]}\n" for domain in ids))
+    labels = ["id\tlabel", *(f"{name}\t{label}" for name, label, _ in rows)]
+    (folder / "labels.tsv").write_text("\n".join(labels))
+    learnt = (f"{name}\t{sequences[name]}\t{label}\t{splits[name]}" for name, label, _ in rows if name in splits)
+    (folder / "domains.tsv").write_text("\n".join(["id\tsequence\tlabel\tsplit", *learnt]))
+
+
+def write_blend(folder: Path) -> None:
+    """``both.tsv``: the validation queries' hits by the blend of align and vectors, as the tuning queries weight it."""
+    embeddings = open_vectors(folder / "vectors")
+    vectors_NC = prepared("cosine", embeddings[:])
+    labels = labels_by_id(folder / "labels.tsv", "id", "label", "")
+    groups_NL = level_ids([labels[name] for name in embeddings.ids], len(LEVELS))
+    queries, targets, evalues = np.loadtxt(folder / "align.tsv", dtype=str, usecols=(0, 1, 10), unpack=True)
+    domains = np.array([embeddings.numbers[name] for name in targets])
+
+    def ranked(name: str, weights: Weights) -> tuple[int, NDArray[np.int64]]:
+        own = queries == name
+        query = embeddings.numbers[name]
+        scores_N = blended(vectors_NC, query, domains[own], evalues[own].astype(float), weights)
+        return query, np.argsort(-scores_N, kind="stable")
+
+    def quality(weights: Weights) -> float:
+        """Sensitivity of families and superfamilies together."""
+        names = (folder / "tuning.txt").read_text().split()
+        values_QLM = np.array([query_metrics(groups_NL, *ranked(name, weights)) for name in names])
+        return float(np.nanmean(values_QLM[:, :2, 0], axis=0).sum())
+
+    weights = max(itertools.product((0, 0.5, 0.9, 0.99), (0, 0.1, 0.3, 0.6), (1, 4, 16)), key=quality)
+    with (folder / "both.tsv").open("w") as file:
+        for name in (folder / "validation.txt").read_text().split():
+            hits_N = ranked(name, weights)[1]
+            file.writelines(f"{name}\t{embeddings.ids[hit]}\n" for hit in hits_N[:2000])
+    (folder / "weights.json").write_text(json.dumps(weights))
+
+
+def blended(
+    vectors_NC: NDArray, query: int, domains_H: NDArray[np.int64], evalues_H: NDArray[np.float64], weights: Weights
+) -> NDArray[np.float64]:
+    """(N,) scores of all domains, by hits in the order of align."""
+    hits_weight, query_weight, power = weights
+    # With so many chance hits expected, a hit is the true one of them and itself with this probability. Of equal ones,
+    # which end at 1, the order of align counts.
+    sure_H = 1 / (1 + evalues_H) - 1e-9 * np.arange(len(evalues_H))
+    followed = np.flatnonzero(domains_H != query)[:_FOLLOWED]
+    near_HN = np.maximum(vectors_NC[domains_H[followed]] @ vectors_NC.T, 0) ** power
+    near_N = np.maximum(vectors_NC @ vectors_NC[query], 0) ** power
+    scores_N = np.maximum(query_weight * near_N, (hits_weight * sure_H[followed, None] * near_HN).max(0, initial=0))
+    scores_N[domains_H] = np.maximum(scores_N[domains_H], sure_H)
+    return scores_N

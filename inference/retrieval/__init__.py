@@ -1,0 +1,1 @@
+"""Relatives that a search finds: how many before the first foreign protein, and a threshold that bounds its errors."""

@@ -1,0 +1,96 @@
+"""Scores above which the hits of a search are mostly right, by queries whose relatives are known.
+
+Conformal risk control (Angelopoulos et al. 2024, "Conformal risk control", theorem 1; of proteins: Boger et al. 2025,
+"Functional protein mining with conformal guarantees"): a query that is exchangeable with the n that calibrated has an
+expected share of false hits of at most ``error_rate``, where the mean of the calibrating shares, with a further query
+that has nothing but false hits, is at most that. The share is not monotone in the threshold, as the theorem wants it,
+so that the largest share at this threshold or any above takes its place: the bound holds, with fewer hits.
+
+Scores are such that larger is nearer. Shape legend: n calibrating queries, K hits of one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
+from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.labels.values import labels_by_id
+from esmeray.inference.index.index import Index
+from esmeray.inference.index.metric import MetricName
+from esmeray.inference.retrieval.hits import chosen, own_hits
+
+Scores = TypeVar("Scores", float, NDArray[np.floating])
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``threshold``: the lowest score of a hit, infinite where none keeps the error rate; ``best_false_n``: ascending,
+    the best score of a false hit of each query, minus infinity where it has none."""
+
+    threshold: float
+    best_false_n: NDArray[np.float64]
+
+    def p_values(self, scores_K: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(K,) the chance that a query without relatives has a hit of at least this score (Vovk et al. 2005)."""
+        count = len(self.best_false_n)
+        # As many as are at least as high, and the query itself.
+        return (1 + count - np.searchsorted(self.best_false_n, scores_K, side="left")) / (count + 1)
+
+
+def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float) -> Calibration:
+    """The lowest threshold that keeps the rate; of each query scores (K,), the best first, and which hits are false."""
+    scores = np.concatenate([scores_K for scores_K, _ in hits]).astype(np.float64)
+    # By how much each hit raises its query's share, from the best score of all down.
+    rises = np.concatenate([np.diff(_largest_shares(is_false_K), prepend=0.0) for _, is_false_K in hits])
+    order = np.argsort(-scores, kind="stable")
+    risks = (1 + rises[order].cumsum()) / (len(hits) + 1)
+    # Equal scores pass together: the last of them says whether they may. Sums of floats may end above the bound itself.
+    is_last = np.append(np.diff(scores[order]) != 0, True)[: len(order)]
+    allowed = np.flatnonzero(is_last & (risks <= error_rate + 1e-9))
+    best_false = [scores_K[is_false_K].max(initial=-math.inf) for scores_K, is_false_K in hits]
+    threshold = float(scores[order][allowed[-1]]) if allowed.size else math.inf
+    return Calibration(threshold, np.sort(np.array(best_false, dtype=np.float64)))
+
+
+def _largest_shares(is_false_K: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(K,) the largest share of false ones among the first hits, up to each."""
+    return np.maximum.accumulate(is_false_K.cumsum() / np.arange(1, len(is_false_K) + 1))
+
+
+def calibrated(
+    index: Index, labels_file: Path, label_column: str, error_rate: float, level: int, queries: Path | None, top_k: int
+) -> Calibration:
+    """The calibration by proteins of an index, each searched in the rest of it, of whose hits ``top_k`` count.
+
+    A hit is false if it has another label, or differs before its last ``level`` parts; those without a label count for
+    nothing. ``queries``: file of the ids that calibrate. Raises DataError for ids that are not there, and for too few.
+    """
+    labels = labels_by_id(labels_file, "id", label_column, "search")
+    ids = index.ids(np.arange(index.count))
+    numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
+    rows_n = chosen(queries, numbers, labels_file)
+    # One query of nothing but false hits is assumed beside those that calibrate.
+    if len(rows_n) + 1 < 1 / error_rate:
+        raise DataError(
+            f"--search.error_rate {error_rate}: {counted(len(rows_n), 'protein{s}')} with a label can't say; give at "
+            f"least {math.ceil(1 / error_rate) - 1}"
+        )
+    groups_N = level_ids([labels.get(name, "") for name in ids], level + 1)[:, level]
+    hits = []
+    for row, hits_k, scores_k in own_hits(index, rows_n, top_k):
+        is_known_k = groups_N[hits_k] >= 0
+        is_false_k = groups_N[hits_k] != groups_N[row]
+        hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
+    return calibrate(hits, error_rate)
+
+
+def ascending(metric: MetricName, scores: Scores) -> Scores:
+    """Scores of which larger is nearer also where they are distances, and back."""
+    return -scores if metric == "l2" else scores

@@ -1,0 +1,71 @@
+"""Metrics of ranked hits by nested labels: sensitivity up to the first false positive, AUC, and the first hits.
+
+At level l a hit is a relative if it shares the query's group there and no closer one; it is foreign if it shares not
+even the group of the last level. So superfamilies are judged without the members of the query's own family, and a hit
+of the same fold ends no list (the scripts of progres, Greener and Jamali 2025, scripts/other_methods).
+
+Shape legend: N proteins, K hits of a query, L levels, Q queries, M metrics.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.statistics import percentile_interval, ratio, resamplings
+
+METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
+"""Columns of :func:`query_metrics`."""
+
+
+def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(L, M) of one query; NaN where it has no relative of the level, for top hits none up to it.
+
+    ``groups_NL``: negative for proteins without a label, which count for nothing. ``hits_K``: proteins in the order of
+    the list, which need not have all. The query itself counts as the first hit of the sensitivity at level 0, as the
+    published values have it, and nowhere else.
+    """
+    levels = groups_NL.shape[1]
+    is_counted_N = groups_NL[:, 0] >= 0
+    is_counted_N[query] = False
+    # The closest level that each protein shares with the query, L for a foreign one.
+    is_shared_NL = (groups_NL == groups_NL[query]) & (groups_NL[query] >= 0)
+    closest_N = np.where(is_shared_NL.any(1), is_shared_NL.argmax(1), levels)
+    closest_K = closest_N[hits_K[is_counted_N[hits_K]]]
+    *relatives_L, foreign = np.bincount(closest_N[is_counted_N], minlength=levels + 1).tolist()
+    is_foreign_K = closest_K == levels
+    rows = []
+    for level, relatives in enumerate(relatives_L):
+        foreign_before = is_foreign_K.cumsum()[closest_K == level]
+        found = np.count_nonzero(foreign_before == 0)
+        # What the list lacks comes after it, all at one place: half of its pairs are in the right order.
+        unlisted = (relatives - len(foreign_before)) * (foreign - np.count_nonzero(is_foreign_K)) / 2
+        in_order = (foreign - foreign_before).sum() + unlisted
+        itself = int(level == 0)
+        is_near_K = closest_K <= level
+        near = min(1, sum(relatives_L[: level + 1]))
+        parts = [found + itself, found, in_order, is_near_K[:1].any(), is_near_K[:5].any()]
+        wholes = [relatives + itself, relatives, relatives * foreign, near, near]
+        rows.append(np.where(np.array(wholes) > 0, ratio(parts, np.array(wholes)), np.nan))
+    return np.array(rows)
+
+
+def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> list[dict[str, dict[str, Any]]]:
+    """Of each level, by metric: ``value``, the mean over the ``queries`` that have one, and its bootstrap ``interval``.
+
+    ``values``: (L, M) of each query. ``samples``: resamplings of the queries.
+    """
+    values_QLM = np.array(list(values))
+    counts_SQ = np.array([np.ones(len(values_QLM)), *resamplings(len(values_QLM), samples, seed)])
+    known_SLM = np.tensordot(counts_SQ, ~np.isnan(values_QLM), 1)
+    # The first row is of the queries as they are. NaN where a resampling has none with such a relative.
+    means_SLM = np.where(known_SLM > 0, ratio(np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1), known_SLM), np.nan)
+    return [
+        dict(zip(METRICS, map(_metric, means_SLM[:, level].T, known_SLM[0, level]), strict=True))
+        for level in range(means_SLM.shape[1])
+    ]
+
+
+def _metric(means_S: NDArray[np.float64], queries: float) -> dict[str, Any]:
+    return {"value": float(means_S[0]), "interval": percentile_interval(means_S[1:]), "queries": int(queries)}

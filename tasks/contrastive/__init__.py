@@ -1,0 +1,1 @@
+"""Contrastive learning: vectors that lie close for proteins of one group, whose labels may be nested."""

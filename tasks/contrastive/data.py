@@ -1,0 +1,63 @@
+"""Batches of proteins with the groups that each belongs to, and the groups by which steps are planned.
+
+Shape legend: R records, N sequences of a batch, M labels of a record at most, L levels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esmeray.dataset.batches.loader import Indices, ResidueSource, SourceBatch
+from esmeray.dataset.batches.plan import Groups
+from esmeray.dataset.batches.preparation import PreparationSettings, PreparedBatch
+from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.packed_batch import TARGETS
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.targets import SparseTargets
+
+
+class GroupSource(ResidueSource):
+    """Batches of a store of proteins with the groups of each, ``groups_RML`` as :func:`group_ids` gives them."""
+
+    def __init__(self, store: Store, settings: PreparationSettings, groups_RML: NDArray[np.int64]) -> None:
+        super().__init__(store, settings)
+        self._groups_RML = groups_RML
+
+    def finished(self, prepared: PreparedBatch, records_N: Indices) -> SourceBatch:
+        batch = super().finished(prepared, records_N).batch
+        groups = {TARGETS: torch.from_numpy(self._groups_RML[records_N])}
+        # In place of the residues, which nobody predicts.
+        batch = replace(batch, by_token={}, by_sequence=groups, target_positions=None)
+        return SourceBatch(batch, records_N.size, batch.num_tokens)
+
+
+def group_ids(names: Sequence[str], targets: NDArray | SparseTargets, levels: int) -> NDArray[np.int64]:
+    """(R, M, L) the group of each label of a record at each level; IGNORED_TARGET where there is none.
+
+    ``targets``: (R,) indices of ``names``, or sparse lists of them. A label is a.b.c at level 0, a.b at level 1.
+    """
+    # One label more, the last, for what is none: it has no group at any level.
+    ids_CL = level_ids([*names, ""], levels)
+    if not isinstance(targets, SparseTargets):
+        return ids_CL[np.where(targets < 0, len(names), targets)][:, None]
+    counts_R = np.diff(targets.indptr)
+    labels_RM = np.full((len(counts_R), max(1, int(counts_R.max(initial=0)))), len(names))
+    labels_RM[np.arange(labels_RM.shape[1]) < counts_R[:, None]] = targets.indices
+    return ids_CL[labels_RM]
+
+
+def memberships(groups_RM: NDArray[np.int64], records_N: Indices, members: int) -> tuple[Indices, Groups]:
+    """Records and the group of each at one level, by which steps are planned.
+
+    A record stands once for each of its groups, and once where it has none.
+    """
+    rows, columns = np.nonzero(groups_RM[records_N] >= 0)
+    # Labels may share a group at a higher level.
+    pairs = np.unique(np.stack([rows, groups_RM[records_N][rows, columns]]), axis=1)
+    alone = np.setdiff1d(np.arange(records_N.size), rows)
+    # Numbers of their own, below those of groups.
+    all_rows = np.concatenate([pairs[0], alone])
+    return records_N[all_rows], Groups(np.concatenate([pairs[1], -1 - alone]), members)

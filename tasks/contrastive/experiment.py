@@ -1,0 +1,52 @@
+"""Contrastive learning as the training loop sees it: steps, and held-out batches, of several members of a group."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from esmeray.cluster.collective import WorkerContext
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.batches.preparation import PreparationSettings, count_cropped
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
+from esmeray.dataset.store.reader import stage_once
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
+from esmeray.tasks.contrastive.model import ContrastiveModel
+from esmeray.tasks.experiment import ResidueExperiment
+
+
+class ContrastiveExperiment(ResidueExperiment):
+    """Contrastive learning on a labelled store of proteins."""
+
+    new_model = staticmethod(ContrastiveModel.build)
+
+    def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
+        data = self.settings.data
+        section = self.settings.model.contrastive
+        labelled = LabelledStore(path, stage_dir=None if data.stage_dir is None else Path(data.stage_dir))
+        self.store = labelled.store
+        self.checksum = labelled.checksum
+        groups_RML = group_ids(labelled.label_space.names, labelled.targets, len(section.level_weights))
+        by_level = partial(memberships, groups_RML[:, :, section.group_level], members=section.group_members)
+        records, groups = by_level(labelled.training)
+        if np.unique(groups.ids).size == groups.ids.size:
+            raise ConfigError(
+                "model.contrastive.group_level: no two training records share a group, so there is nothing to learn"
+            )
+        # Side by side as well: relatives have to be in one batch, which is evaluated by itself.
+        held_out, held_out_groups = by_level(labelled.validation)
+        cropped = PreparationSettings(data.max_length, self.settings.seed, random_crops=True, masking=None)
+        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        fixed = PreparationSettings(data.max_length, 0, random_crops=False, masking=None)
+        training, validation = (GroupSource(self.store, settings, groups_RML) for settings in (cropped, fixed))
+        self.cropped = count_cropped(self.store.lengths[labelled.training], data.max_length)
+        most = self.settings.evaluation_batches
+        self.take(training, records, validation, held_out, most, data.num_workers, (groups, held_out_groups))
+
+    @classmethod
+    def stage(cls, path: Path, stage_dir: Path) -> Path:
+        """Copy the sequences, which the store then reads there; the labels are read into memory."""
+        stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
+        return path
