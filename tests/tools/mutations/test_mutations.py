@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(m
     write("text.csv", [(MUTANTS[0], "high")], "mutant", "measured")
     for options, code, words in (
         ("--table mutants.csv --output s.txt", 2, "--score.output s.txt: must end in .csv or .tsv"),
-        ("--table mutants.csv --output s.csv --sequence two.fasta", 3, "two.fasta: holds 2 sequences"),
+        ("--table mutants.csv --output s.csv --sequence two.fasta", 3, "mutants.csv: no column 'protein'"),
         ("--table text.csv --output s.csv --measured_column measured", 3, "row 1, column 'measured': 'high' is not a"),
     ):
         mutations("score", "model0", options, refused=(code, words))
@@ -136,16 +136,17 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     options = "--features embeddings --bootstrap 5 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
-    assert "cross-validating: folds contiguous\n" in outcome.out
     assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())["Folds random, all training mutants"]
     assert evaluation["records"] == 114 and [*evaluation["baselines"]] == ["zero-shot score", "ridge on one-hot"]
+    assert imread("fitted/learning_curve.png").shape[0] > 300
     spearman = evaluation["metrics"]["spearman"]
     assert spearman > evaluation["baselines"]["zero-shot score"]["metrics"]["spearman"]
     write("rest.csv", rows[1::2], "mutant", "measured")
     mutations("score", "fitted", "--table rest.csv --measured_column measured --output predicted.csv")
     predicted = read("predicted.csv")
     pairs = np.array([(row["measured"], row["score"]) for row in predicted], float)
+    assert all(float(row["score_low"]) < float(row["score"]) < float(row["score_high"]) for row in predicted)
     assert np.corrcoef(pairs.T)[0, 1] > 0.5
     mutations("scan", "fitted", "--output predicted")
     scanned = {row["mutant"]: float(row["score"]) for row in read("predicted/mutants.csv")}
