@@ -43,21 +43,21 @@ Columns: TypeAlias = Mapping[str, Floats]
 class Inputs(NamedTuple):
     """What models and tables say of mutants: (N,) zero-shot scores, and (N, D) embeddings where they are features."""
 
-    scores_N: Floats
-    embeddings_ND: Floats | None
+    scores: Floats
+    embeddings: Floats | None
 
     def of(self, rows: Sequence[int]) -> "Inputs":
-        return Inputs(self.scores_N[rows], None if self.embeddings_ND is None else self.embeddings_ND[rows])
+        return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
 
     def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
         """Features of mutants, by the mean and the spread of ``scale``; ``sites``: also those of substitutions."""
-        scores_N = (self.scores_N - scale.scores_N.mean()) / (scale.scores_N.std() or 1.0)
+        scores_N = (self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0)
         parts: dict[str, Any] = of_substitutions(protein, mutants) if sites else {}
         parts["prior"] = scores_N[:, None]
-        if self.embeddings_ND is not None and scale.embeddings_ND is not None:
-            centre_D = scale.embeddings_ND.mean(axis=0)
-            spread = np.sqrt(((scale.embeddings_ND - centre_D) ** 2).sum(axis=1).mean()) or 1.0
-            parts["embedding"] = (self.embeddings_ND - centre_D) / spread
+        if self.embeddings is not None and scale.embeddings is not None:
+            centre_D = scale.embeddings.mean(axis=0)
+            spread = np.sqrt(((scale.embeddings - centre_D) ** 2).sum(axis=1).mean()) or 1.0
+            parts["embedding"] = (self.embeddings - centre_D) / spread
         return Features(parts)
 
 
@@ -78,7 +78,7 @@ def inputs_of(
 class FittedProtein(BaseModel):
     """What was measured of a protein, from which the process is made anew, and the weights of its kernels.
 
-    ``scores`` and ``embeddings_ND`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
+    ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
     value, with their score of the column or 0.
     """
 
@@ -91,12 +91,12 @@ class FittedProtein(BaseModel):
     scores: list[float]
     listed: dict[str, float]
     weights: Weights
-    embeddings_ND: Any = Field(None, exclude=True)
+    embeddings: Any = Field(None, exclude=True)
 
     def posterior(self, protein: Protein) -> tuple[Posterior, Callable[[Sequence[Mutant], Inputs], Features]]:
         """The process, and the function from mutants and their inputs to what it takes."""
         mutants = [*map(protein.read, self.mutants)]
-        own = Inputs(np.array(self.scores), self.embeddings_ND)
+        own = Inputs(np.array(self.scores), self.embeddings)
         sites = _are_substitutions(mutants)
         features = own.features(protein, mutants, own, sites)
         with record_bar("measured mutants") as bar:
@@ -116,9 +116,7 @@ class Fitted(BaseModel):
     section: MutationFitSection
     proteins: list[FittedProtein]
 
-    def inputs(
-        self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns
-    ) -> Inputs:
+    def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
         """Of mutants that are new. Raises DataError where the model below has changed."""
         fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens", "stream"}))
 
@@ -172,8 +170,7 @@ def read_fitted(source: str) -> Fitted | None:
         starts = np.cumsum([len(part.mutants) for part in fitted.proteins])
         embeddings = np.split(np.load(verified(path)), starts[:-1])
         proteins = [
-            part.model_copy(update={"embeddings_ND": rows})
-            for part, rows in zip(fitted.proteins, embeddings, strict=True)
+            part.model_copy(update={"embeddings": rows}) for part, rows in zip(fitted.proteins, embeddings, strict=True)
         ]
         fitted = fitted.model_copy(update={"proteins": proteins})
     return fitted
@@ -258,16 +255,13 @@ def score_mutants(
     return predicted.mean
 
 
-def fit_table(
-    source: str, table: MutantTable, section: MutationFitSection, folder: Path
-) -> tuple[Fitted, Evaluations]:
+def fit_table(source: str, table: MutantTable, section: MutationFitSection, folder: Path) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
     Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
     """
     open_scorer = cache(lambda: Scorer(source, section, folder))
-    zero_shot = f"{source} ({section.method})" if section.zero_shot_column is None else section.zero_shot_column
-    parts, inputs = measured_parts(table, section, open_scorer, zero_shot)
+    parts, inputs = measured_parts(table, section, open_scorer, source)
     found = evaluations(parts, section)
     starts = np.cumsum([0, *(len(part.mutants) for part in parts)])
     proteins = []
@@ -278,12 +272,12 @@ def fit_table(
                 name=part.protein.name,
                 sequence=part.protein.sequence,
                 mutants=[*map(part.protein.text_of, part.mutants)],
-                measured=part.values_N.tolist(),
-                scores=own.scores_N.tolist(),
+                measured=part.values.tolist(),
+                scores=own.scores.tolist(),
                 listed=_listed(part, table, section),
                 # Of all mutants: cross-validation has said how good one of fewer is.
-                weights=learn(part.features, part.values_N),
-                embeddings_ND=own.embeddings_ND,
+                weights=learn(part.features, part.values),
+                embeddings=own.embeddings,
             )
         )
     fitted = Fitted(
@@ -297,7 +291,7 @@ def fit_table(
 
 
 def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], zero_shot: str
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str
 ) -> tuple[list[Measured], Inputs]:
     """The mutants of each protein that have a value in each column, and their inputs in the same order."""
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
@@ -317,6 +311,7 @@ def measured_parts(
     order = [row for rows in groups.values() for row in rows]
     rows, variants = [used[row][0] for row in order], [used[row][1] for row in order]
     columns = {name: values[rows] for name, values in table.numbers.items()}
+    zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     inputs = inputs_of(section, variants, open_scorer, columns)
     parts, start = [], 0
@@ -334,7 +329,9 @@ def measured_parts(
 def _listed(part: Measured, table: MutantTable, section: MutationFitSection) -> dict[str, float]:
     """Mutants without a measured value, and their scores where a column has them."""
     measured_N = table.numbers[section.measured_column]
-    scores_N = np.zeros_like(measured_N) if section.zero_shot_column is None else table.numbers[section.zero_shot_column]
+    scores_N = (
+        np.zeros_like(measured_N) if section.zero_shot_column is None else table.numbers[section.zero_shot_column]
+    )
     return {
         part.protein.text_of(variant.mutant): float(score)
         for variant, value, score in zip(table.variants, measured_N, scores_N, strict=True)
@@ -347,7 +344,7 @@ def export(fitted: Fitted, found: Evaluations, output: Path, overwrite: bool) ->
     with exported_folder(output, TASK, overwrite, None) as (building, _):
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
         if fitted.section.features == "embeddings":
-            np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings_ND for part in fitted.proteins]))
+            np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings for part in fitted.proteins]))
         # Of one protein without its name, which it need not have.
         whole = {key: next(iter(found[key].values())) if len(fitted.proteins) == 1 else found[key] for key in found}
         (building / "evaluation.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

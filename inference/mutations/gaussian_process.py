@@ -34,6 +34,7 @@ _EXPECTED = {
 }
 _LOG_SPREAD = 1.0
 """Of the weights' prior, in natural logarithms."""
+_LOG_RANGE = 5.0
 _PRIOR_SLOPE = 0.5
 """Of measured values by the zero-shot score, both scaled, before any is measured: a correlation as usual."""
 _LEARNING, _INDUCING, _CALIBRATING, _BLOCK = 512, 1536, 2048, 4096
@@ -93,6 +94,8 @@ class Posterior:
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
         self._coefficients_M = self._solved(sums_M, twice=True)
         self.scale = self._scale(features, targets_N) if size else 1.0
+        # The highest measured value would be one with lucky noise.
+        self.best = float(self.predict(features).mean.max()) if size else 0.0
 
     def predict(self, features: Features) -> Prediction:
         """Means, deviations and intervals."""
@@ -185,6 +188,8 @@ def learn(features: Features, measured_N: Floats) -> Weights:
         start_P,
         jac=True,
         method="L-BFGS-B",
+        # Else a first step may go where the covariance is singular.
+        bounds=[(start - _LOG_RANGE, start + _LOG_RANGE) for start in start_P],
         options={"maxiter": 30, "ftol": 1e-5},
     )
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))

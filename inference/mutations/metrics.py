@@ -86,7 +86,8 @@ def evaluations_of(
     scores: Mapping[str, Floats], measured_N: Floats, proteins: Sequence[str], *, samples: int
 ) -> dict[str, dict[str, Any]]:
     """:func:`evaluation_of` by protein, of which there are names where they are several."""
-    rows = {name: np.array(proteins) == name for name in dict.fromkeys(proteins)} or {"": np.full(len(measured_N), True)}
+    names_N = np.array(proteins or [""] * len(measured_N))
+    rows = {name: names_N == name for name in dict.fromkeys(names_N.tolist())}
     return {
         name: evaluation_of({key: values[own_N] for key, values in scores.items()}, measured_N[own_N], samples=samples)
         for name, own_N in rows.items()

@@ -76,12 +76,19 @@ class MutationLearningSection(MutantTableSection):
     measured_column: str = "score"
     """Column of the measured values in the table; higher is better."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
-    """Features beside the zero-shot score and, of substitutions, the residues won and lost at each position. embeddings:
-    means over the residues too; one_hot: no others."""
+    """Features beside the zero-shot score and, of substitutions, the residues of each position. embeddings: means over
+    the residues, too; one_hot: no others."""
     zero_shot_column: str | None = None
     """Column of zero-shot scores, in place of the model's."""
     seed: NonNegativeInt = 0
     """Seed of folds, draws and resamplings."""
+
+    def numbers(self, command: str) -> dict[str, str]:
+        """Columns with numbers, and the option that a message names where one is missing."""
+        columns = {self.measured_column: f"{command}.measured_column"}
+        if self.zero_shot_column is not None:
+            columns[self.zero_shot_column] = f"{command}.zero_shot_column"
+        return columns
 
 
 class MutationFitSection(MutationLearningSection):
@@ -118,8 +125,6 @@ class MutationProposeSection(ComputeSection):
     """Positions to leave as they are, as 24 or 30-41."""
     exclude_residues: str = ""
     """Amino acids not to introduce, as CPM."""
-    per_position: PositiveInt = 12
-    """Mutants that change one position, at most."""
     protein: str | None = None
     """Name of the protein, where the model is fitted to several."""
     seed: NonNegativeInt = 0

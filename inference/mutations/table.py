@@ -20,7 +20,6 @@ from esmeray.dataset.table import Columns, Table, is_table_name
 from esmeray.inference.mutations.section import MutantTableSection, MutationsSection
 from esmeray.inference.mutations.variants import WILD_TYPE, Protein, Variant
 
-
 PROTEIN_COLUMN = "protein"
 """Of the names of wild types, in tables of several."""
 _SEQUENCE_COLUMN = "mutated_sequence"

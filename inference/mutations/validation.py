@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     protein: Protein
     mutants: Sequence[Mutant]
     features: Features
-    values_N: NDArray[np.float64]
+    values: NDArray[np.float64]
 
 
 def folds(kind: Folds, mutants: Sequence[Mutant], seed: int) -> NDArray[np.int64]:

@@ -25,12 +25,8 @@ from esmeray.tools.mutations.score import OfMaskedModel
 @command("mutations fit", __doc__)
 def main(model: OfMaskedModel, fit: MutationFitSection, overwrite: Overwrite = False) -> None:
     refuse_existing(fit.output, MADE_BY, overwrite)
-    # Columns with numbers, and the option that a message names where one is missing.
-    numbers = {fit.measured_column: "fit.measured_column"}
-    if fit.zero_shot_column is not None:
-        numbers[fit.zero_shot_column] = "fit.zero_shot_column"
     with unfinished(fit.output, f"mutations fit of {model}") as folder:
-        table = read_mutants(fit, folder, "fit", numbers)
+        table = read_mutants(fit, folder, "fit", fit.numbers("fit"))
         from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
         fitted, evaluations = fit_table(str(model), table, fit, folder)
