@@ -94,8 +94,7 @@ class Posterior:
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
         self._coefficients_M = self._solved(sums_M, twice=True)
         self.scale = self._scale(features, targets_N) if size else 1.0
-        # The highest measured value would be one with lucky noise.
-        self.best = float(self.predict(features).mean.max()) if size else 0.0
+        self._measured = features
 
     def predict(self, features: Features) -> Prediction:
         """Means, deviations and intervals."""
@@ -115,6 +114,10 @@ class Posterior:
         solved_MN = self._solved(basis_NM.T)
         known_NN = self.weights["noise"] * solved_MN.T @ solved_MN - basis_NM @ basis_NM.T
         return self._spread**2 * (self._kernel(features, features) + known_NN)
+
+    def best(self) -> float:
+        """The highest mean of a measured mutant; the highest measured value would be one with lucky noise."""
+        return float(self.predict(self._measured).mean.max()) if len(self._measured) else self._level
 
     @property
     def noise(self) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.statistics import SHARE, percentile_interval, resamplings
 from esmeray.inference.classify.report import metrics_lines, table_lines
-from esmeray.model.metrics.weighted import Floats, Metrics, RankCorrelation, Ranking
+from esmeray.model.metrics.weighted import Correlation, Floats, Metrics, Ranking
 
 TOP_SHARE = 0.1
 
@@ -29,7 +29,7 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
     # Medians of all mutants, not of a resampling's: what counts as good is a property of the measurement.
     good_N = measured_N >= np.median(measured_N)
     predicted_N = scores_N >= np.median(scores_N)
-    correlation = RankCorrelation(scores_N, measured_N)
+    correlation = Correlation(scores_N, measured_N)
     ranking = Ranking(scores_N, good_N, np.ones_like(good_N))
     # Sorted once here, as thousands of resamplings follow: what is drawn in this order is sorted, too. Stable: equal
     # scores keep the table's order, so that a value is the same on any machine.
@@ -39,7 +39,7 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
         weights_N = counts_N.astype(np.float64)
         best, measured_best = (np.repeat(order_N, counts_N[order_N]) for order_N in (by_score_N, by_measured_N))
         return {
-            "spearman": correlation(weights_N),
+            "spearman": correlation(weights_N)["spearman"],
             "top_10_recall": _top_recall(scores_N[best], measured_N[best], measured_N[measured_best]),
             "ndcg": _ndcg(measured_N[best], measured_N[measured_best]),
             "auroc": ranking(weights_N)["auroc"],

@@ -21,10 +21,10 @@ from esmeray.inference.mutations.section import MutationProposeSection, Strategy
 from esmeray.inference.mutations.table import PROTEIN_COLUMN
 from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 
-_SHORTLIST = 2048
+_SHORTLIST = 1024
 """Candidates whose dependence on each other is looked at."""
-_COMBINATIONS = 50_000
-"""Candidates that are combinations, at most: of the mutations that are predicted best."""
+_COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
+"""Candidates that are combinations, at most, by the fit's features: of the mutations that are predicted best."""
 _OPTIMISM = 2.0
 """Standard deviations of the upper confidence bound."""
 
@@ -38,6 +38,7 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
     mean_N, deviation_N, *_ = process.predict(features)
     shortlist = np.argsort(-(mean_N + _OPTIMISM * deviation_N), kind="stable")[:_SHORTLIST]
     mean_S, covariance_SS = mean_N[shortlist], process.covariance(features[shortlist])
+    best = process.best() if strategy == "ei" else 0.0
     draws: Iterator[NDArray[np.float64]] = iter(())
     if strategy == "thompson":
         random = np.random.default_rng(seed)
@@ -50,13 +51,13 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
         elif strategy == "ucb":
             value_S = mean_S + _OPTIMISM * deviation_S
         else:
-            gain_S = (mean_S - process.best) / deviation_S
+            gain_S = (mean_S - best) / deviation_S
             # Jones et al. 1998, equation 15.
             value_S = deviation_S * (gain_S * norm.cdf(gain_S) + norm.pdf(gain_S))
         value_S[chosen] = -np.inf
         chosen.append(int(value_S.argmax()))
         column_S = covariance_SS[:, chosen[-1]]
-        covariance_SS = covariance_SS - np.outer(column_S, column_S / (column_S[chosen[-1]] + process.noise))
+        covariance_SS -= np.outer(column_S, column_S / (column_S[chosen[-1]] + process.noise))
     return shortlist[chosen]
 
 
@@ -87,7 +88,7 @@ class Proposer:
         if not candidates:
             raise DataError("no candidate is left; exclude less, or give the fit's table the scores of more mutants")
         section, fit = self._section, self._fitted.section
-        features = self._features(candidates)
+        features = self._features(candidates, "candidates")
         rows = choose(self._process, features, section.number, section.strategy, section.seed)
         mutants = [candidates[row] for row in rows]
         predicted = self._process.predict(features[rows])
@@ -117,8 +118,9 @@ class Proposer:
         singles = [
             mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if self._is_allowed(mutant)
         ]
-        mean_N = self._process.predict(self._features(singles)).mean if singles else np.empty(0)
-        most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= _COMBINATIONS)
+        mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
+        limit = _COMBINATIONS[self._fitted.section.features]
+        most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
         best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:most]]
         groups = (group for size in range(2, self._section.mutations + 1) for group in combinations(best, size))
         by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
@@ -142,11 +144,12 @@ class Proposer:
             return self._known[text]
         return sum(self._known.get(name, np.nan) for name in text.split(":"))
 
-    def _features(self, mutants: Sequence[Mutant]) -> Features:
+    def _features(self, mutants: Sequence[Mutant], work: str) -> Features:
+        # Each work in a folder of its own: a resumed job has the same two.
         name = self._fitted.section.zero_shot_column
         columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
         variants = [Variant(self._protein, mutant) for mutant in mutants]
-        return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder, columns))
+        return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))
 
 
 def _positions(text: str) -> range:

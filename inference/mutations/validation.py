@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
@@ -106,9 +107,9 @@ def _evaluation(part: Measured, kind: Folds, size: int | None, section: Mutation
     predicted = predictions(features, values_N, pairs)
     scores = {"model": predicted.mean, "zero-shot score": features.parts["prior"][:, 0]}
     if "site" in features.parts:
+        one_hot_ND = one_hot(protein, mutants)
         ridge_N = np.full(len(values_N), np.nan)
         for train, test in pairs:
-            one_hot_ND = one_hot(protein, mutants)
             ridge_N[test] = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train]).predict(one_hot_ND[test])
         scores["ridge on one-hot"] = ridge_N
     evaluation = evaluation_of(scores, values_N, samples=section.bootstrap, seed=section.seed)
@@ -131,25 +132,20 @@ def predictions(
 
 
 def draw_learning_curves(path: Path, found: Evaluations) -> None:
-    """Draw Spearman's coefficient, the mean over proteins, by the number of training mutants, for each kind of fold."""
-    curves: dict[str, dict[int, dict[Any, float]]] = {}
-    for key, by_protein in found.items():
-        kind, size = key.removeprefix("Folds ").removesuffix(" training mutants").split(", ")
-        if size != ALL:
-            means = metrics_table(by_protein).filter(like="spearman").mean()
-            curves.setdefault(kind, {})[int(size)] = means.to_dict()
-    if not curves:
+    """Draw Spearman's coefficient, the mean over proteins, by the number of training mutants: a panel for each kind of
+    fold. Nothing where no size is given."""
+    means = [(key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in found.items()]
+    rows = [{"folds": kind, "size": int(size), **mean} for (kind, size), mean in means if size != ALL]
+    if not rows:
         return
-    with picture(path, 1 + 4.0 * len(curves), 4.0, "Learning curve") as figure:
-        panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
-        for axes, (kind, by_size) in zip(panels, curves.items(), strict=True):
-            style(axes, f"folds {kind}")
-            sizes = sorted(by_size)
-            for name, colour in zip(by_size[sizes[0]], (BLUE, ORANGE, GREEN), strict=False):
-                axes.plot(sizes, [by_size[size][name] for size in sizes], "o-", color=colour, label=name)
-            axes.set_xscale("log")
-            axes.set_xticks(sizes, [*map(str, sizes)])
-            axes.minorticks_off()
+    by_kind = pd.DataFrame(rows).groupby("folds", sort=False)
+    with picture(path, 1 + 4.0 * len(by_kind), 4.0, "Learning curve") as figure:
+        panels = figure.subplots(1, len(by_kind), squeeze=False, sharey=True)[0]
+        for axes, (kind, table) in zip(panels, by_kind, strict=True):
+            style(axes, f"folds {kind.strip(',')}")
+            curves = table.drop(columns="folds").set_index("size").sort_index()
+            for name, colour in zip(curves, (BLUE, ORANGE, GREEN), strict=False):
+                axes.plot(curves.index, curves[name], "o-", color=colour, label=name)
             axes.set_xlabel("training mutants")
         panels[0].set_ylabel("Spearman's coefficient")
         legend(panels[0])

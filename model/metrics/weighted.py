@@ -118,18 +118,6 @@ class Correlation:
         }
 
 
-class RankCorrelation:
-    """Spearman's coefficient alone, of numbers that are all known."""
-
-    def __init__(self, predicted_N: Floats, measured_N: Floats) -> None:
-        self._ties = [np.unique(values, return_inverse=True)[1] for values in (predicted_N, measured_N)]
-
-    def __call__(self, weights_N: Floats) -> float:
-        """Return Spearman's coefficient, as :class:`Correlation` has it."""
-        predicted, measured = (_standing(_mid_ranks(ties, weights_N), weights_N) for ties in self._ties)
-        return _correlation(predicted, measured, weights_N)
-
-
 class _Classes:
     """Metrics of one class of several for each row."""
 

@@ -152,6 +152,8 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("scan", "fitted", "--output predicted")
     scanned = {row["mutant"]: float(row["score"]) for row in read("predicted/mutants.csv")}
     np.testing.assert_allclose([scanned[row["mutant"]] for row in predicted], pairs[:, 1], rtol=1e-5, atol=1e-6)
+    mutations("propose", "fitted", f"--output next.csv --number 5 --exclude_positions {FIRST + 2}-{FIRST + 11}")
+    assert not {row["mutant"] for row in read("next.csv")} & {text for text, _ in rows[::2]}
     save_masked_lm(Path("model0"), "esm", vocab_size=33, seed=5)
     capsys.readouterr()  # of saving
     changed = (3, "model0: has changed since the fit; fit again")
