@@ -149,8 +149,20 @@ def write_mutants(folder: Path) -> None:
     protein = Protein(sequence)
     texts = [protein.text(mutant.mutations[0]) for mutant in protein.singles()]
     rows = [("mutant", "score"), *((text, str(number % 7)) for number, text in enumerate(texts))]
-    for name in ("mutants", "measured"):
+    for name in ("mutants", "measured", "plate6"):
         write_table(folder / f"{name}.csv", rows)
+    options = f"--fit.sequence {folder / 'wild.fasta'} --fit.table {folder / 'measured.csv'} --fit.features one_hot"
+    assert (
+        run(
+            esmeray,
+            f"mutations fit esm2_t6_8M --fit.random_weights true {options} --fit.output {folder / 'fitted'}".split(),
+        )
+        == 0
+    )
+    assays = folder / "DMS_ProteinGym_substitutions"
+    assays.mkdir()
+    mutated = f"{texts[0][-1]}{sequence[1:]}"
+    write_table(assays / "assay.csv", [("mutant", "mutated_sequence", "DMS_score"), (texts[0], mutated, "0.5")])
 
 
 def write_structures(folder: Path) -> None:
@@ -279,6 +291,10 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         shutil.rmtree(workspace / "folds_store")
     if name == "function predict":
         (workspace / "predicted.tsv").unlink()
+    if name == "mutations fit":
+        shutil.rmtree(workspace / "fitted")
+    if name == "mutations propose":
+        (workspace / "plate6.csv").unlink()
     if name == "embed run":
         shutil.rmtree(workspace / "embeddings")
     if name == "profile model":

@@ -198,7 +198,7 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     about = f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target."
     if evaluation.get("in_training") is not None:
         about += f" The model was trained on {evaluation['in_training']:,} of these {evaluation['records']:,} records."
-    return [about, "", *_table(["metric", *columns], rows), "", note, ""]
+    return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
 
 
 def _draw(folder: Path, scored: Scored) -> None:
@@ -248,12 +248,12 @@ def _report_text(evaluation: Mapping[str, Any]) -> str:
             for pair in evaluation["confused"]
         ]
         header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
-        lines += ["## Most frequent confusions", "", *_table(header, rows), ""]
+        lines += ["## Most frequent confusions", "", *table_lines(header, rows), ""]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
             rows = [[name.replace("_", " "), _cell(name, value)] for name, value in entries.items()]
-            lines += [f"## {title}", "", *_table(["", ""], rows), ""]
+            lines += [f"## {title}", "", *table_lines(["", ""], rows), ""]
     lines += [f"![{Path(name).stem}]({name})" for name in evaluation["pictures"]]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -265,7 +265,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     # A GO model has thousands of terms; evaluation.json has all.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
-    table = _table(["name", *(name.replace("_", " ") for name in columns)], rows)
+    table = table_lines(["name", *(name.replace("_", " ") for name in columns)], rows)
     more = f"The {len(shown)} most frequent of {len(classes):,}.\n" if len(shown) < len(classes) else ""
     return [f"## {title}", "", *table, "", more]
 
@@ -283,7 +283,7 @@ def _short(name: str, value: float) -> str:
     return f"{value:#.3g}" if name in _WITH_UNIT else f"{value:.3f}"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table in Markdown, its columns aligned to be read as it stands."""
     lines = [[_escaped(cell) for cell in line] for line in (header, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]

@@ -1,101 +1,223 @@
 """Scores by several models, also from Python, of which a model may be one that was fitted to measured mutants: a folder
-with mutations.json. Shape legend: N mutants, D features.
+with mutations.json. Shape legend: N mutants, D channels.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
-from esmeray.inference.classify.report import metrics_lines
+from esmeray.common.verification import verified
 from esmeray.inference.models.source import find_model
+from esmeray.inference.mutations.features import Features, of_substitutions
+from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, Weights, learn
 from esmeray.inference.mutations.job import Scorer
-from esmeray.inference.mutations.metrics import evaluation_of
-from esmeray.inference.mutations.ridge import Features, Ridge, cross_validated, fit, folds, one_hot, with_composition
-from esmeray.inference.mutations.section import MutationFitSection, MutationsSection
+from esmeray.inference.mutations.metrics import summary_lines
+from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable
-from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
+from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
+from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.train_config.section import ComputeSection
 
 TASK = "mutations"
 """In the manifest of a fitted model's folder."""
-_FILE = "mutations.json"
+_FILE, _EMBEDDINGS = "mutations.json", "embeddings.npy"
 _FEWEST = 20
 
-Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
-Evaluations: TypeAlias = dict[str, dict[str, Any]]
-"""By kind of fold and number of training mutants, as metrics_lines reads them."""
+Floats: TypeAlias = NDArray[np.float64]
+Columns: TypeAlias = Mapping[str, Floats]
 
 
-class Fitted(BaseModel):
-    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the ridge."""
+class Inputs(NamedTuple):
+    """What models and tables say of mutants: (N,) zero-shot scores, and (N, D) embeddings where they are features."""
+
+    scores: Floats
+    embeddings: Floats | None
+
+    def of(self, rows: Sequence[int]) -> "Inputs":
+        return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
+
+    def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
+        """Features of mutants, by the mean and the spread of ``scale``; ``sites``: also those of substitutions."""
+        scores_N = (self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0)
+        parts: dict[str, Any] = of_substitutions(protein, mutants) if sites else {}
+        parts["prior"] = scores_N[:, None]
+        if self.embeddings is not None and scale.embeddings is not None:
+            centre_D = scale.embeddings.mean(axis=0)
+            spread = np.sqrt(((scale.embeddings - centre_D) ** 2).sum(axis=1).mean()) or 1.0
+            parts["embedding"] = (self.embeddings - centre_D) / spread
+        return Features(parts)
+
+
+def inputs_of(
+    section: MutationLearningSection, variants: Sequence[Variant], open_scorer: Callable[[], Scorer], columns: Columns
+) -> Inputs:
+    """Of mutants of all proteins at once; a model is opened where they need it, and never for a column alone."""
+    column = section.zero_shot_column
+    if column is not None and column not in columns:
+        raise ConfigError(
+            f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
+            f"table by --score.compare {column}"
+        )
+    embeddings_ND = open_scorer().embeddings(variants) if section.features == "embeddings" else None
+    return Inputs(open_scorer().zero_shot(variants) if column is None else columns[column], embeddings_ND)
+
+
+class FittedProtein(BaseModel):
+    """What was measured of a protein, from which the process is made anew, and the weights of its kernels.
+
+    ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
+    value, with their score of the column or 0.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    wild_type: str
+    name: str
+    sequence: str
+    mutants: list[str]
+    measured: list[float]
+    scores: list[float]
+    listed: dict[str, float]
+    weights: Weights
+    embeddings: Any = Field(None, exclude=True)
+
+    def posterior(self, protein: Protein) -> tuple[Posterior, Callable[[Sequence[Mutant], Inputs], Features]]:
+        """The process, and the function from mutants and their inputs to what it takes."""
+        mutants = [*map(protein.read, self.mutants)]
+        own = Inputs(np.array(self.scores), self.embeddings)
+        sites = _are_substitutions(mutants)
+        features = own.features(protein, mutants, own, sites)
+        with record_bar("measured mutants") as bar:
+            process = Posterior(
+                features, np.array(self.measured), self.weights, lambda done: bar(done / len(mutants), done)
+            )
+        return process, lambda others, inputs: inputs.features(protein, others, own, sites)
+
+
+class Fitted(BaseModel):
+    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the proteins."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     model: str
     fingerprint: str | None
     section: MutationFitSection
-    ridge: Ridge
+    proteins: list[FittedProtein]
 
-    def predict(
-        self, protein: Protein, mutants: Sequence[Mutant], section: MutationsSection, folder: Path, columns: Columns
-    ) -> NDArray[np.float64]:
-        """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
-        if protein.sequence != self.wild_type:
-            raise DataError("the model is fitted to mutants of another protein; give its wild type")
-        fit_section = self.section.model_copy(update=section.model_dump(include={"device", "tokens", "stream"}))
+    def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
+        """Of mutants that are new. Raises DataError where the model below has changed."""
+        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens", "stream"}))
 
         # Opened only where it is needed: one-hot features with a column of scores take no model at all.
         @cache
         def open_scorer() -> Scorer:
-            scorer = Scorer(self.model, protein, fit_section, folder)
+            scorer = Scorer(self.model, fit_section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
                 raise DataError(f"model {self.model}: has changed since the fit; fit again")
             return scorer
 
-        return self.ridge.predict(*_inputs(fit_section, protein, mutants, open_scorer, columns))
+        return inputs_of(fit_section, variants, open_scorer, columns)
+
+    def find(self, protein: Protein) -> FittedProtein:
+        """The part that was fitted to this protein. Raises DataError where none was."""
+        same = [part for part in self.proteins if part.sequence == protein.sequence]
+        # Of one protein several values may have been measured, each under its own name.
+        named = [part for part in same if part.name == protein.name] or same
+        if len(named) != 1:
+            raise DataError(
+                "the model is fitted to mutants of another protein; give its wild type"
+                if not named
+                else f"the model is fitted to {' and '.join(part.name for part in named)}; name one in the FASTA file"
+            )
+        return named[0]
+
+    def predict(
+        self, variants: Sequence[Variant], section: ComputeSection, folder: Path, columns: Columns
+    ) -> Prediction:
+        """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
+        groups = _by_protein(variants)
+        parts = {protein: self.find(protein) for protein in groups}
+        inputs = self.inputs(variants, section, folder, columns)
+        predicted = Prediction(*(np.empty(len(variants)) for _ in Prediction._fields))
+        for protein, rows in groups.items():
+            process, features = parts[protein].posterior(protein)
+            found = process.predict(features([variants[row].mutant for row in rows], inputs.of(rows)))
+            for column, values in zip(predicted, found, strict=True):
+                column[rows] = values
+        return predicted
 
 
-def scores_of(
+def read_fitted(source: str) -> Fitted | None:
+    """The fitted model that a source names; None where it is another model. Raises as :func:`find_model`."""
+    located = find_model(source)
+    if located.task != TASK:
+        return None
+    fitted = read_settings_of(located.folder / _FILE, "fitted model", Fitted.model_validate)
+    path = located.folder / _EMBEDDINGS
+    if fitted.section.features == "embeddings":
+        starts = np.cumsum([len(part.mutants) for part in fitted.proteins])
+        embeddings = np.split(np.load(verified(path)), starts[:-1])
+        proteins = [
+            part.model_copy(update={"embeddings": rows}) for part, rows in zip(fitted.proteins, embeddings, strict=True)
+        ]
+        fitted = fitted.model_copy(update={"proteins": proteins})
+    return fitted
+
+
+def _by_protein(variants: Sequence[Variant]) -> dict[Protein, list[int]]:
+    groups: dict[Protein, list[int]] = {}
+    for row, variant in enumerate(variants):
+        groups.setdefault(variant.protein, []).append(row)
+    return groups
+
+
+def _are_substitutions(mutants: Sequence[Mutant]) -> bool:
+    return all(mutant.whole is None for mutant in mutants)
+
+
+def predictions_of(
     sources: Sequence[str],
-    protein: Protein,
-    mutants: Sequence[Mutant | None],
+    variants: Sequence[Variant | None],
     section: MutationsSection,
     folder: Path,
     columns: Columns,
-) -> NDArray[np.float64]:
-    """(models, N) scores by each model, or what it predicts where it is fitted; NaN where there is no mutant.
+) -> list[Prediction]:
+    """Of each model its scores as means, or what it predicts where it is fitted; NaN where there is no mutant.
 
     Raises DataError where there is none at all, and as :class:`Scorer` and :meth:`Fitted.predict`.
     """
     # Each mutant once: codons that differ alone, and tables of replicates, repeat them.
-    first_rows = {mutant: row for row, mutant in reversed([*enumerate(mutants)]) if mutant is not None}
+    first_rows = {variant: row for row, variant in reversed([*enumerate(variants)]) if variant is not None}
     if not first_rows:
         raise DataError("no mutants are left to score; mend the table")
     distinct = [*first_rows]
     columns = {name: values[[*first_rows.values()]] for name, values in columns.items()}
-    scores = []
+    number_of = {variant: number for number, variant in enumerate(distinct)}
+    # The last of what is predicted is NaN, for rows without a mutant.
+    numbers_N = [len(distinct) if variant is None else number_of[variant] for variant in variants]
+    predicted = []
     for source in sources:
-        located = find_model(source)
-        if located.task == TASK:
-            fitted = read_settings_of(located.folder / _FILE, "fitted model", Fitted.model_validate)
-            values = fitted.predict(protein, distinct, section, folder, columns)
+        fitted = read_fitted(source)
+        if fitted is None:
+            unknown_N = np.full(len(distinct), np.nan)
+            scores_N = Scorer(source, section, folder).zero_shot(distinct)
+            found = Prediction(scores_N, unknown_N, unknown_N, unknown_N)
         else:
-            values = Scorer(source, protein, section, folder).zero_shot(distinct)
-        of_mutant = dict(zip(distinct, values.tolist(), strict=True))
-        scores.append([np.nan if mutant is None else of_mutant[mutant] for mutant in mutants])
-    return np.array(scores)
+            found = fitted.predict(distinct, section, folder, columns)
+        predicted.append(Prediction(*(np.append(values, np.nan)[numbers_N] for values in found)))
+    return predicted
 
 
 def score_mutants(
@@ -126,101 +248,109 @@ def score_mutants(
     """
     protein = Protein(sequence, first_position)
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
-    section = MutationsSection(sequence=Path(), method=method, device=device)
+    section = MutationsSection(method=method, device=device)
     with TemporaryDirectory() as folder:
-        (scores_N,) = scores_of([str(model)], protein, [*map(protein.mutant, mutants)], section, Path(folder), {})
-    return scores_N
+        variants = [Variant(protein, protein.mutant(text)) for text in mutants]
+        (predicted,) = predictions_of([str(model)], variants, section, Path(folder), {})
+    return predicted.mean
 
 
-def fit_table(
-    source: str, protein: Protein, table: MutantTable, section: MutationFitSection, folder: Path
-) -> tuple[Fitted, Evaluations]:
+def fit_table(source: str, table: MutantTable, section: MutationFitSection, folder: Path) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
-    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.ridge`.
+    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
     """
-    # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
-    known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
-    used = {row: mutant for row, mutant in enumerate(table.mutants) if known_N[row] and mutant not in (None, WILD_TYPE)}
-    rows, mutants = [*used], [mutant for mutant in used.values() if mutant is not None]
-    if len(rows) < _FEWEST:
-        raise DataError(f"{section.table}: {len(rows)} mutants have all their values; give at least {_FEWEST}")
-    columns = {name: values[rows] for name, values in table.numbers.items()}
-    zero_shot = f"{source} ({section.method})" if section.zero_shot_column is None else section.zero_shot_column
-    say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
-    open_scorer = cache(lambda: Scorer(source, protein, section, folder))
-    features_ND, zero_shot_N = _inputs(section, protein, mutants, open_scorer, columns)
-    measured_N = columns[section.measured_column]
-    evaluations = _cross_validations(protein, mutants, features_ND, zero_shot_N, measured_N, section)
+    open_scorer = cache(lambda: Scorer(source, section, folder))
+    parts, inputs = measured_parts(table, section, open_scorer, source)
+    found = evaluations(parts, section)
+    starts = np.cumsum([0, *(len(part.mutants) for part in parts)])
+    proteins = []
+    for part, start in zip(parts, starts.tolist(), strict=False):
+        own = inputs.of(range(start, start + len(part.mutants)))
+        proteins.append(
+            FittedProtein(
+                name=part.protein.name,
+                sequence=part.protein.sequence,
+                mutants=[*map(part.protein.text_of, part.mutants)],
+                measured=part.values.tolist(),
+                scores=own.scores.tolist(),
+                listed=_listed(part, table, section),
+                # Of all mutants: cross-validation has said how good one of fewer is.
+                weights=learn(part.features, part.values),
+                embeddings=own.embeddings,
+            )
+        )
     fitted = Fitted(
-        wild_type=protein.sequence,
         # Absolute, since the fitted model may be used from another folder.
         model=str(Path(source).absolute()) if Path(source).exists() else source,
         fingerprint=open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None,
         section=section,
-        # Of all mutants: cross-validation has said how good one of fewer is.
-        ridge=fit(features_ND, zero_shot_N, measured_N),
+        proteins=proteins,
     )
-    return fitted, evaluations
+    return fitted, found
 
 
-def export(fitted: Fitted, evaluations: Evaluations, output: Path, overwrite: bool) -> None:
-    """Write the folder of a fitted model, with report.md and evaluation.json."""
+def measured_parts(
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str
+) -> tuple[list[Measured], Inputs]:
+    """The mutants of each protein that have a value in each column, and their inputs in the same order."""
+    # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
+    known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
+    used = [
+        (row, variant)
+        for row, variant in enumerate(table.variants)
+        if variant is not None and known_N[row] and variant.mutant != WILD_TYPE
+    ]
+    groups = _by_protein([variant for _, variant in used])
+    short = {protein.name: len(rows) for protein, rows in groups.items() if len(rows) < _FEWEST} or {"": 0}
+    if not groups or min(map(len, groups.values())) < _FEWEST:
+        name, size = next(iter(short.items()))
+        where = f"{section.table}, {name}" if name else section.table
+        raise DataError(f"{where}: {size} mutants have all their values; give at least {_FEWEST}")
+    # Those of a protein side by side, in the order of the table.
+    order = [row for rows in groups.values() for row in rows]
+    rows, variants = [used[row][0] for row in order], [used[row][1] for row in order]
+    columns = {name: values[rows] for name, values in table.numbers.items()}
+    zero_shot = section.zero_shot_column or f"{source} ({section.method})"
+    say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
+    inputs = inputs_of(section, variants, open_scorer, columns)
+    parts, start = [], 0
+    for protein, members in groups.items():
+        own = range(start, start + len(members))
+        start += len(members)
+        mutants = [variants[row].mutant for row in own]
+        own_inputs = inputs.of(own)
+        sites = section.features == "one_hot" or _are_substitutions(mutants)
+        features = own_inputs.features(protein, mutants, own_inputs, sites)
+        parts.append(Measured(protein, mutants, features, columns[section.measured_column][own]))
+    return parts, inputs
+
+
+def _listed(part: Measured, table: MutantTable, section: MutationFitSection) -> dict[str, float]:
+    """Mutants without a measured value, and their scores where a column has them."""
+    measured_N = table.numbers[section.measured_column]
+    scores_N = (
+        np.zeros_like(measured_N) if section.zero_shot_column is None else table.numbers[section.zero_shot_column]
+    )
+    return {
+        part.protein.text_of(variant.mutant): float(score)
+        for variant, value, score in zip(table.variants, measured_N, scores_N, strict=True)
+        if variant is not None and variant.protein == part.protein and np.isnan(value) and np.isfinite(score)
+    }
+
+
+def export(fitted: Fitted, found: Evaluations, output: Path, overwrite: bool) -> None:
+    """Write the folder of a fitted model, with report.md, evaluation.json and the learning curves."""
     with exported_folder(output, TASK, overwrite, None) as (building, _):
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
-        (building / "evaluation.json").write_text(json.dumps(evaluations, indent=1) + "\n", encoding="utf-8")
-        (building / "report.md").write_text(
-            "\n".join(["# Evaluation", "", *report_lines(evaluations)]), encoding="utf-8"
-        )
+        if fitted.section.features == "embeddings":
+            np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings for part in fitted.proteins]))
+        # Of one protein without its name, which it need not have.
+        whole = {key: next(iter(found[key].values())) if len(fitted.proteins) == 1 else found[key] for key in found}
+        (building / "evaluation.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        (building / "report.md").write_text("\n".join(["# Evaluation", "", *report_lines(found)]), encoding="utf-8")
+        draw_learning_curves(building / "learning_curve.png", found)
 
 
-def report_lines(evaluations: Evaluations) -> list[str]:
-    return [line for name, evaluation in evaluations.items() for line in (f"## {name}", "", *metrics_lines(evaluation))]
-
-
-def _inputs(
-    section: MutationFitSection,
-    protein: Protein,
-    mutants: Sequence[Mutant],
-    open_scorer: Callable[[], Scorer],
-    columns: Columns,
-) -> tuple[Features, NDArray[np.float64]]:
-    """(N, D) features and (N,) zero-shot scores; a model is opened where they need it."""
-    column = section.zero_shot_column
-    if column is not None and column not in columns:
-        raise ConfigError(
-            f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
-            f"table by --score.compare {column}"
-        )
-    is_one_hot = section.features == "one_hot"
-    features = with_composition(one_hot(protein, mutants)) if is_one_hot else open_scorer().embeddings(mutants)
-    return features, open_scorer().zero_shot(mutants) if column is None else columns[column]
-
-
-def _cross_validations(
-    protein: Protein,
-    mutants: Sequence[Mutant],
-    features_ND: Features,
-    zero_shot_N: NDArray[np.float64],
-    measured_N: NDArray[np.float64],
-    section: MutationFitSection,
-) -> Evaluations:
-    """The model on each kind of fold and size, beside the zero-shot score alone and, of substitutions, one-hot."""
-    substitutions = all(mutant.whole is None for mutant in mutants)
-    resampled = {"samples": section.bootstrap, "seed": section.seed}
-    # The zero-shot score is the same in all folds: resampled once, as that takes longer than the fits.
-    zero_shot = evaluation_of({"": zero_shot_N}, measured_N, **resampled)
-    zero_shot = {key: zero_shot[key] for key in ("metrics", "intervals")}
-    evaluations = {}
-    for kind in section.folds:
-        say(f"cross-validating: folds {kind}")
-        fold_N = folds(kind, mutants, section.seed)
-        for size in (None, *section.sizes):
-            validate = partial(cross_validated, measured_N=measured_N, fold_N=fold_N, size=size, seed=section.seed)
-            scores = {"model": validate(features_ND, zero_shot_N)}
-            if substitutions:  # insertions have no one-hot features
-                scores["ridge on one-hot"] = validate(one_hot(protein, mutants), 0 * zero_shot_N)
-            evaluation = evaluation_of(scores, measured_N, **resampled)
-            evaluation["baselines"] = {"zero-shot score": zero_shot, **evaluation["baselines"]}
-            evaluations[f"Folds {kind}, {'all' if size is None else size} training mutants"] = evaluation
-    return evaluations
+def report_lines(found: Evaluations) -> list[str]:
+    return [line for name, of_proteins in found.items() for line in (f"## {name}", "", *summary_lines(of_proteins))]

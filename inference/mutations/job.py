@@ -4,8 +4,8 @@ Each part (log-probabilities of positions, pseudo-log-likelihoods, embeddings) h
 with its identity and the rows that are done. A long sequence is seen through a window around the position: positions of
 one window share a pass, but where each is masked.
 
-Shape legend: N mutants or sequences, C numbers of a row, M positions that are asked for, K tokens of the vocabulary,
-D channels.
+Shape legend: N mutants or sequences, C numbers of a row, M positions that are asked for, R residues of all wild types,
+K tokens of the vocabulary, D channels.
 """
 
 import json
@@ -28,7 +28,7 @@ from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.packing import ModelInput, input_of_pieces
 from esmeray.inference.mutations.section import MutationsSection
-from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
+from esmeray.inference.mutations.variants import Variant, marginal_scores
 from esmeray.model.forward_loop import Indices
 from esmeray.run_folder.job import accept, journal
 
@@ -144,13 +144,13 @@ class _Windows:
 PIECE_TOKENS = 262_144
 """Of a piece of work, which is computed again after a kill."""
 
-Item = TypeVar("Item", int, str)
+Item = TypeVar("Item", list[int], str)
 
 
 class Scorer:
-    """A model that scores mutants of a protein, with its work in ``folder``."""
+    """A model that scores mutants, those of all proteins in the same passes, with its work in ``folder``."""
 
-    def __init__(self, source: str, protein: Protein, section: MutationsSection, folder: Path) -> None:
+    def __init__(self, source: str, section: MutationsSection, folder: Path) -> None:
         opened = open_model(
             source,
             section.precision,
@@ -161,43 +161,62 @@ class Scorer:
         )
         self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder
-        self._protein, self._method = protein, section.method
+        self._method = section.method
 
-    def zero_shot(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
+    def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N,) scores. Raises DataError for insertions and deletions where the method has no score of them."""
-        wild = self._protein.sequence
-        width = min(len(wild), self.model.max_length)
+        wild_types = [*dict.fromkeys(variant.protein.sequence for variant in variants)]
+        number_of = {sequence: number for number, sequence in enumerate(wild_types)}
+        numbers_N = [number_of[variant.protein.sequence] for variant in variants]
+        longest = max(map(len, wild_types))
+        width = min(longest, self.model.max_length)
         if self._method == "pseudo":
-            # The wild type is the first row, so that a resumed job does not compute it again.
-            sequences = [wild, *(mutant.sequence(wild) for mutant in mutants)]
+            # Wild types are the first rows, so that a resumed job does not compute them again.
+            sequences = [*wild_types, *(variant.sequence() for variant in variants)]
             sums_N1 = self._rows(
-                "pseudo", sequences, len(wild) * width, lambda items: self.model.log_likelihoods(items)[:, None]
+                "pseudo", sequences, longest * width, lambda items: self.model.log_likelihoods(items)[:, None]
             )
-            return sums_N1[1:, 0] - sums_N1[0, 0]
-        if any(mutant.whole is not None for mutant in mutants):
+            return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
+        if any(variant.mutant.whole is not None for variant in variants):
             raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
+        # All wild types end to end: a row for each residue, whichever protein it is of.
+        starts = np.cumsum([0, *map(len, wild_types)])
+        mutations = [
+            [mutation._replace(offset=int(starts[number]) + mutation.offset) for mutation in variant.mutant.mutations]
+            for number, variant in zip(numbers_N, variants, strict=True)
+        ]
         # Each position once, however many mutants change it: all its 20 probabilities are of one pass.
-        offsets = sorted({mutation.offset for mutant in mutants for mutation in mutant.mutations})
+        rows = np.array(sorted({mutation.offset for group in mutations for mutation in group}), np.int64)
+        owners = np.searchsorted(starts, rows, side="right") - 1
+        wanted = np.column_stack([owners, rows - starts[owners]]).tolist()
         masked = self._method == "masked"
-        logs_L20 = np.zeros((len(wild), len(AMINO_ACIDS)))
 
-        def logs_of(items: Sequence[int]) -> NDArray[np.float64]:
-            return self.model.log_probabilities([wild], np.array([(0, offset) for offset in items]), masked)
+        def logs_of(items: Sequence[list[int]]) -> NDArray[np.float64]:
+            return self.model.log_probabilities(wild_types, np.array(items), masked)
 
         # Not masked, all positions of a protein that is no longer than a window share one pass.
-        one_pass = not masked and width == len(wild)
-        logs_L20[offsets] = self._rows(self._method, offsets, 1 if one_pass else width, logs_of)
-        return marginal_scores([mutant.mutations for mutant in mutants], logs_L20)
+        one_pass = not masked and width == longest
+        logs_R20 = np.zeros((starts[-1], len(AMINO_ACIDS)))
+        logs_R20[rows] = self._rows(self._method, wanted, 1 if one_pass else width, logs_of, wild_types)
+        return marginal_scores(mutations, logs_R20)
 
-    def embeddings(self, mutants: Sequence[Mutant]) -> NDArray[np.float64]:
+    def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N, D) of the mutants' sequences."""
-        wild = self._protein.sequence
-        return self._rows("embeddings", [mutant.sequence(wild) for mutant in mutants], len(wild), self.model.embeddings)
+        sequences = [variant.sequence() for variant in variants]
+        return self._rows("embeddings", sequences, max(map(len, sequences)), self.model.embeddings)
 
     def _rows(
-        self, name: str, items: Sequence[Item], tokens: int, compute: Callable[[Sequence[Item]], NDArray[np.float64]]
+        self,
+        name: str,
+        items: Sequence[Item],
+        tokens: int,
+        compute: Callable[[Sequence[Item]], NDArray[np.float64]],
+        wild_types: Sequence[str] = (),
     ) -> NDArray[np.float64]:
-        """(items, C) piece by piece, those of an earlier process read back; ``tokens`` are those of an item."""
+        """(items, C) piece by piece, those of an earlier process read back.
+
+        ``tokens`` are those of an item, ``wild_types`` what items are numbers of.
+        """
         if not items:
             return np.empty((0, len(AMINO_ACIDS)))
         # By the weights: a folder of scores may hold those of several models, each with a journal of its own.
@@ -207,7 +226,7 @@ class Scorer:
             "precision": self.facts.precision,
             "max_length": self.model.max_length,
             "tokens": self.model.tokens,
-            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([self._protein.sequence, *items]).encode()),
+            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([*wild_types, *items]).encode()),
         }
         accept(folder, job)
         at_once = max(1, PIECE_TOKENS // tokens)

@@ -9,14 +9,16 @@
 Shape legend: N mutants.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.common.statistics import SHARE, percentile_interval, resamplings
+from esmeray.inference.classify.report import metrics_lines, table_lines
 from esmeray.model.metrics.weighted import Correlation, Floats, Metrics, Ranking
 
 TOP_SHARE = 0.1
@@ -24,22 +26,24 @@ TOP_SHARE = 0.1
 
 def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[np.int64]], Metrics]:
     """Return the function from how often each mutant counts to the metrics, NaN where undefined."""
-    # Medians of all mutants, not of a resampling's: what counts as good is a property of the measurement. Sorted once
-    # here, as thousands of resamplings follow.
+    # Medians of all mutants, not of a resampling's: what counts as good is a property of the measurement.
     good_N = measured_N >= np.median(measured_N)
     predicted_N = scores_N >= np.median(scores_N)
     correlation = Correlation(scores_N, measured_N)
     ranking = Ranking(scores_N, good_N, np.ones_like(good_N))
+    # Sorted once here, as thousands of resamplings follow: what is drawn in this order is sorted, too. Stable: equal
+    # scores keep the table's order, so that a value is the same on any machine.
+    by_score_N, by_measured_N = (np.argsort(-values, kind="stable") for values in (scores_N, measured_N))
 
     def metrics(counts_N: NDArray[np.int64]) -> Metrics:
         weights_N = counts_N.astype(np.float64)
-        drawn = np.repeat(np.arange(len(counts_N)), counts_N)
+        best, measured_best = (np.repeat(order_N, counts_N[order_N]) for order_N in (by_score_N, by_measured_N))
         return {
             "spearman": correlation(weights_N)["spearman"],
-            "top_10_recall": _top_recall(scores_N[drawn], measured_N[drawn]),
-            "ndcg": _ndcg(scores_N[drawn], measured_N[drawn]),
+            "top_10_recall": _top_recall(scores_N[best], measured_N[best], measured_N[measured_best]),
+            "ndcg": _ndcg(measured_N[best], measured_N[measured_best]),
             "auroc": ranking(weights_N)["auroc"],
-            "mcc": _mcc(predicted_N[drawn], good_N[drawn]),
+            "mcc": _mcc(predicted_N, good_N, counts_N),
         }
 
     return metrics
@@ -78,25 +82,71 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     }
 
 
-def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_]) -> float:
+def evaluations_of(
+    scores: Mapping[str, Floats], measured_N: Floats, proteins: Sequence[str], *, samples: int
+) -> dict[str, dict[str, Any]]:
+    """:func:`evaluation_of` by protein, of which there are names where they are several."""
+    names_N = np.array(proteins or [""] * len(measured_N))
+    rows = {name: names_N == name for name in dict.fromkeys(names_N.tolist())}
+    return {
+        name: evaluation_of({key: values[own_N] for key, values in scores.items()}, measured_N[own_N], samples=samples)
+        for name, own_N in rows.items()
+    }
+
+
+def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    """A row of metrics for each protein, and Spearman's coefficient of each baseline."""
+    rows = {}
+    for name, evaluation in by_protein.items():
+        baselines = evaluation["baselines"].items()
+        others = {f"spearman of {other}": found["metrics"].get("spearman") for other, found in baselines}
+        size = evaluation["records"] - evaluation["without_target"]
+        rows[name] = {"mutants": size, "spearman": evaluation["metrics"].get("spearman"), **others}
+        rows[name] |= evaluation["metrics"]
+    return pd.DataFrame.from_dict(rows, orient="index").astype(float)
+
+
+def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The report of one protein, or a table of several with their mean."""
+    if len(by_protein) == 1:
+        return metrics_lines(*by_protein.values())
+    table = metrics_table(by_protein)
+    table.loc["mean"] = table.mean()
+    sizes = table.pop("mutants")
+    rows = [
+        [str(name), f"{size:,.0f}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
+        for name, size, row in zip(table.index, sizes, table.to_numpy().tolist(), strict=True)
+    ]
+    return [*table_lines(["protein", "mutants", *table.columns], rows), ""]
+
+
+def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_], counts_N: NDArray[np.int64]) -> float:
     """Matthews' correlation from counts, of which the product has no bound as Python's integers."""
-    size, predicted, good = len(good_N), int(predicted_N.sum()), int(good_N.sum())
+    size, predicted, good = (int(counts_N @ chosen_N) for chosen_N in (np.ones_like(good_N), predicted_N, good_N))
     spread = (predicted * (size - predicted) * good * (size - good)) ** 0.5
-    return (size * int((predicted_N & good_N).sum()) - predicted * good) / spread if spread else np.nan
+    return (size * int(counts_N @ (predicted_N & good_N)) - predicted * good) / spread if spread else np.nan
 
 
-def _top_recall(scores_N: Floats, measured_N: Floats) -> float:
-    top, predicted = (values >= np.quantile(values, 1 - TOP_SHARE) for values in (measured_N, scores_N))
+def _top_recall(scores_N: Floats, measured_N: Floats, sorted_N: Floats) -> float:
+    """``scores_N`` fall, and so do ``sorted_N``, the measured values by themselves."""
+    top = measured_N >= _falling_quantile(sorted_N, TOP_SHARE)
+    predicted = scores_N >= _falling_quantile(scores_N, TOP_SHARE)
     return float((top & predicted).sum() / top.sum())
 
 
-def _ndcg(scores_N: Floats, measured_N: Floats) -> float:
-    number = int(len(scores_N) * TOP_SHARE)
-    spread = np.ptp(measured_N)
+def _falling_quantile(values_N: Floats, share: float) -> float:
+    """The value that this share of values, which fall, reaches, as np.quantile has it."""
+    rank = share * (len(values_N) - 1)
+    below = int(np.ceil(rank))
+    return float(np.interp(rank, [below - 1, below], [values_N[max(0, below - 1)], values_N[below]]))
+
+
+def _ndcg(measured_N: Floats, sorted_N: Floats) -> float:
+    """``measured_N`` by falling score, ``sorted_N`` by themselves."""
+    number = int(len(measured_N) * TOP_SHARE)
+    spread = sorted_N[0] - sorted_N[-1]
     if not number or not spread:
         return np.nan
-    gains_N = (measured_N - measured_N.min()) / spread
+    gains, best_gains = ((values_N[:number] - sorted_N[-1]) / spread for values_N in (measured_N, sorted_N))
     discounts = 1 / np.log2(np.arange(2, number + 2))
-    # Stable: equal scores keep the table's order, so that the value is the same on any machine.
-    best = np.argsort(-scores_N, kind="stable")[:number]
-    return float(gains_N[best] @ discounts / (np.sort(gains_N)[::-1][:number] @ discounts))
+    return float(gains @ discounts / (best_gains @ discounts))

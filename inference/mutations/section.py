@@ -5,16 +5,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision, Share
 
-Folds = Literal["random", "modulo", "contiguous"]
+Folds = Literal["random", "modulo", "contiguous", "rest"]
 
 
 class MutationsSection(ComputeSection):
     """Wild type and method, and how the models run."""
 
-    sequence: Path
-    """FASTA file of the wild type alone."""
+    sequence: Path | None = None
+    """FASTA file of the wild type, or of several by the names of the column protein or of a folder's tables."""
     first_position: PositiveInt = 1
     """Number of the first residue, from which the table counts positions."""
     method: Literal["wild_type", "masked", "pseudo"] = "masked"
@@ -32,7 +32,10 @@ class MutantTableSection(MutationsSection):
     """Mutants of a table beside that."""
 
     table: Path
-    """CSV, TSV or Parquet file of mutants."""
+    """CSV, TSV or Parquet file of mutants; or a folder of one for each protein, such as ProteinGym's, whose tables need
+    no FASTA file where they have a column mutated_sequence."""
+    more_tables: list[Path] = Field([])
+    """Further ones with the same columns, such as the plates measured since."""
     mutant_column: str = "mutant"
     """Column of the mutants in the table, as A24G or A24G:C25D."""
     sequence_column: str | None = None
@@ -65,21 +68,79 @@ class MutationScanSection(MutationsSection):
     """Further models; the score is the mean of all."""
 
 
-class MutationFitSection(MutantTableSection):
+class MutationLearningSection(MutantTableSection):
     """Measured mutants, features, and how the model runs."""
 
     output: Path
     """Folder to make for the results."""
     measured_column: str = "score"
-    """Column of the measured values in the table."""
+    """Column of the measured values in the table; higher is better."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
-    """Features beside the zero-shot score. embeddings: means over the residues; one_hot: residues and amino acids that
-    are won and lost."""
+    """Features beside the zero-shot score and, of substitutions, the residues of each position. embeddings: means over
+    the residues, too; one_hot: no others."""
     zero_shot_column: str | None = None
     """Column of zero-shot scores, in place of the model's."""
-    folds: list[Folds] = Field(["random", "modulo", "contiguous"])
-    """Folds of five: mutants at random, mutated positions in turn, or segments of them."""
-    sizes: list[PositiveInt] = Field([])
-    """Also cross-validate with so many mutants of each training part."""
     seed: NonNegativeInt = 0
-    """Seed of folds and resamplings."""
+    """Seed of folds, draws and resamplings."""
+
+    def numbers(self, command: str) -> dict[str, str]:
+        """Columns with numbers, and the option that a message names where one is missing."""
+        columns = {self.measured_column: f"{command}.measured_column"}
+        if self.zero_shot_column is not None:
+            columns[self.zero_shot_column] = f"{command}.zero_shot_column"
+        return columns
+
+
+class MutationFitSection(MutationLearningSection):
+    """Measured mutants, features, evaluation, and how the model runs."""
+
+    bootstrap: PositiveInt = 200
+    """Resamplings for the confidence intervals of metrics."""
+    folds: list[Folds] = Field([])
+    """Folds of five: mutants at random, mutated positions in turn (modulo), or segments of them (contiguous); rest: no
+    folds, each size is drawn once and predicts the rest. Default: the first three; of several mutations random."""
+    sizes: list[PositiveInt] = Field([])
+    """Also cross-validate with so many mutants of each training part, for the learning curve."""
+
+
+Strategy = Literal["ei", "ucb", "thompson"]
+
+
+class MutationProposeSection(ComputeSection):
+    """Mutants to measure next, and how the model runs."""
+
+    output: Path
+    """CSV file to write."""
+    number: PositiveInt = 96
+    """How many: a plate has 96."""
+    strategy: Strategy = "ei"
+    """ei: expected improvement over the best so far; ucb: mean and two standard deviations; thompson: the best of
+    draws."""
+    candidates: list[Literal["singles", "combinations", "listed"]] = Field(["singles", "combinations"])
+    """singles: all single mutants; combinations: of mutations that were measured; listed: the rows of the fit's tables
+    without a measured value."""
+    mutations: PositiveInt = 2
+    """Of a combination, at most."""
+    exclude_positions: list[str] = Field([])
+    """Positions to leave as they are, as 24 or 30-41."""
+    exclude_residues: str = ""
+    """Amino acids not to introduce, as CPM."""
+    protein: str | None = None
+    """Name of the protein, where the model is fitted to several."""
+    seed: NonNegativeInt = 0
+    """Seed of the draws."""
+
+
+class MutationCampaignSection(MutationLearningSection):
+    """A measured assay, rounds to simulate, and how the model runs."""
+
+    rounds: PositiveInt = 5
+    """Plates to measure, one after the other."""
+    number: PositiveInt = 96
+    """Mutants of a plate."""
+    strategy: Strategy = "ei"
+    """As mutations propose has it."""
+    repeats: PositiveInt = 3
+    """Campaigns with seeds of their own."""
+    top_share: Share = 0.01
+    """The mutants to find: this share of all, the best."""

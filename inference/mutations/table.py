@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,84 +11,139 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
-from esmeray.common.text import counted
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.labels.values import number, text_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
-from esmeray.dataset.table import Table
+from esmeray.dataset.table import Columns, Table, is_table_name
 from esmeray.inference.mutations.section import MutantTableSection, MutationsSection
-from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein
+from esmeray.inference.mutations.variants import WILD_TYPE, Protein, Variant
+
+PROTEIN_COLUMN = "protein"
+"""Of the names of wild types, in tables of several."""
+_SEQUENCE_COLUMN = "mutated_sequence"
+"""Of whole mutants in ProteinGym's assays, by which the wild type is known."""
 
 
 @dataclass(frozen=True)
 class MutantTable:
-    """Rows of a table.
+    """Rows of a table, or of several.
 
     Attributes:
         column: of the texts.
         texts: as they stand there.
-        mutants: None where there is none that can be scored.
+        variants: None where there is none that can be scored.
         numbers: other columns, NaN where nothing stands.
+        proteins: names of the wild types, where they are several.
         counts: rows that are unusual, by words for them.
     """
 
     column: str
     texts: list[str]
-    mutants: list[Mutant | None]
+    variants: list[Variant | None]
     numbers: dict[str, NDArray[np.float64]]
+    proteins: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
         return [f"  {counted(count, words)}" for words, count in self.counts.items() if count]
 
+    def names(self) -> dict[str, list[str]]:
+        """Columns that say which mutant a row is of."""
+        return {**({PROTEIN_COLUMN: self.proteins} if self.proteins else {}), self.column: self.texts}
 
-def read_protein(section: MutationsSection, folder: Path) -> Protein:
-    """The wild type; ``folder`` is for the work. Raises DataError for a file that is refused, or of more sequences."""
+
+def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
+    """The wild types; ``folder`` is for the work. Raises DataError for a file that is refused."""
+    if section.sequence is None:
+        raise ConfigError("no wild type is given; name its FASTA file in the setting sequence")
     # Read as every other input: cleaned, and refused by the same rules.
     store = job_store([str(section.sequence)], IngestSection(), folder)
-    if len(store) != 1:
-        raise DataError(f"{section.sequence}: holds {len(store):,} sequences; give the wild type alone")
-    return Protein(store.sequence(0).tobytes().decode("ascii"), section.first_position)
+    sequences = [store.sequence(row).tobytes().decode("ascii") for row in range(len(store))]
+    return [Protein(sequence, section.first_position, store.id(row)) for row, sequence in enumerate(sequences)]
 
 
-def read_mutants(
-    section: MutantTableSection, protein: Protein, command: str, numbers: Mapping[str, str]
-) -> MutantTable:
-    """The mutants of a table and, as numbers, columns by the setting that names each.
+def read_mutants(section: MutantTableSection, folder: Path, command: str, numbers: Mapping[str, str]) -> MutantTable:
+    """The mutants of all tables and, as numbers, columns by the setting that names each; ``folder`` is for the work.
 
     Raises DataError for a table that can't be read, or the first row that is refused.
     """
     whole = section.sequence_column is not None
     column = section.sequence_column or section.mutant_column
-    setting = f"{command}.{'sequence' if whole else 'mutant'}_column"
-    columns = Table(section.table, {**numbers, column: setting}).columns()
-    parse = protein.mutant_of if whole else protein.mutant
-    table = MutantTable(column, [], [], {name: np.empty(len(columns[name])) for name in numbers})
-    for row, value in enumerate(columns[column]):
-        text = ""
-        try:
-            text = text_of(value).strip()
-            mutant = parse(text.upper())  # lower case is soft masking, or a habit; it is counted
-        except ValueError as error:
-            if section.bad_mutants == "error":
-                shown = "" if whole else f", {text!r}"
-                raise DataError(
-                    f"{section.table}, row {row + 1}{shown}: {error}; mend it or --{command}.first_position, or give "
-                    f"--{command}.bad_mutants empty"
-                ) from None
-            mutant = None  # keeps its row, so that scores stand beside the table that they are of
-        table.texts.append(text)
-        table.mutants.append(mutant)
-        table.counts["row{s} in lower case"] += text != text.upper()
-    for name in numbers:
-        table.numbers[name][:] = _numbers(section.table, name, columns[name])
+    wanted = {**numbers, column: f"{command}.{'sequence' if whole else 'mutant'}_column"}
+    table = MutantTable(column, [], [], {})
+    values: dict[str, list[float]] = {name: [] for name in numbers}
+    for path, columns, proteins in _tables(section, folder, wanted):
+        for row, (protein, value) in enumerate(zip(proteins, columns[column], strict=True), 1):
+            text, mutant = "", None
+            try:
+                text = text_of(value).strip()
+                # Lower case is soft masking, or a habit; it is counted.
+                mutant = protein.mutant_of(text.upper()) if whole else protein.mutant(text.upper())
+            except ValueError as error:
+                # One that is empty keeps its row, so that scores stand beside the table that they are of.
+                if section.bad_mutants == "error":
+                    shown = "" if whole else f", {text!r}"
+                    raise DataError(
+                        f"{path}, row {row}{shown}: {error}; mend it or --{command}.first_position, or give "
+                        f"--{command}.bad_mutants empty"
+                    ) from None
+            table.texts.append(text)
+            table.variants.append(None if mutant is None else Variant(protein, mutant))
+            table.counts["row{s} in lower case"] += text != text.upper()
+        table.proteins.extend(protein.name for protein in proteins if protein.name)
+        for name in numbers:
+            values[name] += _numbers(path, name, columns[name])
+    table.numbers.update({name: np.array(column) for name, column in values.items()})
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
-    used = Counter(mutant for mutant in table.mutants if mutant is not None)
-    table.counts["row{s} without a score"] = table.mutants.count(None)
-    table.counts["row{s} of the wild type, synonyms included"] = used[WILD_TYPE]
+    used = Counter(variant for variant in table.variants if variant is not None)
+    table.counts["row{s} without a score"] = table.variants.count(None)
+    wild_types = sum(count for variant, count in used.items() if variant.mutant == WILD_TYPE)
+    table.counts["row{s} of the wild type, synonyms included"] = wild_types
     table.counts["duplicate{s}, computed once"] = sum(used.values()) - len(used)
     return table
+
+
+def _tables(
+    section: MutantTableSection, folder: Path, wanted: Mapping[str, str]
+) -> Iterator[tuple[Path, Columns, list[Protein]]]:
+    """Each table with its columns and the protein of each row: the only one of the FASTA file, which has no name then;
+    that of the column ``protein``; or, of a table in a folder, that of the table's name."""
+    proteins = [] if section.sequence is None else read_proteins(section, folder)
+    known = {protein.name: protein for protein in proteins}
+    for path in [section.table, *section.more_tables]:
+        if path.is_dir():
+            for assay in sorted(filter(is_table_name, path.iterdir())):
+                columns = Table(assay, wanted if known else {**wanted, _SEQUENCE_COLUMN: ""}).columns()
+                name = assay.name.partition(".")[0]
+                protein = _named(known, name, assay) if known else _wild_type(section, name, assay, columns)
+                yield assay, columns, [protein] * len(next(iter(columns.values())))
+        elif len(known) == 1:
+            columns = Table(path, wanted).columns()
+            yield path, columns, [replace(proteins[0], name="")] * len(next(iter(columns.values())))
+        else:
+            columns = Table(path, {**wanted, PROTEIN_COLUMN: ""}).columns()
+            names = [text_of(value).strip() for value in columns[PROTEIN_COLUMN]]
+            yield path, columns, [_named(known, name, f"{path}, row {row}") for row, name in enumerate(names, 1)]
+
+
+def _named(known: Mapping[str, Protein], name: str, where: Path | str) -> Protein:
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise DataError(f"{where}: no wild type is called {name!r}{hint}; give the FASTA file of all of them")
+    return known[name]
+
+
+def _wild_type(section: MutantTableSection, name: str, path: Path, columns: Columns) -> Protein:
+    """The wild type of an assay of ProteinGym, from the whole sequence of the first mutant."""
+    sequence = [*text_of(columns[_SEQUENCE_COLUMN][0])]
+    try:
+        for mutation in text_of(columns[section.mutant_column][0]).split(":"):
+            sequence[int(mutation[1:-1]) - section.first_position] = mutation[0]
+    except (KeyError, IndexError, ValueError) as error:
+        raise DataError(f"{path}, row 1: has no whole sequence of its mutant ({error}); name the FASTA file") from None
+    return Protein("".join(sequence), section.first_position, name)
 
 
 def _numbers(path: Path, column: str, values: Any) -> list[float]:

@@ -46,10 +46,11 @@ WILD_TYPE = Mutant()
 
 @dataclass(frozen=True)
 class Protein:
-    """The wild type, and the number of its first residue."""
+    """The wild type, the number of its first residue, and a name, where it is one of several."""
 
     sequence: str
     first: int = 1
+    name: str = ""
 
     def mutation(self, text: str) -> Mutation:
         """Read A24G. Raises ValueError, whose message repeats no residue."""
@@ -103,6 +104,24 @@ class Protein:
 
     def text(self, mutation: Mutation) -> str:
         return f"{mutation.wild}{mutation.offset + self.first}{mutation.mutant}"
+
+    def text_of(self, mutant: Mutant) -> str:
+        """A24G:C25D, or the whole sequence of an insertion or deletion."""
+        return mutant.whole or ":".join(map(self.text, mutant.mutations))
+
+    def read(self, text: str) -> Mutant:
+        """The mutant that :meth:`text_of` wrote. Raises ValueError."""
+        return self.mutant(text) if any(map(str.isdigit, text)) else self.mutant_of(text)
+
+
+class Variant(NamedTuple):
+    """A mutant of one of several proteins."""
+
+    protein: Protein
+    mutant: Mutant
+
+    def sequence(self) -> str:
+        return self.mutant.sequence(self.protein.sequence)
 
 
 def marginal_scores(mutants: Sequence[Sequence[Mutation]], logs_L20: NDArray) -> NDArray[np.float64]:

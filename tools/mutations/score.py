@@ -14,8 +14,9 @@ Examples:
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,12 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
-from esmeray.inference.mutations.table import MutantTable, read_mutants, read_protein, write_scores
+from esmeray.inference.mutations.table import MutantTable, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
+
+if TYPE_CHECKING:
+    from esmeray.inference.mutations.gaussian_process import Prediction  # it loads SciPy
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -47,22 +51,21 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
-        protein = read_protein(score, folder)
-        table = read_mutants(score, protein, "score", numbers)
-        from esmeray.inference.mutations.fitted import scores_of
+        table = read_mutants(score, folder, "score", numbers)
+        from esmeray.inference.mutations.fitted import predictions_of
 
-        scores_MN = scores_of(sources, protein, table.mutants, score, folder, table.numbers)
+        predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
+        scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, _columns(table, scores_MN))
+            write_scores(building, score.output.name, _columns(table, scores_N, predicted))
     scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
-        from esmeray.inference.classify.report import metrics_lines
-        from esmeray.inference.mutations.metrics import evaluation_of
+        from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
 
-        scores = {"model": scores_MN.mean(axis=0), **{name: table.numbers[name] for name in score.compare}}
-        evaluation = evaluation_of(scores, table.numbers[score.measured_column], samples=score.bootstrap)
-        print("\n".join(metrics_lines(evaluation)))
+        scores = {"model": scores_N, **{name: table.numbers[name] for name in score.compare}}
+        measured_N = table.numbers[score.measured_column]
+        print("\n".join(summary_lines(evaluations_of(scores, measured_N, table.proteins, samples=score.bootstrap))))
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
@@ -70,10 +73,12 @@ def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
     return f"mutations {command} by {section.method} of {' '.join(sources)}"
 
 
-def _columns(table: MutantTable, scores_MN: NDArray[np.float64]) -> dict[str, Any]:
-    columns: dict[str, Any] = {table.column: table.texts, **table.numbers}
+def _columns(table: MutantTable, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]") -> dict[str, Any]:
+    columns: dict[str, Any] = {**table.names(), **table.numbers}
     name = "model_score" if "score" in columns else "score"  # the table may have measured ones of this name
-    columns[name] = scores_MN.mean(axis=0)
-    if len(scores_MN) > 1:  # of one model they are the mean
-        columns |= {f"{name}_{number}": scores_N for number, scores_N in enumerate(scores_MN, 1)}
+    columns[name] = scores_N
+    if len(predicted) > 1:  # of one model they are the mean
+        columns |= {f"{name}_{number}": prediction.mean for number, prediction in enumerate(predicted, 1)}
+    elif np.isfinite(predicted[0].low).any():  # a fitted model's, where one predicts
+        columns |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
     return columns

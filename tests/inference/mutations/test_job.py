@@ -14,7 +14,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import job
 from esmeray.inference.mutations.job import MaskedModel, Scorer
 from esmeray.inference.mutations.section import MutationsSection
-from esmeray.inference.mutations.variants import Mutant, Protein
+from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 from tests.damage import killed_in_piece
 from tests.dataset.tokenizer_folders import esm, esmc
 from tests.model.small_models import save_masked_lm
@@ -32,8 +32,11 @@ MODELS: dict[str, tuple[Callable[[Path], Path], int]] = {"esm": (esm, 33), "esmc
 
 
 def scorer(source: Path, folder: Path, method: str = "masked", **more: Any) -> Scorer:
-    section = MutationsSection(sequence=Path("-"), method=method, precision="fp32", device="cpu", **more)
-    return Scorer(str(source), PROTEIN, section, folder)
+    return Scorer(str(source), MutationsSection(method=method, precision="fp32", device="cpu", **more), folder)
+
+
+def variants(mutants: list[Mutant]) -> list[Variant]:
+    return [Variant(PROTEIN, mutant) for mutant in mutants]
 
 
 def plain_log_p(source: Path, network: Any, sequence: str, offset: int, window: int, masked: bool) -> dict[str, float]:
@@ -59,23 +62,23 @@ def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
         return plain_log_p(source, network, sequence, offset, window, masked)
 
     for method in ("wild_type", "masked"):
-        found = scorer(source, tmp_path / method, method, max_length=window, tokens=64).zero_shot(MUTANTS)
+        found = scorer(source, tmp_path / method, method, max_length=window, tokens=64).zero_shot(variants(MUTANTS))
         for mutant, score in zip(MUTANTS, found, strict=True):
             at = [(log_p(WILD, m.offset, method == "masked"), m) for m in mutant.mutations]
             assert score == pytest.approx(sum(log[m.mutant] - log[m.wild] for log, m in at), abs=1e-5)
     mixed = [MUTANTS[0], INDELS[1]]
     sequences = [WILD, *(mutant.sequence(WILD) for mutant in mixed)]
     wild, *wanted = (sum(log_p(text, index, True)[text[index]] for index in range(len(text))) for text in sequences)
-    found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(mixed)
+    found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(variants(mixed))
     np.testing.assert_allclose(found, np.array(wanted) - wild, atol=1e-5 * 23)
 
 
 def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path, monkeypatch):
     source = esm(tmp_path / "model")
     save_masked_lm(source, "esm", vocab_size=33)
-    whole = scorer(source, tmp_path / "whole").zero_shot(MUTANTS)
+    whole = scorer(source, tmp_path / "whole").zero_shot(variants(MUTANTS))
     monkeypatch.setattr(job, "PIECE_TOKENS", 2 * len(WILD))  # two positions
-    wanted = scorer(source, tmp_path / "pieces").zero_shot(MUTANTS)
+    wanted = scorer(source, tmp_path / "pieces").zero_shot(variants(MUTANTS))
     np.testing.assert_allclose(wanted, whole, atol=1e-6)
     asked: list[int] = []
     original = MaskedModel.log_probabilities
@@ -86,10 +89,10 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
 
     monkeypatch.setattr(MaskedModel, "log_probabilities", counted)
     with killed_in_piece(2), pytest.raises(KeyboardInterrupt):
-        scorer(source, tmp_path / "killed").zero_shot(MUTANTS)
+        scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS))
     assert asked == [0, 4, 9, 17]
     asked.clear()
-    np.testing.assert_array_equal(scorer(source, tmp_path / "killed").zero_shot(MUTANTS), wanted)
+    np.testing.assert_array_equal(scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS)), wanted)
     assert asked == [9, 17, 22]
     with pytest.raises(ConfigError, match="holds the work of another job"):
-        scorer(source, tmp_path / "killed").zero_shot(MUTANTS[:3])
+        scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS[:3]))

@@ -17,6 +17,7 @@ from tests.model.support import random_sequences
 
 (WILD,) = random_sequences([12])
 FIRST = 24
+GYM = ("mutant", "DMS_score", "mutated_sequence")
 
 
 def name(place: int, letter: str) -> str:
@@ -55,7 +56,7 @@ def mutations(command, here):
     def call(subcommand: str, model: str, *options: object, refused: tuple[int, str] | None = None):
         words = re.sub(r"--(?!overwrite)", f"--{subcommand}.", " ".join(map(str, options)))
         own = f"--{subcommand}.sequence wild.fasta --{subcommand}.first_position {FIRST} --{subcommand}.precision fp32"
-        line = f"mutations {subcommand} {model} {own} {words}"
+        line = f"mutations {subcommand} {model} {'' if subcommand == 'propose' else own} {words}"
         return command.done(line) if refused is None else command.refused(*refused, line)
 
     return call
@@ -104,7 +105,7 @@ def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(m
     write("text.csv", [(MUTANTS[0], "high")], "mutant", "measured")
     for options, code, words in (
         ("--table mutants.csv --output s.txt", 2, "--score.output s.txt: must end in .csv or .tsv"),
-        ("--table mutants.csv --output s.csv --sequence two.fasta", 3, "two.fasta: holds 2 sequences"),
+        ("--table mutants.csv --output s.csv --sequence two.fasta", 3, "mutants.csv: no column 'protein'"),
         ("--table text.csv --output s.csv --measured_column measured", 3, "row 1, column 'measured': 'high' is not a"),
     ):
         mutations("score", "model0", options, refused=(code, words))
@@ -136,20 +137,23 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     options = "--features embeddings --bootstrap 5 --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
-    assert "cross-validating: folds contiguous\n" in outcome.out
     assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())["Folds random, all training mutants"]
     assert evaluation["records"] == 114 and [*evaluation["baselines"]] == ["zero-shot score", "ridge on one-hot"]
+    assert imread("fitted/learning_curve.png").shape[0] > 300
     spearman = evaluation["metrics"]["spearman"]
     assert spearman > evaluation["baselines"]["zero-shot score"]["metrics"]["spearman"]
     write("rest.csv", rows[1::2], "mutant", "measured")
     mutations("score", "fitted", "--table rest.csv --measured_column measured --output predicted.csv")
     predicted = read("predicted.csv")
     pairs = np.array([(row["measured"], row["score"]) for row in predicted], float)
+    assert all(float(row["score_low"]) < float(row["score"]) < float(row["score_high"]) for row in predicted)
     assert np.corrcoef(pairs.T)[0, 1] > 0.5
     mutations("scan", "fitted", "--output predicted")
     scanned = {row["mutant"]: float(row["score"]) for row in read("predicted/mutants.csv")}
     np.testing.assert_allclose([scanned[row["mutant"]] for row in predicted], pairs[:, 1], rtol=1e-5, atol=1e-6)
+    mutations("propose", "fitted", f"--output next.csv --number 5 --exclude_positions {FIRST + 2}-{FIRST + 11}")
+    assert not {row["mutant"] for row in read("next.csv")} & {text for text, _ in rows[::2]}
     save_masked_lm(Path("model0"), "esm", vocab_size=33, seed=5)
     capsys.readouterr()  # of saving
     changed = (3, "model0: has changed since the fit; fit again")
@@ -171,3 +175,90 @@ def test_a_column_takes_the_place_of_the_models_scores_and_needs_no_model(mutati
     write("few.csv", rows[:5], "mutant", "score", "published")
     few = (3, "few.csv: 5 mutants have all their values; give at least 20")
     mutations("fit", "model0", "--table few.csv --output few", refused=few)
+
+
+def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
+    (other,) = random_sequences([9], seed=5)
+    Path("both.fasta").write_text(f">a\n{WILD}\n>b\n{other}\n")
+    Path("assays").mkdir()
+    random, rows, wild_types = np.random.default_rng(0), [], {"a": WILD, "b": other}
+    for protein, wild in wild_types.items():
+        pairs = [(n, letter) for n in range(len(wild)) for letter in AMINO_ACIDS[::3] if letter != wild[n]]
+        found = [(f"{wild[n]}{n + FIRST}{letter}", random.normal()) for n, letter in pairs]
+        rows += [(protein, *row) for row in found]
+        whole = [wild[:n] + letter + wild[n + 1 :] for n, letter in pairs]
+        write(f"assays/{protein}.csv", [(*row, text) for row, text in zip(found, whole, strict=True)], *GYM)
+    write("both.csv", rows, "protein", "mutant", "DMS_score")
+    options = "--measured_column DMS_score --bootstrap 5"
+    outcome = mutations("score", "model0", "--table both.csv --sequence both.fasta --output both_scores.csv", options)
+    found = read("both_scores.csv")
+    assert [(row["protein"], row["mutant"]) for row in found] == [row[:2] for row in rows]
+    assert [line.split()[1] for line in outcome.out.splitlines() if line.startswith("| ")][2:] == ["a", "b", "mean"]
+    # Without a FASTA file, as ProteinGym's, whose tables have whole sequences.
+    mutations("score", "model0", "--table assays --sequence none --output gym.csv", options)
+    assert read("gym.csv") == found
+    write("a.csv", [row[1:2] for row in rows if row[0] == "a"], "mutant")
+    mutations("score", "model0", "--table a.csv --output a_scores.csv")
+    ours = [float(row["score"]) for row in found if row["protein"] == "a"]
+    np.testing.assert_allclose(ours, [float(row["score"]) for row in read("a_scores.csv")], atol=1e-5)
+    mutations("scan", "model0", "--sequence both.fasta --output scans --method wild_type")
+    assert {path.name for path in Path("scans").glob("*.png")} == {"heat_map_1.png", "heat_map_2.png"}
+    write("c.csv", [("c", rows[0][1])], "protein", "mutant")
+    refused = (3, "c.csv, row 1: no wild type is called 'c'")
+    mutations("score", "model0", "--table c.csv --sequence both.fasta --output c_scores.csv", refused=refused)
+    fit = "--features one_hot --folds rest --sizes 20 --bootstrap 5 --measured_column DMS_score"
+    outcome = mutations("fit", "model0", "--table assays --sequence both.fasta --output fitted", fit)
+    evaluation = json.loads(Path("fitted/evaluation.json").read_text())
+    assert [*evaluation["Folds rest, 20 training mutants"]] == ["a", "b"] and "| mean " in outcome.out
+    mutations("score", "fitted", "--table both.csv --sequence both.fasta --output predicted.csv")
+    assert all(row["score_low"] < row["score_high"] or float(row["score_low"]) < 0 for row in read("predicted.csv"))
+    mutations("propose", "fitted", "--output next.csv", refused=(2, "propose.protein None: name one of a, b"))
+    mutations("propose", "fitted", "--output next.csv --protein b --number 3")
+    assert [row["protein"] for row in read("next.csv")] == ["b"] * 3
+
+
+def test_a_proposed_plate_is_new_allowed_and_comes_back_as_a_table(mutations):
+    random = np.random.default_rng(0)
+    singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
+    effects = {pair: random.normal() + (pair[0] == 4) for pair in singles}
+    rows = [(name(*pair), effects[pair], effects[pair] + random.normal()) for pair in singles]
+    # The column has all singles, of which every third is measured.
+    table = [(text, value if n % 3 == 0 else "", prior) for n, (text, value, prior) in enumerate(rows)]
+    write("measured.csv", table, "mutant", "score", "published")
+    fit = "--zero_shot_column published --features one_hot --folds rest --bootstrap 5"
+    mutations("fit", "nowhere/at_all", "--table measured.csv --output fitted", fit)
+    options = f"--number 24 --mutations 3 --exclude_positions {FIRST + 2} {FIRST + 6}-{FIRST + 7} --exclude_residues CP"
+    for strategy in ("ei", "ucb", "thompson"):
+        mutations("propose", "fitted", f"--output {strategy}.csv --strategy {strategy}", options)
+        plate = read(f"{strategy}.csv")
+        proposed = [row["mutant"] for row in plate]
+        assert [*plate[0]][:3] == ["mutant", "score", "published"] and len({*proposed}) == 24
+        assert not {*proposed} & {text for text, value, _ in table if value != ""}
+        parts = [part for text in proposed for part in text.split(":")]
+        assert not {int(part[1:-1]) - FIRST for part in parts} & {2, 6, 7} and not {part[-1] for part in parts} & {
+            *"CP"
+        }
+    assert any(":" in text for text in proposed)
+    filled = [(row["mutant"], 1.0, row["published"]) for row in plate]
+    write("plate.csv", filled, "mutant", "score", "published")
+    mutations("fit", "nowhere/at_all", "--table measured.csv --more_tables plate.csv --output again", fit)
+    mutations("propose", "again", f"--output next.csv --candidates listed {options}")
+    assert {row["mutant"] for row in read("next.csv")} <= {text for text, value, _ in table if value == ""}
+    mutations("propose", "model0", "--output no.csv", refused=(2, "model0: is no fitted one"))
+    wrong = (2, "exclude_positions x: write 24 or 30-41")
+    mutations("propose", "fitted", "--output no.csv --exclude_positions x", refused=wrong)
+
+
+def test_a_campaign_finds_more_than_chance(mutations):
+    random = np.random.default_rng(0)
+    by_position = random.normal(size=12)
+    singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
+    values = [by_position[n] + 0.3 * random.normal() for n, _ in singles]
+    rows = [(name(*pair), value, value + random.normal()) for pair, value in zip(singles, values, strict=True)]
+    write("assay.csv", rows, "mutant", "score", "published")
+    options = "--zero_shot_column published --features one_hot --rounds 3 --number 20 --repeats 2 --top_share 0.1"
+    outcome = mutations("campaign", "nowhere/at_all", "--table assay.csv --output campaign", options)
+    found = {(row["way"], row["round"], row["repeat"]): float(row["found"]) for row in read("campaign/campaign.csv")}
+    ours, chance = found["proposals", "3", "0"], found["random", "3", "0"]
+    assert len(found) == 3 * 3 * 2 and ours > max(2 * chance, 0.6) and "| proposals" in outcome.out
+    assert imread("campaign/campaign.png").shape[0] > 300

@@ -1,0 +1,88 @@
+"""Campaigns on a measured assay: how many of the best mutants rounds of proposals find, beside other ways to choose.
+
+Shape legend: N mutants of the assay, R rounds.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from esmeray.common.figure_style import BLUE, GREY, ORANGE, legend, picture, style_steps
+from esmeray.common.progress import record_bar
+from esmeray.inference.classify.report import table_lines
+from esmeray.inference.mutations.gaussian_process import Posterior
+from esmeray.inference.mutations.proposal import choose
+from esmeray.inference.mutations.section import MutationCampaignSection
+from esmeray.inference.mutations.validation import Measured
+
+PROPOSALS, PRIOR, RANDOM = "proposals", "greedy by the zero-shot score", "random"
+_COLOURS = {PROPOSALS: BLUE, PRIOR: ORANGE, RANDOM: GREY}
+
+
+def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd.DataFrame:
+    """A row for each protein, way to choose, repeat and round: the share of the best mutants that are found by then."""
+    rows = []
+    runs = [(part, repeat) for part in parts for repeat in range(section.repeats)]
+    with record_bar("campaigns") as bar:
+        for done, (part, repeat) in enumerate(runs):
+            size = len(part.values)
+            random = np.random.default_rng(section.seed + repeat)
+            by_prior = np.argsort(-part.features.parts["prior"][:, 0], kind="stable")
+            ways = {PROPOSALS: _proposed(part, section, repeat), PRIOR: by_prior, RANDOM: random.permutation(size)}
+            top = np.argsort(-part.values, kind="stable")[: max(1, round(section.top_share * size))]
+            for way, order in ways.items():
+                for number in range(1, section.rounds + 1):
+                    share = np.isin(top, order[: number * section.number]).mean()
+                    rows.append((part.protein.name, way, repeat, number, share))
+            bar((done + 1) / len(runs), done + 1)
+    return pd.DataFrame(rows, columns=["protein", "way", "repeat", "round", "found"])
+
+
+def _proposed(part: Measured, section: MutationCampaignSection, repeat: int) -> NDArray[np.int64]:
+    """Rows in the order in which they are measured."""
+    known = np.empty(0, np.int64)
+    for _ in range(section.rounds):
+        rest = np.setdiff1d(np.arange(len(part.values)), known)
+        # Of nothing that is measured the first time: then the zero-shot score alone says what is good.
+        process = Posterior(part.features[known], part.values[known])
+        plate = choose(process, part.features[rest], section.number, section.strategy, section.seed + repeat)
+        known = np.append(known, rest[plate])
+    return known
+
+
+def draw_campaigns(path: Path, found: pd.DataFrame) -> None:
+    """Draw what is found, the mean over proteins, by round; bands reach from the lowest repeat to the highest."""
+    with picture(path, 7.0, 4.5, "Of the best mutants, found") as figure:
+        axes = figure.subplots()
+        style_steps(axes)
+        for way, colour in _COLOURS.items():
+            by_repeat = found[found["way"] == way].groupby(["round", "repeat"])["found"].mean().unstack()
+            axes.plot(by_repeat.index, by_repeat.mean(axis=1), "o-", color=colour, label=way)
+            axes.fill_between(by_repeat.index, by_repeat.min(axis=1), by_repeat.max(axis=1), color=colour, alpha=0.2)
+        axes.set_xlabel("round")
+        axes.set_ylabel("share of the best mutants")
+        axes.set_ylim(0)
+        legend(axes)
+
+
+def campaign_lines(found: pd.DataFrame) -> list[str]:
+    """A table of what is found after the last round, with the range over repeats, and by how many times more."""
+    last = found[found["round"] == found["round"].max()].drop(columns="round")
+    shares = last.pivot_table(index="protein", columns="way", values="found", sort=False)
+    spread = last[last["way"] == PROPOSALS].groupby("protein", sort=False)["found"].agg(["min", "max"])
+    if len(shares) > 1:
+        shares.loc["mean"] = shares.mean()
+        spread.loc["mean"] = last[last["way"] == PROPOSALS].groupby("repeat")["found"].mean().agg(["min", "max"])
+    rows = [
+        [
+            str(protein),
+            f"{row[PROPOSALS]:.3f} ({spread['min'][protein]:.3f} to {spread['max'][protein]:.3f})",
+            *(f"{row[way]:.3f}" for way in (PRIOR, RANDOM)),
+            *(f"{row[PROPOSALS] / row[way]:.1f}" if row[way] else "–" for way in (PRIOR, RANDOM)),
+        ]
+        for protein, row in shares.iterrows()
+    ]
+    return table_lines(["protein", PROPOSALS, PRIOR, RANDOM, f"times {PRIOR}", f"times {RANDOM}"], rows)

@@ -1,0 +1,120 @@
+"""Features of mutants, by which a Gaussian process knows how alike two of them are.
+
+    site          the residues that are won, each at its position; similar amino acids share what is learnt of them
+    near          the positions that are mutated, smooth along the sequence
+    substitution  which amino acids are lost and won, and by how much their properties differ, wherever they are
+    prior         a zero-shot score, scaled
+    embedding     the mean over the residues by a model, as its difference from the wild type's
+
+A mutant with several mutations has the sum of theirs. Shape legend: N, M mutants, L residues, D features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations.variants import Mutant, Protein
+
+_PROPERTIES = {
+    # Kyte and Doolittle 1982.
+    "hydrophobicity": "1.8 2.5 -3.5 -3.5 2.8 -0.4 -3.2 4.5 -3.9 3.8 1.9 -3.5 -1.6 -3.5 -4.5 -0.8 -0.7 4.2 -0.9 -1.3",
+    # Cubic angstrom, Zamyatnin 1972.
+    "volume": "88.6 108.5 111.1 138.4 189.9 60.1 153.2 166.7 168.6 166.7 162.9 114.1 112.7 143.8 173.4 89 116.1 140 "
+    "227.8 193.6",
+    "charge": "0 0 -1 -1 0 0 0.3 0 1 0 0 0 0 0 1 0 0 0 0 0",
+    # kcal/mol in a helix, Pace and Scholtz 1998.
+    "helix": "0 0.68 0.69 0.4 0.54 1 0.61 0.41 0.26 0.21 0.24 0.65 3.16 0.39 0.21 0.5 0.66 0.61 0.49 0.53",
+    # Chou and Fasman 1978.
+    "strand": "0.83 1.19 0.54 0.37 1.38 0.75 0.87 1.6 0.74 1.3 1.05 0.89 0.55 1.1 0.93 0.75 1.19 1.7 1.37 1.47",
+    "aromatic": "0 0 0 0 1 0 1 0 0 0 0 0 0 0 0 0 0 0 1 1",
+    "branched": "0 0 0 0 0 0 0 1 0 0 0 0 0 0 0 0 1 1 0 0",
+}
+"""Of each of :data:`AMINO_ACIDS`."""
+_NEAR = 2.0
+"""Residues over which what is learnt of a position fades by e."""
+_SHARES = {"site": 0.5, "near": 0.2, "substitution": 0.1, "prior": 0.5, "embedding": 0.5}
+"""Parts in the distance of two mutants, whose unit is that over which what is learnt fades."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Parts of the features by name, (N, D) each, an array or a sparse one; ``prior`` has one column."""
+
+    parts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return next(iter(self.parts.values())).shape[0]
+
+    def __getitem__(self, rows: Any) -> "Features":
+        return Features({name: part[rows] for name, part in self.parts.items()})
+
+    def squares(self) -> dict[str, NDArray[np.float64]]:
+        """(N,) of each part: what :func:`kernels` has for a mutant with itself."""
+        return {name: np.asarray((part * part).sum(axis=1)).ravel() for name, part in self.parts.items()}
+
+
+def kernels(left: Features, right: Features) -> dict[str, NDArray[np.float64]]:
+    """(N, M) of each part, linear in its features, and ``joint`` of all: near mutants are alike, beyond any sum.
+
+    The last lets effects depend on each other, as where a protein that is unstable already has no more to lose.
+    """
+    products = {}
+    for name, part in left.parts.items():
+        product = part @ right.parts[name].T
+        products[name] = product.toarray() if hasattr(product, "toarray") else product
+    near = sum(_SHARES[name] * product for name, product in products.items())
+    norms_N, norms_M = (
+        sum(_SHARES[name] * values for name, values in side.squares().items()) for side in (left, right)
+    )
+    return products | {"joint": np.exp(near - 0.5 * (np.reshape(norms_N, (-1, 1)) + norms_M))}
+
+
+def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, Any]:
+    """The first three parts. Raises DataError for insertions and deletions."""
+    if any(mutant.whole is not None for mutant in mutants):
+        raise DataError("features one_hot: are of substitutions alone; give embeddings")
+    length = len(protein.sequence)
+    rows, offsets, lost, won = (np.array(column, np.int64) for column in _columns(mutants))
+    shape = (len(mutants), length)
+    positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=shape)
+    properties_20D = _properties()
+    # Of amino acids at one position: a third for the same one, the others by their properties, and any at all.
+    alike = np.exp(-0.5 * ((properties_20D[:, None] - properties_20D) ** 2).mean(axis=-1))
+    factor = np.linalg.cholesky((alike + 1.0 + 0.3 * np.eye(20)) / 2.3)
+    columns = 20 * offsets[:, None] + np.arange(20)
+    site = csr_array((factor[won].ravel(), (np.repeat(rows, 20), columns.ravel())), shape=(len(mutants), 20 * length))
+    distances = np.abs(np.arange(length)[:, None] - np.arange(length))
+    near = positions @ np.linalg.cholesky(np.exp(-distances / _NEAR))
+    changes = (properties_20D[won] - properties_20D[lost]) / np.sqrt(len(_PROPERTIES))
+    each = np.hstack([np.eye(20)[won], np.eye(20)[lost], changes, np.ones((len(rows), 1))]) / 2
+    substitution = np.zeros((len(mutants), each.shape[1]))
+    np.add.at(substitution, rows, each)
+    return {"site": site, "near": np.asarray(near), "substitution": substitution}
+
+
+def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
+    """(N, L * 20): 1 for a residue that is won."""
+    rows, offsets, _, won = (np.array(column, np.int64) for column in _columns(mutants))
+    return csr_array((np.ones(len(rows)), (rows, 20 * offsets + won)), shape=(len(mutants), 20 * len(protein.sequence)))
+
+
+def _columns(mutants: Sequence[Mutant]) -> list[list[int]]:
+    """Of all mutations: the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
+    columns: list[list[int]] = [[], [], [], []]
+    for row, mutant in enumerate(mutants):
+        for wild, offset, letter in mutant.mutations:
+            numbers = (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
+            for column, number in zip(columns, numbers, strict=True):
+                column.append(number)
+    return columns
+
+
+def _properties() -> NDArray[np.float64]:
+    table = np.array([text.split() for text in _PROPERTIES.values()], float).T
+    return (table - table.mean(axis=0)) / table.std(axis=0)

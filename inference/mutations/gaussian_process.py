@@ -1,0 +1,216 @@
+"""A Gaussian process over mutants (Rasmussen and Williams 2006): what they measure, with its uncertainty.
+
+The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features`, and a level. Weights are
+those of the highest posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. Of more
+than some thousand mutants the process is that of as many inducing ones (Quinonero-Candela and Rasmussen 2005), and the
+time is linear in the others.
+
+Shape legend: N mutants, M inducing ones, P weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.optimize import minimize
+
+from esmeray.inference.mutations.features import Features, kernels
+
+Floats: TypeAlias = NDArray[np.float64]
+Weights: TypeAlias = dict[str, float]
+"""Variances, in those of the measured values: of each kernel, and of ``noise``."""
+
+_EXPECTED = {
+    "site": 0.3,
+    "near": 0.1,
+    "substitution": 0.1,
+    "prior": 0.1,
+    "embedding": 0.2,
+    "joint": 0.2,
+    "noise": 0.25,
+}
+_LOG_SPREAD = 1.0
+"""Of the weights' prior, in natural logarithms."""
+_LOG_RANGE = 5.0
+_PRIOR_SLOPE = 0.5
+"""Of measured values by the zero-shot score, both scaled, before any is measured: a correlation as usual."""
+_LEARNING, _INDUCING, _CALIBRATING, _BLOCK = 512, 1536, 2048, 4096
+"""Mutants by which weights are learnt, through which others are seen, by which intervals are scaled, and at once."""
+_JITTER = 1e-6
+COVERED = 0.9
+"""Share of the mutants whose values lie in their intervals."""
+_SCORE = 1.6449
+"""Standard deviations of a normal distribution to each side that hold :data:`COVERED`."""
+_PSEUDO_MUTANTS = 20
+"""By which the scale of intervals is drawn to that of a normal distribution, where few mutants say what it is."""
+
+
+class Prediction(NamedTuple):
+    """(N,) means and standard deviations of the values themselves; of measurements, with noise, by ``interval``."""
+
+    mean: Floats
+    deviation: Floats
+    low: Floats
+    high: Floats
+
+
+def sampled(size: int, most: int) -> NDArray[np.int64]:
+    """Rows at random, all where there are no more."""
+    return np.sort(np.random.default_rng(0).permutation(size)[:most])
+
+
+class Posterior:
+    """The process once mutants are measured; of none at all, what is believed before.
+
+    ``features``: of N mutants, ``measured_N`` their values. ``names``: kernels to use, all by default. ``weights``:
+    learnt unless they are given. ``advance`` is called with the number of mutants that are done.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        measured_N: Floats,
+        weights: Weights | None = None,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        size = len(measured_N)
+        self._level, self._spread = _level_and_spread(measured_N)
+        targets_N = (measured_N - self._level) / self._spread - _expected(features)
+        self.weights = weights = learn(features, measured_N) if weights is None else weights
+        self._inducing = features[sampled(size, _INDUCING)]
+        kernel_MM = self._kernel(self._inducing, self._inducing)
+        # Mutants that have equal features make it singular.
+        kernel_MM[np.diag_indices_from(kernel_MM)] += _JITTER * sum(weights.values())
+        self._root_MM = np.linalg.cholesky(kernel_MM)
+        precision_MM = weights["noise"] * np.eye(len(self._inducing))
+        sums_M = np.zeros(len(self._inducing))
+        for rows, basis_NM in self._blocks(features):
+            precision_MM += basis_NM.T @ basis_NM
+            sums_M += basis_NM.T @ targets_N[rows]
+            advance(rows.stop)
+        self._precision_root_MM = np.linalg.cholesky(precision_MM)
+        self._coefficients_M = self._solved(sums_M, twice=True)
+        self.scale = self._scale(features, targets_N) if size else 1.0
+        self._measured = features
+
+    def predict(self, features: Features) -> Prediction:
+        """Means, deviations and intervals."""
+        mean_N, variance_N = np.zeros(len(features)), self._variances(features)
+        for rows, basis_NM in self._blocks(features):
+            mean_N[rows] = basis_NM @ self._coefficients_M
+            known_N = self.weights["noise"] * (self._solved(basis_NM.T) ** 2).sum(axis=0)
+            variance_N[rows] += known_N - (basis_NM**2).sum(axis=1)
+        mean_N = self._level + self._spread * (mean_N + _expected(features))
+        variance_N = np.maximum(variance_N, _JITTER)
+        half_N = _SCORE * self.scale * self._spread * np.sqrt(variance_N + self.weights["noise"])
+        return Prediction(mean_N, self._spread * np.sqrt(variance_N), mean_N - half_N, mean_N + half_N)
+
+    def covariance(self, features: Features) -> Floats:
+        """(N, N) of the values of these mutants."""
+        basis_NM = self._basis(features)
+        solved_MN = self._solved(basis_NM.T)
+        known_NN = self.weights["noise"] * solved_MN.T @ solved_MN - basis_NM @ basis_NM.T
+        return self._spread**2 * (self._kernel(features, features) + known_NN)
+
+    def best(self) -> float:
+        """The highest mean of a measured mutant; the highest measured value would be one with lucky noise."""
+        return float(self.predict(self._measured).mean.max()) if len(self._measured) else self._level
+
+    @property
+    def noise(self) -> float:
+        """The variance of a measurement of a value."""
+        return self._spread**2 * self.weights["noise"]
+
+    def _kernel(self, left: Features, right: Features) -> Floats:
+        return covariance_of(self.weights, kernels(left, right))
+
+    def _variances(self, features: Features) -> Floats:
+        return covariance_of(self.weights, features.squares() | {"joint": np.ones(len(features))})
+
+    def _blocks(self, features: Features) -> Iterator[tuple[slice, Floats]]:
+        for start in range(0, len(features), _BLOCK):
+            rows = slice(start, min(start + _BLOCK, len(features)))
+            yield rows, self._basis(features[rows])
+
+    def _basis(self, features: Features) -> Floats:
+        """(N, M) features whose product is the kernel as it is seen through the inducing mutants."""
+        return solve_triangular(self._root_MM, self._kernel(self._inducing, features), lower=True).T
+
+    def _solved(self, values: Floats, twice: bool = False) -> Floats:
+        half = solve_triangular(self._precision_root_MM, values, lower=True)
+        return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
+
+    def _scale(self, features: Features, targets_N: Floats) -> float:
+        """By how much intervals of a normal distribution are too narrow, from mutants that are left out in turn.
+
+        The conformal quantile of their errors (Angelopoulos and Bates 2023), which need no second fit: as of any ridge,
+        an error is the residual, and its variance the noise, by 1 - leverage.
+        """
+        rows = sampled(len(features), _CALIBRATING)
+        basis_NM = self._basis(features[rows])
+        free_N = np.maximum(1 - (self._solved(basis_NM.T) ** 2).sum(axis=0), _JITTER)
+        errors_N = (targets_N[rows] - basis_NM @ self._coefficients_M) / np.sqrt(self.weights["noise"] * free_N)
+        rank = min(len(rows), int(np.ceil(COVERED * (len(rows) + 1))))
+        scale = float(np.sort(np.abs(errors_N))[rank - 1]) / _SCORE
+        return (len(rows) * scale + _PSEUDO_MUTANTS) / (len(rows) + _PSEUDO_MUTANTS)
+
+
+def _expected(features: Features) -> Floats:
+    """(N,) values by the prior alone."""
+    return _PRIOR_SLOPE * features.parts["prior"][:, 0] if "prior" in features.parts else np.zeros(len(features))
+
+
+def covariance_of(weights: Mapping[str, float], terms: Mapping[str, Floats]) -> Floats:
+    """The weighted sum of kernels, and the level, whose variance is that of the measured values."""
+    return sum(weights[name] * term for name, term in terms.items()) + 1.0  # type: ignore[return-value]
+
+
+def _level_and_spread(measured_N: Floats) -> tuple[float, float]:
+    if not len(measured_N):
+        return 0.0, 1.0
+    # Of equal values, or of one, any scale will do.
+    return float(measured_N.mean()), float(measured_N.std()) or 1.0
+
+
+def learn(features: Features, measured_N: Floats) -> Weights:
+    """The weights of the highest posterior; what is expected where nothing is measured."""
+    rows = sampled(len(measured_N), _LEARNING)
+    features = features[rows]
+    level, spread = _level_and_spread(measured_N)
+    targets_N = (measured_N[rows] - level) / spread - _expected(features)
+    terms = kernels(features, features)
+    names = [*terms, "noise"]
+    start_P = np.log([_EXPECTED[name] for name in names])
+    if not len(rows):
+        return {name: _EXPECTED[name] for name in names}
+    found = minimize(
+        partial(_negative_log_posterior, [*terms.values()], targets_N, start_P),
+        start_P,
+        jac=True,
+        method="L-BFGS-B",
+        # Else a first step may go where the covariance is singular.
+        bounds=[(start - _LOG_RANGE, start + _LOG_RANGE) for start in start_P],
+        options={"maxiter": 30, "ftol": 1e-5},
+    )
+    return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+
+def _negative_log_posterior(
+    terms: list[Floats], targets_N: Floats, expected_P: Floats, logs_P: Floats
+) -> tuple[float, Floats]:
+    """And its gradient by the logarithms of the weights (Rasmussen and Williams 2006, equation 5.9)."""
+    *weights, noise = np.exp(logs_P).tolist()
+    covariance_NN = sum(weight * term for weight, term in zip(weights, terms, strict=True)) + 1.0
+    covariance_NN[np.diag_indices_from(covariance_NN)] += noise
+    factor = cho_factor(covariance_NN, lower=True)
+    inverse_NN = cho_solve(factor, np.eye(len(targets_N)))
+    solved_N = inverse_NN @ targets_N
+    deviations_P = (logs_P - expected_P) / _LOG_SPREAD
+    value = 0.5 * targets_N @ solved_N + np.log(np.diag(factor[0])).sum() + 0.5 * (deviations_P**2).sum()
+    rest_NN = inverse_NN - np.outer(solved_N, solved_N)
+    gradients = [weight * np.vdot(rest_NN, term) for weight, term in zip(weights, terms, strict=True)]
+    gradient_P = 0.5 * np.array([*gradients, noise * np.trace(rest_NN)])
+    return float(value), gradient_P + deviations_P / _LOG_SPREAD

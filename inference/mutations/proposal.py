@@ -1,0 +1,161 @@
+"""Mutants to measure next, by a fitted model: candidates, and a plate of them that is good together.
+
+Shape legend: N candidates, S of these on the shortlist.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.inference.mutations.features import Features
+from esmeray.inference.mutations.fitted import Fitted
+from esmeray.inference.mutations.gaussian_process import Posterior
+from esmeray.inference.mutations.section import MutationProposeSection, Strategy
+from esmeray.inference.mutations.table import PROTEIN_COLUMN
+from esmeray.inference.mutations.variants import Mutant, Protein, Variant
+
+_SHORTLIST = 1024
+"""Candidates whose dependence on each other is looked at."""
+_COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
+"""Candidates that are combinations, at most, by the fit's features: of the mutations that are predicted best."""
+_OPTIMISM = 2.0
+"""Standard deviations of the upper confidence bound."""
+
+
+def choose(process: Posterior, features: Features, number: int, strategy: Strategy, seed: int) -> NDArray[np.int64]:
+    """Rows of a batch, the best first.
+
+    Each is chosen as if those before it were measured already, as expected (Desautels et al. 2014): what is like them
+    is then known, and something else is more worth measuring. Draws of ``thompson`` differ by themselves.
+    """
+    mean_N, deviation_N, *_ = process.predict(features)
+    shortlist = np.argsort(-(mean_N + _OPTIMISM * deviation_N), kind="stable")[:_SHORTLIST]
+    mean_S, covariance_SS = mean_N[shortlist], process.covariance(features[shortlist])
+    best = process.best() if strategy == "ei" else 0.0
+    draws: Iterator[NDArray[np.float64]] = iter(())
+    if strategy == "thompson":
+        random = np.random.default_rng(seed)
+        draws = iter(random.multivariate_normal(mean_S, covariance_SS, number, check_valid="ignore", method="eigh"))
+    chosen: list[int] = []
+    for _ in range(min(number, len(shortlist))):
+        deviation_S = np.sqrt(np.maximum(np.diag(covariance_SS), 1e-12))
+        if strategy == "thompson":
+            value_S = next(draws)
+        elif strategy == "ucb":
+            value_S = mean_S + _OPTIMISM * deviation_S
+        else:
+            gain_S = (mean_S - best) / deviation_S
+            # Jones et al. 1998, equation 15.
+            value_S = deviation_S * (gain_S * norm.cdf(gain_S) + norm.pdf(gain_S))
+        value_S[chosen] = -np.inf
+        chosen.append(int(value_S.argmax()))
+        column_S = covariance_SS[:, chosen[-1]]
+        covariance_SS -= np.outer(column_S, column_S / (column_S[chosen[-1]] + process.noise))
+    return shortlist[chosen]
+
+
+class Proposer:
+    """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
+
+    Raises ConfigError where the protein is none of the fit's, or a position is none.
+    """
+
+    def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
+        self._fitted, self._section, self._folder = fitted, section, folder
+        parts = [part for part in fitted.proteins if section.protein in (None, part.name)]
+        if len(parts) != 1:
+            names = ", ".join(part.name for part in fitted.proteins)
+            raise ConfigError(f"propose.protein {section.protein}: name one of {names}")
+        self._part = parts[0]
+        self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
+        self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
+        self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
+        self._process, self._encode = self._part.posterior(self._protein)
+
+    def plate(self) -> dict[str, Any]:
+        """Columns of the mutants to measure, as the fit reads them, with what is predicted of them.
+
+        Raises DataError where no candidate is left.
+        """
+        candidates = self._candidates()
+        if not candidates:
+            raise DataError("no candidate is left; exclude less, or give the fit's table the scores of more mutants")
+        section, fit = self._section, self._fitted.section
+        features = self._features(candidates, "candidates")
+        rows = choose(self._process, features, section.number, section.strategy, section.seed)
+        mutants = [candidates[row] for row in rows]
+        predicted = self._process.predict(features[rows])
+        wild, whole = self._protein.sequence, fit.sequence_column is not None
+        texts = [mutant.sequence(wild) if whole else self._protein.text_of(mutant) for mutant in mutants]
+        columns: dict[str, Any] = {PROTEIN_COLUMN: [self._protein.name] * len(rows)} if self._protein.name else {}
+        columns |= {fit.sequence_column or fit.mutant_column: texts, fit.measured_column: [np.nan] * len(rows)}
+        if fit.zero_shot_column is not None:
+            columns[fit.zero_shot_column] = [*map(self._score, mutants)]
+        return columns | {"predicted": predicted.mean, "predicted_low": predicted.low, "predicted_high": predicted.high}
+
+    def _candidates(self) -> list[Mutant]:
+        kinds, measured = self._section.candidates, [*map(self._protein.read, self._part.mutants)]
+        found: list[Mutant] = []
+        if "singles" in kinds:
+            found += self._protein.singles()
+        if "listed" in kinds:
+            found += map(self._protein.read, self._part.listed)
+        if "combinations" in kinds:
+            found += self._combinations(measured)
+        taken = {*measured}
+        return [mutant for mutant in dict.fromkeys(found) if mutant not in taken and self._is_allowed(mutant)]
+
+    def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
+        """Of mutations that were measured, of as many of the best ones as the number of candidates allows."""
+        mutations = {mutation for mutant in measured for mutation in mutant.mutations}
+        singles = [
+            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if self._is_allowed(mutant)
+        ]
+        mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
+        limit = _COMBINATIONS[self._fitted.section.features]
+        most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
+        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:most]]
+        groups = (group for size in range(2, self._section.mutations + 1) for group in combinations(best, size))
+        by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
+        return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
+
+    def _is_allowed(self, mutant: Mutant) -> bool:
+        """Test for mutations that are not excluded, and for a score, without which nothing is predicted."""
+        is_free = all(
+            mutation.offset + self._protein.first not in self._excluded
+            and mutation.mutant not in self._section.exclude_residues
+            for mutation in mutant.mutations
+        )
+        return is_free and math.isfinite(self._score(mutant))
+
+    def _score(self, mutant: Mutant) -> float:
+        """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
+        if self._fitted.section.zero_shot_column is None:
+            return 0.0
+        text = self._protein.text_of(mutant)
+        if text in self._known:
+            return self._known[text]
+        return sum(self._known.get(name, np.nan) for name in text.split(":"))
+
+    def _features(self, mutants: Sequence[Mutant], work: str) -> Features:
+        # Each work in a folder of its own: a resumed job has the same two.
+        name = self._fitted.section.zero_shot_column
+        columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
+        variants = [Variant(self._protein, mutant) for mutant in mutants]
+        return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))
+
+
+def _positions(text: str) -> range:
+    """Of 24 or 30-41. Raises ConfigError for another text."""
+    first, _, last = text.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41") from None

@@ -1,0 +1,151 @@
+"""Cross-validation of a fit on folds as ProteinGym's, its metrics beside simpler scores, and its learning curve.
+
+Shape legend: N mutants.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.linear_model import Ridge
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.figure_style import BLUE, GREEN, ORANGE, legend, picture, style
+from esmeray.common.progress import record_bar
+from esmeray.inference.mutations.features import Features, one_hot
+from esmeray.inference.mutations.gaussian_process import Posterior, Prediction
+from esmeray.inference.mutations.metrics import evaluation_of, metrics_table
+from esmeray.inference.mutations.section import Folds, MutationFitSection
+from esmeray.inference.mutations.variants import Mutant, Protein
+
+NUM_FOLDS = 5
+ALL = "all"
+"""Training mutants, where they are all of the other folds."""
+Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
+"""By kind of fold and number of training mutants, then by protein, as metrics_lines reads them."""
+
+
+class Measured(NamedTuple):
+    """Mutants of a protein with their features and measured values."""
+
+    protein: Protein
+    mutants: Sequence[Mutant]
+    features: Features
+    values: NDArray[np.float64]
+
+
+def folds(kind: Folds, mutants: Sequence[Mutant], seed: int) -> NDArray[np.int64]:
+    """(N,) fold of each mutant: at random, or by its position, of those that are mutated: in turn (modulo) or in
+    segments (contiguous). Raises ConfigError where these are not single mutants, or too few positions."""
+    if kind == "rest":
+        return np.zeros(len(mutants), np.int64)
+    if kind == "random":
+        return np.random.default_rng(seed).integers(NUM_FOLDS, size=len(mutants))
+    if any(len(mutant.mutations) != 1 for mutant in mutants):
+        raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
+    # By the position's rank, not its number: of a protein of which few are mutated folds would else be empty.
+    positions, index_N = np.unique([mutant.mutations[0].offset for mutant in mutants], return_inverse=True)
+    if len(positions) < NUM_FOLDS:
+        raise ConfigError(f"folds {kind}: {len(positions)} positions are mutated, fewer than folds; give random alone")
+    if kind == "modulo":
+        return index_N % NUM_FOLDS
+    segments = np.array_split(np.arange(len(positions)), NUM_FOLDS)
+    return np.repeat(np.arange(NUM_FOLDS), [*map(len, segments)])[index_N]
+
+
+def parts(fold_N: NDArray[np.int64], size: int | None, seed: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Training and test rows of each fold; of ``size`` training mutants where it is given.
+
+    Of a single fold the test rows are what is not drawn. The same seed draws the same mutants. Raises ConfigError where
+    a training part is smaller.
+    """
+    random = np.random.default_rng(seed)
+    pairs = []
+    for fold in np.unique(fold_N):
+        test = np.flatnonzero(fold_N == fold)
+        train = np.flatnonzero(fold_N != fold) if fold_N.any() else test
+        if size is not None:
+            if size > len(train):
+                raise ConfigError(f"sizes {size}: a training part has {len(train):,} mutants; give fewer")
+            train = random.choice(train, size, replace=False)
+        pairs.append((train, np.setdiff1d(test, train)))
+    return pairs
+
+
+def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Evaluations:
+    """The model on each kind of fold and size, beside the zero-shot score alone and, of substitutions, one-hot."""
+    kinds = {part.protein.name: _kinds(part, section) for part in measured}
+    ordered = dict.fromkeys(kind for of_protein in kinds.values() for kind in of_protein)
+    # All of the others is a size, too, but where nothing would be left to predict.
+    runs = [(kind, size) for kind in ordered for size in (None, *section.sizes) if kind != "rest" or size is not None]
+    found: Evaluations = {}
+    with record_bar("cross-validating") as bar:
+        for done, (kind, size) in enumerate(runs):
+            bar(done / len(runs), done)
+            key = f"Folds {kind}, {ALL if size is None else size} training mutants"
+            found[key] = {
+                part.protein.name: _evaluation(part, kind, size, section)
+                for part in measured
+                if kind in kinds[part.protein.name]
+            }
+    return found
+
+
+def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
+    if section.folds:
+        return section.folds
+    are_single = all(len(mutant.mutations) == 1 for mutant in part.mutants)
+    return ["random", "modulo", "contiguous"] if are_single else ["random"]
+
+
+def _evaluation(part: Measured, kind: Folds, size: int | None, section: MutationFitSection) -> dict[str, Any]:
+    protein, mutants, features, values_N = part
+    pairs = parts(folds(kind, mutants, section.seed), size, section.seed)
+    predicted = predictions(features, values_N, pairs)
+    scores = {"model": predicted.mean, "zero-shot score": features.parts["prior"][:, 0]}
+    if "site" in features.parts:
+        one_hot_ND = one_hot(protein, mutants)
+        ridge_N = np.full(len(values_N), np.nan)
+        for train, test in pairs:
+            ridge_N[test] = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train]).predict(one_hot_ND[test])
+        scores["ridge on one-hot"] = ridge_N
+    evaluation = evaluation_of(scores, values_N, samples=section.bootstrap, seed=section.seed)
+    tested_N = np.isfinite(predicted.mean)
+    holds_N = (predicted.low <= values_N) & (values_N <= predicted.high)
+    evaluation["metrics"]["in 90 % interval"] = float(holds_N[tested_N].mean())
+    return evaluation
+
+
+def predictions(
+    features: Features, values_N: NDArray[np.float64], pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> Prediction:
+    """Of each test row by a model of its training rows; NaN of rows that are in no test part."""
+    predicted = Prediction(*(np.full(len(values_N), np.nan) for _ in Prediction._fields))
+    for train, test in pairs:
+        found = Posterior(features[train], values_N[train]).predict(features[test])
+        for column, values in zip(predicted, found, strict=True):
+            column[test] = values
+    return predicted
+
+
+def draw_learning_curves(path: Path, found: Evaluations) -> None:
+    """Draw Spearman's coefficient, the mean over proteins, by the number of training mutants: a panel for each kind of
+    fold. Nothing where no size is given."""
+    means = [(key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in found.items()]
+    rows = [{"folds": kind, "size": int(size), **mean} for (kind, size), mean in means if size != ALL]
+    if not rows:
+        return
+    by_kind = pd.DataFrame(rows).groupby("folds", sort=False)
+    with picture(path, 1 + 4.0 * len(by_kind), 4.0, "Learning curve") as figure:
+        panels = figure.subplots(1, len(by_kind), squeeze=False, sharey=True)[0]
+        for axes, (kind, table) in zip(panels, by_kind, strict=True):
+            style(axes, f"folds {kind.strip(',')}")
+            curves = table.drop(columns="folds").set_index("size").sort_index()
+            for name, colour in zip(curves, (BLUE, ORANGE, GREEN), strict=False):
+                axes.plot(curves.index, curves[name], "o-", color=colour, label=name)
+            axes.set_xlabel("training mutants")
+        panels[0].set_ylabel("Spearman's coefficient")
+        legend(panels[0])

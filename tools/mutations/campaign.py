@@ -1,0 +1,40 @@
+"""Simulate a campaign on an assay that is measured: rounds of proposals, beside the zero-shot score and chance.
+
+In each round the mutants that esmeray mutations propose would choose are measured, by the values of the table, and the
+model is fitted again; the first round knows the zero-shot score alone. What counts is the share of the best mutants
+that is found. Of several proteins as esmeray mutations fit. Writes a folder: campaign.csv, every round, campaign.png
+and report.md.
+
+Examples:
+  esmeray mutations campaign facebook/esm2_t12_35M_UR50D --campaign.sequence wild.fasta --campaign.table measured.csv \
+--campaign.output campaign
+  esmeray mutations campaign facebook/esm2_t12_35M_UR50D --campaign.sequence wild.fasta --campaign.table measured.csv \
+--campaign.output campaign --campaign.rounds 3 --campaign.number 48 --campaign.strategy thompson
+"""
+
+from functools import cache
+
+from esmeray.inference.mutations.section import MutationCampaignSection
+from esmeray.inference.mutations.table import read_mutants
+from esmeray.run_folder.job import unfinished
+from esmeray.tools.grammar import Made, command
+from esmeray.tools.mutations.score import OfMaskedModel
+
+
+@command("mutations campaign", __doc__, made_by="simulate_campaign")
+def main(model: OfMaskedModel, campaign: MutationCampaignSection, made: Made) -> None:
+    made.refuse_existing(campaign.output)
+    with unfinished(campaign.output, f"mutations campaign of {model}") as folder:
+        table = read_mutants(campaign, folder, "campaign", campaign.numbers("campaign"))
+        from esmeray.inference.mutations.campaign import campaign_lines, campaigns, draw_campaigns
+        from esmeray.inference.mutations.fitted import measured_parts  # here: they load torch and Matplotlib
+        from esmeray.inference.mutations.job import Scorer
+
+        parts, _ = measured_parts(table, campaign, cache(lambda: Scorer(str(model), campaign, folder)), str(model))
+        found = campaigns(parts, campaign)
+        lines = campaign_lines(found)
+        with made.folder(campaign.output) as building:
+            found.to_csv(building / "campaign.csv", index=False)
+            (building / "report.md").write_text("\n".join(["# Campaign", "", *lines, ""]), encoding="utf-8")
+            draw_campaigns(building / "campaign.png", found)
+    print("\n".join([*table.lines(), *lines, f"written: {campaign.output}"]))
