@@ -31,7 +31,10 @@ def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd
             size = len(part.values)
             random = np.random.default_rng(section.seed + repeat)
             by_prior = np.argsort(-part.features.parts["prior"][:, 0], kind="stable")
-            ways = {PROPOSALS: _proposed(part, section, repeat), PRIOR: by_prior, RANDOM: random.permutation(size)}
+            # Only draws differ from repeat to repeat.
+            if repeat == 0 or section.strategy == "thompson":
+                proposed = _proposed(part, section, repeat)
+            ways = {PROPOSALS: proposed, PRIOR: by_prior, RANDOM: random.permutation(size)}
             top = np.argsort(-part.values, kind="stable")[: max(1, round(section.top_share * size))]
             for way, order in ways.items():
                 for number in range(1, section.rounds + 1):

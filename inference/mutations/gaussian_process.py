@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
+from sklearn.linear_model import Ridge
 
 from esmeray.inference.mutations.features import Features, kernels
 
@@ -39,6 +40,7 @@ _PRIOR_SLOPE = 0.5
 """Of measured values by the zero-shot score, both scaled, before any is measured: a correlation as usual."""
 _LEARNING, _INDUCING, _CALIBRATING, _BLOCK = 512, 1536, 2048, 4096
 """Mutants by which weights are learnt, through which others are seen, by which intervals are scaled, and at once."""
+_PENALTIES = (0.1, 1.0, 10.0, 100.0)
 _JITTER = 1e-6
 COVERED = 0.9
 """Share of the mutants whose values lie in their intervals."""
@@ -60,6 +62,14 @@ class Prediction(NamedTuple):
 def sampled(size: int, most: int) -> NDArray[np.int64]:
     """Rows at random, all where there are no more."""
     return np.sort(np.random.default_rng(0).permutation(size)[:most])
+
+
+def _calibrating(size: int) -> NDArray[np.int64]:
+    """Rows by which intervals are scaled: all or, of more than the inducing ones, a fifth of those that are none."""
+    if size <= _INDUCING:
+        return np.arange(size)
+    others = np.setdiff1d(np.arange(size), sampled(size, _INDUCING))
+    return others[sampled(len(others), min(_CALIBRATING, -(-len(others) // 5)))]
 
 
 class Posterior:
@@ -93,6 +103,7 @@ class Posterior:
             advance(rows.stop)
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
         self._coefficients_M = self._solved(sums_M, twice=True)
+        self._rest = self._fit_rest(features, targets_N) if size > _INDUCING and "site" in features.parts else None
         self.scale = self._scale(features, targets_N) if size else 1.0
         self._measured = features
 
@@ -100,7 +111,7 @@ class Posterior:
         """Means, deviations and intervals."""
         mean_N, variance_N = np.zeros(len(features)), self._variances(features)
         for rows, basis_NM in self._blocks(features):
-            mean_N[rows] = basis_NM @ self._coefficients_M
+            mean_N[rows] = basis_NM @ self._coefficients_M + self._rest_of(features[rows])
             known_N = self.weights["noise"] * (self._solved(basis_NM.T) ** 2).sum(axis=0)
             variance_N[rows] += known_N - (basis_NM**2).sum(axis=1)
         mean_N = self._level + self._spread * (mean_N + _expected(features))
@@ -143,16 +154,45 @@ class Posterior:
         half = solve_triangular(self._precision_root_MM, values, lower=True)
         return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
 
+    def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
+        """What each site has beyond the inducing mutants, of which there are fewer than sites and residues, perhaps.
+
+        Not by the mutants that scale the intervals, whose errors would be too small: they choose the penalty.
+        """
+        dual_M = solve_triangular(self._root_MM, self._coefficients_M, lower=True, trans=1)
+        left_N = targets_N.copy()
+        for start in range(0, len(features), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            left_N[rows] -= self._kernel(features[rows], self._inducing) @ dual_M
+        judges = _calibrating(len(features))
+        others = np.setdiff1d(np.arange(len(features)), judges)
+        site_ND = features.parts["site"]
+        ridges = [
+            Ridge(penalty, fit_intercept=False, solver="lsqr").fit(site_ND[others], left_N[others])
+            for penalty in _PENALTIES
+        ]
+        return min(ridges, key=lambda ridge: ((left_N[judges] - ridge.predict(site_ND[judges])) ** 2).sum())
+
+    def _rest_of(self, features: Features) -> Floats | float:
+        return 0.0 if self._rest is None else self._rest.predict(features.parts["site"])
+
     def _scale(self, features: Features, targets_N: Floats) -> float:
         """By how much intervals of a normal distribution are too narrow, from mutants that are left out in turn.
 
         The conformal quantile of their errors (Angelopoulos and Bates 2023), which need no second fit: as of any ridge,
         an error is the residual, and its variance the noise, by 1 - leverage.
         """
-        rows = sampled(len(features), _CALIBRATING)
+        rows = _calibrating(len(features))
         basis_NM = self._basis(features[rows])
-        free_N = np.maximum(1 - (self._solved(basis_NM.T) ** 2).sum(axis=0), _JITTER)
-        errors_N = (targets_N[rows] - basis_NM @ self._coefficients_M) / np.sqrt(self.weights["noise"] * free_N)
+        known_N = (self._solved(basis_NM.T) ** 2).sum(axis=0)
+        errors_N = targets_N[rows] - basis_NM @ self._coefficients_M - self._rest_of(features[rows])
+        if self._rest is None:
+            variances_N = self.weights["noise"] * np.maximum(1 - known_N, _JITTER)
+        else:
+            # The rest has not seen them, and one of so many mutants changes the inducing ones little.
+            variances_N = self._variances(features[rows]) - (basis_NM**2).sum(axis=1)
+            variances_N = np.maximum(variances_N, 0.0) + self.weights["noise"] * (1 + known_N)
+        errors_N /= np.sqrt(variances_N)
         rank = min(len(rows), int(np.ceil(COVERED * (len(rows) + 1))))
         scale = float(np.sort(np.abs(errors_N))[rank - 1]) / _SCORE
         return (len(rows) * scale + _PSEUDO_MUTANTS) / (len(rows) + _PSEUDO_MUTANTS)

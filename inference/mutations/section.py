@@ -113,7 +113,7 @@ class MutationProposeSection(ComputeSection):
     """CSV file to write."""
     number: PositiveInt = 96
     """How many: a plate has 96."""
-    strategy: Strategy = "ei"
+    strategy: Strategy = "ucb"
     """ei: expected improvement over the best so far; ucb: mean and two standard deviations; thompson: the best of
     draws."""
     candidates: list[Literal["singles", "combinations", "listed"]] = Field(["singles", "combinations"])
@@ -138,7 +138,7 @@ class MutationCampaignSection(MutationLearningSection):
     """Plates to measure, one after the other."""
     number: PositiveInt = 96
     """Mutants of a plate."""
-    strategy: Strategy = "ei"
+    strategy: Strategy = "ucb"
     """As mutations propose has it."""
     repeats: PositiveInt = 3
     """Campaigns with seeds of their own."""

@@ -110,7 +110,8 @@ def _tables(
 ) -> Iterator[tuple[Path, Columns, list[Protein]]]:
     """Each table with its columns and the protein of each row: the only one of the FASTA file, which has no name then;
     that of the column ``protein``; or, of a table in a folder, that of the table's name."""
-    proteins = [] if section.sequence is None else read_proteins(section, folder)
+    of_gym = section.sequence is None and section.table.is_dir()
+    proteins = [] if of_gym else read_proteins(section, folder)
     known = {protein.name: protein for protein in proteins}
     for path in [section.table, *section.more_tables]:
         if path.is_dir():

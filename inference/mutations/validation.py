@@ -145,7 +145,11 @@ def draw_learning_curves(path: Path, found: Evaluations) -> None:
             style(axes, f"folds {kind.strip(',')}")
             curves = table.drop(columns="folds").set_index("size").sort_index()
             for name, colour in zip(curves, (BLUE, ORANGE, GREEN), strict=False):
-                axes.plot(curves.index, curves[name], "o-", color=colour, label=name)
+                label = name.partition(" of ")[2] or "model"
+                axes.plot(curves.index, curves[name], "o-", color=colour, label=label)
+            axes.set_xscale("log")
+            axes.set_xticks(curves.index, [*map(str, curves.index)])
+            axes.minorticks_off()
             axes.set_xlabel("training mutants")
         panels[0].set_ylabel("Spearman's coefficient")
         legend(panels[0])
