@@ -126,7 +126,7 @@ def fit_ranker(candidates: Candidates, terms: csr_array) -> tuple[Ranker, NDArra
         ranker = _fitted(candidates.features[seen_K], truth_K[seen_K])
         crossed_K[test_K] = ranker.probabilities(candidates.features[test_K])
         rankers.append(ranker)
-    # The mean of their log-odds: on CAFA2 it is above one ranker of all proteins, which follows chance more closely.
+    # The mean of their log-odds: on CAFA2 it is above one ranker of all proteins in four of six values, below in one.
     features, thresholds, children, values, baselines = map(np.concatenate, zip(*rankers, strict=True))
     return Ranker(features, thresholds, children, values / _FOLDS, baselines), crossed_K
 
