@@ -48,8 +48,8 @@ class PredictTermsSection(Section):
     """Rules of the file: cafa6 leaves roots out, takes 1,500 terms of a protein, and is read again by its rules."""
     terms: PositiveInt | None = None
     """Most terms of a protein, over all aspects. Default: 500, and with cafa6 as many as it takes."""
-    part: Literal["blend", "naive", "homology", "neighbours", "network"] = "blend"
-    """Scores to write: the blend, or those of one of its parts alone."""
+    part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"] = "ranker"
+    """Scores to write: the ranker's, the blend's, or those of one of its parts alone."""
 
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":

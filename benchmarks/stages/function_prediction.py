@@ -1,4 +1,4 @@
-"""Functions predicted for CAFA2's targets: the blend beside the best of its parts.
+"""Functions predicted for CAFA2's targets: the ranker beside the blend, and the best of its parts.
 
 Trained on experimentally annotated proteins whose local identity to every target is below a limit, evaluated on the
 no-knowledge targets of each aspect with the defaults, roots left out and 1,500 terms a protein. A row is Fmax, or Fmax
@@ -24,7 +24,7 @@ from esmeray.inference.function.prediction import predict
 from esmeray.tools.train._experiment import trained
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
-BLEND, BEST = "blend", "best of its parts"
+RANKER, BLEND, BEST = "ranker", "blend", "best of its parts"
 PARTS = ("naive", "homology", "neighbours", "network")
 LIMITS = (0.9, 0.3)
 METRICS = {"fmax": "Fmax", "fmax_w": "weighted Fmax"}
@@ -45,11 +45,12 @@ def _cases(setting: Setting) -> Iterator[Case]:
         metrics = _measured(data, folder, setting)
         for aspect in ASPECTS:
             for metric in METRICS:
-                values = {name: metrics[name][aspect][metric] for name in (BLEND, *PARTS)}
+                values = {name: metrics[name][aspect][metric] for name in (RANKER, BLEND, *PARTS)}
                 facts: Facts = {
                     name: f"{value:.3f} ({low:.3f} to {high:.3f})" for name, (value, (low, high)) in values.items()
                 }
-                compared = {BLEND: values[BLEND][0], BEST: max(values[name][0] for name in PARTS)}
+                compared = {name: values[name][0] for name in (RANKER, BLEND)}
+                compared[BEST] = max(values[name][0] for name in PARTS)
                 ways = tuple(Contender(name, partial(float, value), "value") for name, value in compared.items())
                 yield Case(_title(aspect, metric, limit), "value", ways, rounds=1, facts=facts)
 
@@ -102,7 +103,7 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
     # Of the training annotations: those of the targets are what is to be predicted.
     accretion = {name: information_accretion(known[name], ontology.aspects[name]) for name in targets}
     metrics: dict[str, dict[str, dict]] = {}
-    for part in (BLEND, *PARTS):
+    for part in (RANKER, BLEND, *PARTS):
         setting.note(f"predicting and evaluating {part}")
         output = folder / f"{part}.tsv"
         options = PredictTermsSection.model_validate(
@@ -125,10 +126,10 @@ def _measured(data: Path, folder: Path, setting: Setting) -> dict[str, dict[str,
 
 STAGE = Stage(
     name="function_prediction",
-    summary="functions of CAFA2's targets: the blend beside the best of its parts",
+    summary="functions of CAFA2's targets: the ranker beside the blend, and the best of its parts",
     cases=_cases,
     comparisons=tuple(
-        Comparison(_title(aspect, metric, limit), BLEND, BEST, {"cpu": 1.0})
+        Comparison(_title(aspect, metric, limit), RANKER, BEST, {"cpu": 1.0})
         for limit in LIMITS
         for metric in METRICS
         for aspect in ASPECTS

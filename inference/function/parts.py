@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array, diags_array, vstack
 
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search, SharedWords
@@ -23,6 +23,7 @@ from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.function.ontology import propagate
 from esmeray.function.predictors import naive, nearest, pruned, transferred
 from esmeray.function.proteins import AspectData, FunctionData
+from esmeray.function.ranker import Candidates, candidates
 from esmeray.function.vectors import Vectors
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.tasks.terms.model import load_vector_classifier
@@ -32,7 +33,7 @@ from esmeray.tasks.terms.section import TermsSection
 class Queries(NamedTuple):
     """N proteins to predict: what the parts read of them. None, or no aspect, where no part does."""
 
-    number: int
+    lengths: NDArray[np.int64]
     vectors: Vectors | None
     bits: csr_array | None
     learnt: dict[str, csr_array]
@@ -77,7 +78,8 @@ class Parts:
 
     def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
         """What :meth:`scores` takes of proteins: for all aspects at once, as a search or a network knows of none."""
-        return Queries(len(texts), vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC))
+        lengths = np.array(list(map(len, texts)), np.int64)
+        return Queries(lengths, vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC))
 
     def _hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
@@ -124,7 +126,7 @@ class Parts:
         terms, records = aspect.terms[members], aspect.records[members]
         scores = {}
         if "naive" in self.terms.parts:
-            scores["naive"] = naive(terms, len(np.arange(queries.number)[rows]))
+            scores["naive"] = naive(terms, len(queries.lengths[rows]))
         if queries.bits is not None:
             scores["homology"] = transferred(csr_array(queries.bits[rows][:, records]), terms)
         if "neighbours" in self.terms.parts and queries.vectors is not None and self.vectors is not None:
@@ -137,6 +139,18 @@ class Parts:
         if name in queries.learnt:
             scores["network"] = csr_array(queries.learnt[name][rows])
         return scores
+
+    def candidates(
+        self, name: str, queries: Queries, scores: dict[str, csr_array], blend: csr_array, rows: Any = slice(None)
+    ) -> Candidates:
+        """Proteins and terms for the ranker, of what :meth:`scores` gave and the blend of it."""
+        aspect = self.data.aspects[name]
+        members = self._members(aspect)
+        near = csr_array((blend.shape[0], len(members)))
+        if queries.bits is not None:
+            # By length: near 2 bits a residue is the protein itself, however long it is.
+            near = csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
+        return candidates(scores, blend, near, aspect.terms[members], aspect.aspect, aspect.accretion)
 
     @cached_property
     def _search(self) -> Search:

@@ -1,8 +1,9 @@
 """Function prediction by a finished run: the blend of its parts, and predictions for the proteins of FASTA files.
 
-The run's folder ``function``, whole or not at all, has the data (:mod:`esmeray.function.proteins`), the vectors, and
-``blend.json`` with the weights and the values that each part and the blend reach on the held-out proteins.
-The blend is fitted on parts that have seen the training proteins alone; predictions then transfer from all.
+The run's folder ``function``, whole or not at all, has the data (:mod:`esmeray.function.proteins`), the vectors,
+``ranker_ASPECT.npz``, and ``blend.json`` with the weights and the values that each part, the blend and the ranker reach
+on the held-out proteins. Blend and ranker are fitted on parts that have seen the training proteins alone; predictions
+then transfer from all.
 
 Predictions are in CAFA's format: protein, term and score with three digits, terms of a protein from the highest score
 down, parents before children. Until the file is complete everything lies in ``OUTPUT.partial``: the store, the
@@ -34,6 +35,7 @@ from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import propagate, read_ontology
 from esmeray.function.predictors import blended, fit_blend
 from esmeray.function.proteins import FunctionData, prepare, read
+from esmeray.function.ranker import Ranker, fit_ranker, scored
 from esmeray.function.section import EvaluationSection, PredictTermsSection
 from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
@@ -49,6 +51,8 @@ TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
 _BLEND_MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")
+_WHOLE = ("ranker", "blend")
+"""Scores that are made of all parts."""
 _BLOCK = 1024
 
 
@@ -82,14 +86,20 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
     blend = {}
     for name, aspect in data.aspects.items():
         rows = np.flatnonzero(~aspect.training)
-        scores = parts.scores(name, queries, np.searchsorted(held_out, aspect.records[rows]))
+        queried = np.searchsorted(held_out, aspect.records[rows])
+        scores = parts.scores(name, queries, queried)
         if not scores:  # the network alone, which learnt no term of this aspect
             continue
         weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
+        summed = blended(scores, weights)
+        pairs = parts.candidates(name, queries, scores, summed, queried)
+        ranker, crossed_K = fit_ranker(pairs, aspect.terms[rows])
+        ranker.save(folder / f"ranker_{name}.npz")
+        predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
         blend[name] = {
             "weights": weights,
             "proteins": len(rows),
-            "validation": _values(data, name, rows, {**scores, "blend": blended(scores, weights)}),
+            "validation": _values(data, name, rows, predicted),
         }
     return blend
 
@@ -134,19 +144,25 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
 
 
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:
-    """Write the predictions of the blend, or of one part; return the number of proteins.
+    """Write the predictions of the ranker, the blend, or one part; return the number of proteins.
 
     Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
     """
     part, output = options.part, options.output
     settings, blend = _finished(run)
     weights = {name: aspect["weights"] for name, aspect in blend.items()}
-    if part != "blend":
+    if part not in _WHOLE:
         known = ", ".join(dict.fromkeys(name for parts in weights.values() for name in parts))
         settings = settings.model_copy(update={"parts": [part]})
         weights = {name: {part: 1.0} for name, parts in weights.items() if part in parts}
         if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
+    rankers = {}
+    if part == "ranker":
+        files = {name: run / FOLDER / f"ranker_{name}.npz" for name in weights}
+        if not all(path.is_file() for path in files.values()):
+            raise ConfigError(f"{run}: is of a version without rankers; give --predict.part blend, or train again")
+        rankers = {name: Ranker.load(path) for name, path in files.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
@@ -154,7 +170,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         job = {"run": run_hash, "input": store.checksum, "part": part}
         accept(partial, job | {"format": options.format, "terms": options.most_terms})
         with journal(partial) as done:
-            _predict(run, settings, weights, store, partial, options, done)
+            _predict(run, settings, weights, rankers, store, partial, options, done)
             with made_file(output, MADE_BY, overwrite) as building:
                 with building.open("w", encoding="utf-8") as file:
                     file.writelines(done.lines())
@@ -168,12 +184,13 @@ def _predict(
     run: Path,
     settings: TermsSection,
     weights: dict[str, dict[str, float]],
+    rankers: dict[str, Ranker],
     store: Store,
     partial: Path,
     options: PredictTermsSection,
     done: Journal,
 ) -> None:
-    """Add the lines of the blocks that are missing. ``weights``: of the parts of each aspect."""
+    """Add the lines of the blocks that are missing, by each aspect's weights of the parts, and its ranker if any."""
     blocks = list(ranges(len(store), _BLOCK))[done.done :]
     if not blocks:  # killed between the last block and the output: no model need be loaded
         return
@@ -192,10 +209,14 @@ def _predict(
             )
             predicted = {}
             for name, aspect_weights in weights.items():
-                blend = _thousandths(blended(parts.scores(name, queries), aspect_weights))
-                # After rounding, so that a parent's digits are never below its child's.
                 aspect = data.aspects[name].aspect
-                predicted[name] = propagate(blend, aspect)
+                scores = parts.scores(name, queries)
+                summed = blended(scores, aspect_weights)
+                if name in rankers:
+                    pairs = parts.candidates(name, queries, scores, summed)
+                    summed = scored(rankers[name].probabilities(pairs.features), pairs, aspect)
+                # After rounding, so that a parent's digits are never below its child's.
+                predicted[name] = propagate(_thousandths(summed), aspect)
                 if options.format == "cafa6":
                     predicted[name] = csr_array(predicted[name].multiply(aspect.levels > 0))
                     predicted[name].eliminate_zeros()

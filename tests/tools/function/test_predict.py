@@ -15,6 +15,7 @@ from esmeray.common.command_line import INTERRUPTED, run
 from esmeray.common.publishing import RECORD_FILE
 from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
+from esmeray.function.sample import NAMESPACES
 from esmeray.function.submission import check_submission
 from esmeray.inference.function import prediction
 from esmeray.run_folder.metrics_log import read_metrics
@@ -53,6 +54,7 @@ def prediction_of(run: Path, source: Path, output: Path, *options: object) -> li
 def content(run: Path) -> dict[str, bytes]:
     """What predictions depend on; a store has its time of making, a card its metrics' digits alone."""
     names = ["export/classifier.safetensors", "function/blend.json", "function/vectors.npy", "function/validation.txt"]
+    names += [f"function/ranker_{aspect}.npz" for aspect in NAMESPACES]
     return {name: (run / name).read_bytes() for name in names}
 
 
@@ -77,7 +79,7 @@ def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, com
 
 def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_path, command):
     ontology = read_ontology(trained / "function" / "terms.obo")
-    for part, terms in ("blend", 500), ("blend", 7), ("network", 500), ("homology", 500):
+    for part, terms in ("ranker", 500), ("ranker", 7), ("blend", 500), ("network", 500), ("homology", 500):
         output = tmp_path / f"{part}{terms}.tsv"
         options = ["--predict.part", part, "--predict.terms", terms]
         command.done(*prediction_of(trained, trained / "function" / "sample" / "test.fasta", output, *options))
