@@ -9,7 +9,7 @@ TASK = Task(
     plan="esmeray.tasks.contrastive.plan:ContrastivePlan",
     experiment="esmeray.tasks.contrastive.experiment:ContrastiveExperiment",
     next=(
-        "embed run --embed.models {run} --embed.input {input} --embed.output {name}-vectors",
-        "embed evaluate {name}-vectors --evaluate.labels labels.tsv --evaluate.output {name}-evaluation",
+        "embed run --embed.models {run} --embed.input proteins.fasta --embed.output {name}-vectors",
+        "embed evaluate {name}-vectors --evaluate.labels labels.tsv --evaluate.output {name}-evaluation.json",
     ),
 )

@@ -39,18 +39,16 @@ from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.hits import chosen, own_hits
 from esmeray.inference.retrieval.metrics import METRICS, means, query_metrics
 from esmeray.tools.grammar import Made, command
-from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+from esmeray.train_config.section import PositiveInt, Section
 
 
 class RetrievalSection(Section):
     """Labels, queries and what is written."""
 
     labels: Path
-    """CSV, TSV or Parquet file of labels."""
+    """CSV, TSV or Parquet file of labels, with a column id."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
-    id_column: str = "id"
-    """Column of the ids in the file of labels."""
     level_names: list[str] = Field(["label"], min_length=1)
     """Names of the levels of labels, the closest first; of several, each lacks one more of the last parts."""
     queries: Path | None = None
@@ -61,8 +59,6 @@ class RetrievalSection(Section):
     """Output of the folder of embeddings. Default: its first."""
     bootstrap: PositiveInt = 1000
     """Resamplings of the queries for the intervals."""
-    seed: NonNegativeInt = 0
-    """Seed of the resamplings."""
 
 
 @command("embed evaluate", __doc__, made_by="evaluate_embeddings")
@@ -73,7 +69,7 @@ def main(
 ) -> None:
     if evaluate.output:
         made.refuse_file(evaluate.output)
-    labels = labels_by_id(evaluate.labels, evaluate.id_column, evaluate.label_column, "evaluate")
+    labels = labels_by_id(evaluate.labels, "id", evaluate.label_column, "evaluate")
     index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
     # A list of hits does not name all that was searched: that are the proteins with a label.
     ids = list(labels) if index is None else index.ids(range(index.count))
@@ -86,7 +82,7 @@ def main(
         for query, hits_K, *_ in ranked:
             values.append(query_metrics(groups_NL, query, hits_K))
             bar(len(values) / len(queries), len(values))
-    levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, evaluate.seed), strict=True))
+    levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, seed=0), strict=True))
     print("".join(f"{title:>23}" for title in ["", *METRICS]))
     for level, metrics in levels.items():
         cells = [f"{level} ({metrics['sensitivity_of_others']['queries']})"]
