@@ -1,100 +1,121 @@
-"""Six deep mutational scans of METL (gitter-lab/metl-pub, MIT) with EVE's score as the prior: DLG4 (abundance and
-binding), GRB2, PAB1, PTEN (abundance and activity).
+"""Measured mutants: six deep mutational scans of METL, with EVE's score as the prior, and beta-lactamase, with
+DeepSequence's.
 
-Spearman's coefficient of the mutants that are left once 64, 256 or 1,024 at random are measured, and campaigns of five
-plates. Everything is by ``esmeray mutations fit`` and ``campaign``, of all six in one command; features are one_hot, so
-that no weights have a part.
+Spearman's coefficient of the mutants that are left once some at random are measured, and campaigns of five plates.
+Features are one_hot: no weights have a part.
 """
 
+import csv
+import gzip
 import json
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 
 import pandas as pd
 
-from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
-from esmeray.benchmarks.harness.stage import Row
+from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
-METL = DEVELOPMENT_DATA / "mutations" / "metl"
 SIZES = (64, 256, 1024)
-PUBLISHED: dict[str, dict[int, float]] = {
-    "dlg4-2022-abundance": {64: 0.505, 256: 0.561, 1024: 0.663},
-    "dlg4-2022-binding": {64: 0.488, 256: 0.530, 1024: 0.645},
-    "grb2-abundance": {64: 0.252, 256: 0.495, 1024: 0.704},
-    "pab1": {64: 0.272, 256: 0.526, 1024: 0.806},
+RIDGE: dict[str, dict[str, float]] = {
+    "dlg4-2022-abundance": {"ridge on one-hot": 0.561},
+    "dlg4-2022-binding": {"ridge on one-hot": 0.530},
+    "grb2-abundance": {"ridge on one-hot": 0.495},
+    "pab1": {"ridge on one-hot": 0.526},
     "pten-abundance": {},
     "pten-activity": {},
 }
-"""Ridge on one-hot; of PTEN's single mutants it predicts nothing that was not measured."""
+"""Published of each assay with 256 mutants; of PTEN's single mutants ridge predicts nothing that was not measured."""
+_CAMPAIGN = {"proposals": "found", "greedy by the zero-shot score": "found: zero-shot", "random": "found: random"}
+_BETA_LACTAMASE_SIZES = (48, 96, 240)
 
 
-def measure(folder: Path, seeds: Sequence[int], data: Path = METL) -> list[Row]:
-    """Rows of both tables. Outputs stay in ``folder``, and what is there by then is not computed again."""
-    return [*_fits(folder, seeds, data), *_campaigns(folder, seeds, data)]
-
-
-def _run(command: str, output: Path, data: Path, *options: object) -> Path:
+def _run(work: Work, command: str, settings: Mapping[str, object], *lists: object) -> Path:
+    """The output of a command on measured mutants, of a seed that was stopped if it is there."""
+    output = work.folder / command
     if not output.exists():
-        settings = {
-            "sequence": data / "wild_types.fasta",
-            "table": data,
-            "measured_column": "measured",
-            "zero_shot_column": "eve",
-            "features": "one_hot",
-            "output": output,
-        }
-        words = [word for key, value in settings.items() for word in (f"--{command}.{key}", str(value))]
-        subprocess.run(
-            [sys.executable, "-m", "esmeray.tools", "mutations", command, "none", *words, *map(str, options)],
-            stdout=sys.stderr,
-            check=True,
-        )
+        own = {"features": "one_hot", "output": output, "seed": work.seed, **settings}
+        words = [word for key, value in own.items() for word in (f"--{command}.{key}", value)]
+        work.run("mutations", command, "none", *words, *lists)
     return output
 
 
-def _fits(folder: Path, seeds: Sequence[int], data: Path) -> Iterator[Row]:
-    found = []
-    for seed in seeds:
-        options = ("--fit.folds", "rest", "--fit.sizes", *SIZES, "--fit.seed", seed, "--fit.bootstrap", 1)
-        output = _run("fit", folder / f"fit-{seed}", data, *options)
-        found.append(json.loads((output / "evaluation.json").read_text(encoding="utf-8")))
-    for assay, ridge in PUBLISHED.items():
-        for size in SIZES:
-            evaluations = [by_size[f"Folds rest, {size} training mutants"][assay] for by_size in found]
-            ours = [evaluation["metrics"]["spearman"] for evaluation in evaluations]
-            covered = [evaluation["metrics"]["in 90 % interval"] for evaluation in evaluations]
-            eve = mean(evaluation["baselines"]["zero-shot score"]["metrics"]["spearman"] for evaluation in evaluations)
-            yield {
-                "assay": assay,
-                "training mutants": size,
-                "esmeray mutations fit": _spread(ours),
-                "EVE alone": f"{eve:.3f}",
-                "ridge on one-hot": f"{ridge[size]:.3f}" if size in ridge else None,
-                "above the better": f"{mean(ours) - max(eve, ridge.get(size, 0.0)):+.3f}",
-                "in 90 % intervals": _spread(covered),
-            }
+def _assays(work: Work) -> dict[str, Value]:
+    data = work.data / "mutations" / "metl"
+    columns = {"measured_column": "measured", "zero_shot_column": "eve"}
+    settings = {"sequence": data / "wild_types.fasta", "table": data, **columns}
+    fitted = _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
+    evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
+    values = {}
+    for size in SIZES:
+        by_assay = evaluation[f"Folds rest, {size} training mutants"]
+        ours = {assay: by_assay[assay]["metrics"]["spearman"] for assay in RIDGE}
+        eve = {assay: by_assay[assay]["baselines"]["zero-shot score"]["metrics"]["spearman"] for assay in RIDGE}
+        for ending, spearman in (("", ours), (": EVE", eve)):
+            values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
+            values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
+    campaign = _run(work, "campaign", settings, "--campaign.repeats", 1)
+    table = pd.read_csv(campaign / "campaign.csv")
+    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
+    return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
 
-def _campaigns(folder: Path, seeds: Sequence[int], data: Path) -> Iterator[Row]:
-    output = _run("campaign", folder / "campaign", data, "--campaign.repeats", len(seeds))
-    table = pd.read_csv(output / "campaign.csv")
-    last = table[table["round"] == table["round"].max()]
-    shares = last.pivot_table(index="protein", columns="way", values="found", sort=False)
-    shares.loc["mean"] = shares.mean()
-    for assay, row in shares.iterrows():
-        ours, eve, chance = row["proposals"], row["greedy by the zero-shot score"], row["random"]
-        yield {
-            "assay": str(assay),
-            "best 1 % found in five plates": f"{ours:.3f}",
-            "by EVE": f"{eve:.3f}",
-            "by chance": f"{chance:.3f}",
-            "times EVE": f"{ours / eve:.1f}" if eve else None,
-            "times chance": f"{ours / chance:.1f}" if chance else None,
-        }
+def _beta_lactamase(work: Work) -> dict[str, Value]:
+    data, table = work.data / "mutations", work.folder / "scored.csv"
+    write_scored(data / "beta_lactamase.csv.gz", table, "deep_sequence")
+    settings = {"sequence": data / "beta_lactamase.fasta", "first_position": 24, "table": table}
+    folds = ("--fit.folds", "random", "--fit.sizes", *_BETA_LACTAMASE_SIZES)
+    fitted = _run(work, "fit", {**settings, "zero_shot_column": "deep_sequence"}, *folds)
+    evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
+    values = {}
+    for size in _BETA_LACTAMASE_SIZES:
+        (own,) = evaluation[f"Folds random, {size} training mutants"].values()
+        interval = own["intervals"]["spearman"]
+        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=interval)
+        values[f"{size}: prior"] = Value(value=own["baselines"]["zero-shot score"]["metrics"]["spearman"])
+    return values
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+def write_scored(source: Path, target: Path, column: str) -> None:
+    """The rows of a table that have a value in this column."""
+    with gzip.open(source, "rt") as file, target.open("w", newline="") as output:
+        rows = csv.DictReader(file)
+        writer = csv.DictWriter(output, rows.fieldnames or ())
+        writer.writeheader()
+        writer.writerows(row for row in rows if row[column])
+
+
+BENCHMARKS = (
+    PublicBenchmark(
+        name="metl",
+        title="Measured mutants: METL",
+        data="six deep mutational scans: DLG4 (abundance, binding), GRB2, PAB1, PTEN (abundance, activity); "
+        "gitter-lab/metl-pub, MIT",
+        split="64, 256 or 1,024 mutants at random to fit, all others to predict; campaigns of five plates of 96",
+        metrics=(
+            *(Metric(f"mean {size}", f"Spearman, mean of six, {size} mutants", f"mean {size}: EVE") for size in SIZES),
+            *(
+                Metric(f"{name} 256", f"Spearman, {name}, 256", f"{name} 256: EVE", ridge)
+                for name, ridge in RIDGE.items()
+            ),
+            Metric("found", "best 1 % found in five plates", "found: zero-shot"),
+        ),
+        baseline="EVE's score alone, which is also what a fit is given; for the plates greedy by it",
+        source="ridge on one-hot, computed on these files",
+        differs="METL's own values are of other draws of the training mutants",
+        measure=_assays,
+    ),
+    PublicBenchmark(
+        name="beta_lactamase",
+        title="Measured mutants: beta-lactamase",
+        data="Stiffler et al. 2015, 4,788 single mutants that have a score of DeepSequence; facebookresearch/esm, MIT",
+        split="five folds at random, so many mutants of each training part",
+        metrics=tuple(
+            Metric(str(size), f"Spearman, {size} mutants", f"{size}: prior") for size in _BETA_LACTAMASE_SIZES
+        ),
+        baseline="DeepSequence's score alone, which is also what a fit is given",
+        source="none on these folds",
+        differs="values of ProteinGym are of zero-shot scores, or of folds of its own",
+        measure=_beta_lactamase,
+    ),
+)

@@ -19,14 +19,16 @@ from pathlib import Path
 from esmeray.benchmarks.harness.machine import slugify
 from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
 from esmeray.benchmarks.harness.stage import check_names
-from esmeray.benchmarks.public import classifiers, design, functions
+from esmeray.benchmarks.public import classifiers, design, functions, homology, mutations
 from esmeray.benchmarks.public.benchmark import SEEDS, Measured, PublicBenchmark, measured, read_measured
 from esmeray.benchmarks.public.page import write_page
 from esmeray.common.errors import DataError
 from esmeray.common.progress import status_line
 
 FOLDER = Path(__file__).resolve().parents[1] / "results"
-BENCHMARKS: tuple[PublicBenchmark, ...] = (*functions.BENCHMARKS, *classifiers.BENCHMARKS, *design.BENCHMARKS)
+BENCHMARKS: tuple[PublicBenchmark, ...] = tuple(
+    benchmark for module in (homology, mutations, functions, classifiers, design) for benchmark in module.BENCHMARKS
+)
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
