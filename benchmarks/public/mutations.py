@@ -94,10 +94,7 @@ BENCHMARKS = (
         split="64, 256 or 1,024 mutants at random to fit, all others to predict; campaigns of five plates of 96",
         metrics=(
             *(Metric(f"mean {size}", f"Spearman, mean of six, {size} mutants", f"mean {size}: EVE") for size in SIZES),
-            *(
-                Metric(f"{name} 256", f"Spearman, {name}, 256", f"{name} 256: EVE", ridge)
-                for name, ridge in RIDGE.items()
-            ),
+            *(Metric(f"{assay} 256", f"{assay}, 256 mutants", f"{assay} 256: EVE", RIDGE[assay]) for assay in RIDGE),
             Metric("found", "best 1 % found in five plates", "found: zero-shot"),
         ),
         baseline="EVE's score alone, which is also what a fit is given; for the plates greedy by it",
