@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, Field
 
 from esmeray.service.http.answers import json_answer, table_answer
 from esmeray.service.http.bodies import LONGEST_ID, Sequences
@@ -27,7 +27,7 @@ class SearchBody(BaseModel):
     index: str | None = Field(None, description="Default: the first; GET /v1/models lists the indexes of each model.")
     sequences: Sequences | None = Field(None, description="Sequences, or records with id and sequence.")
     ids: Ids | None = Field(None, description="In place of sequences: proteins of the index, which are left out of it.")
-    top_k: PositiveInt = Field(10, description="Neighbours of each, at most.")
+    top_k: int = Field(10, ge=1, description="Neighbours of each, at most.")
 
 
 @router.post("/v1/search", name="search", openapi_extra=documented(SearchBody))

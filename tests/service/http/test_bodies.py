@@ -22,7 +22,7 @@ from tests.service.serving import Serving, problem
 
 BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
 ROUTES = (
-    *("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/classify", "/v1/masked", "/v1/tokenize"),
+    *("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/classify", "/v1/masked", "/v1/search", "/v1/tokenize"),
     *("/embed", "/embed_all", "/tokenize", "/v1/biology/meta/esm2-8m"),
 )
 JSON = {"Content-Type": "application/json"}
