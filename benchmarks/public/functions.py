@@ -1,4 +1,4 @@
-"""Functions of CAFA2's targets, by the blend of the task terms, as CAFA evaluates them."""
+"""Functions of CAFA2's targets, by the ranker of the task terms, as CAFA evaluates them."""
 
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 from esmeray.benchmarks.stages.function_prediction import ASPECTS, write_files
@@ -26,7 +26,7 @@ def _functions(work: Work) -> dict[str, Value]:
     source = ["--data.source", files / "train.fasta"]
     work.run("train", "--config", "train_config/function.yaml", *places, *source, *terms, *epoch, *vectors)
     values = {}
-    for part, ending in (("blend", ""), ("naive", ": naive")):
+    for part, ending in (("ranker", ""), ("naive", ": naive")):
         predicted = work.folder / f"{part}.tsv"
         options = ["--predict.part", part, "--predict.terms", 1500, "--overwrite"]
         inputs = ["--predict.input", files / "targets.fasta", "--predict.output", predicted]
