@@ -94,7 +94,7 @@ class MutationLearningSection(MutantTableSection):
 class MutationFitSection(MutationLearningSection):
     """Measured mutants, features, evaluation, and how the model runs."""
 
-    bootstrap: PositiveInt = 200
+    bootstrap: PositiveInt = 100
     """Resamplings for the confidence intervals of metrics."""
     folds: list[Folds] = Field([])
     """Folds of five: mutants at random, mutated positions in turn (modulo), or segments of them (contiguous); rest: no
