@@ -22,7 +22,7 @@ COMMANDS = {
     "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
     "embed": ("run", "Compute embeddings of proteins; join, search, plot and plan them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
-    "mutations": ("score", "Score mutants, scan them all, fit measured ones, propose the next, simulate rounds."),
+    "mutations": ("score", "Score mutants, scan them all, fit measured ones, propose the next."),
     "design": ("generate", "Generate and score sequences for a structure; predict structures."),
     "function": ("predict", "Predict functions (GO terms) of proteins, and evaluate predictions as CAFA does."),
     "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),

@@ -99,9 +99,13 @@ def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, A
 
 
 def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
-    """(N, L * 20): 1 for a residue that is won."""
-    rows, offsets, _, won = (np.array(column, np.int64) for column in _columns(mutants))
-    return csr_array((np.ones(len(rows)), (rows, 20 * offsets + won)), shape=(len(mutants), 20 * len(protein.sequence)))
+    """(N, L * 20): 1 for a residue that is won, -1 for that of the wild type."""
+    rows, offsets, lost, won = (np.array(column, np.int64) for column in _columns(mutants))
+    shape = (len(mutants), 20 * len(protein.sequence))
+    gained, missing = (
+        csr_array((np.ones(len(rows)), (rows, 20 * offsets + kind)), shape=shape) for kind in (won, lost)
+    )
+    return csr_array(gained - missing)
 
 
 def _columns(mutants: Sequence[Mutant]) -> list[list[int]]:

@@ -302,11 +302,11 @@ def measured_parts(
         if variant is not None and known_N[row] and variant.mutant != WILD_TYPE
     ]
     groups = _by_protein([variant for _, variant in used])
-    short = {protein.name: len(rows) for protein, rows in groups.items() if len(rows) < _FEWEST} or {"": 0}
-    if not groups or min(map(len, groups.values())) < _FEWEST:
-        name, size = next(iter(short.items()))
+    sizes = {protein.name: len(rows) for protein, rows in groups.items()} or {"": 0}
+    name, fewest = min(sizes.items(), key=lambda item: item[1])
+    if fewest < _FEWEST:
         where = f"{section.table}, {name}" if name else section.table
-        raise DataError(f"{where}: {size} mutants have all their values; give at least {_FEWEST}")
+        raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
     # Those of a protein side by side, in the order of the table.
     order = [row for rows in groups.values() for row in rows]
     rows, variants = [used[row][0] for row in order], [used[row][1] for row in order]

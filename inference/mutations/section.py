@@ -94,7 +94,7 @@ class MutationLearningSection(MutantTableSection):
 class MutationFitSection(MutationLearningSection):
     """Measured mutants, features, evaluation, and how the model runs."""
 
-    bootstrap: PositiveInt = 200
+    bootstrap: PositiveInt = 100
     """Resamplings for the confidence intervals of metrics."""
     folds: list[Folds] = Field([])
     """Folds of five: mutants at random, mutated positions in turn (modulo), or segments of them (contiguous); rest: no
@@ -120,7 +120,7 @@ class MutationProposeSection(ComputeSection):
     """singles: all single mutants; combinations: of mutations that were measured; listed: the rows of the fit's tables
     without a measured value."""
     mutations: PositiveInt = 2
-    """Of a combination, at most."""
+    """Most mutations of a combination."""
     exclude_positions: list[str] = Field([])
     """Positions to leave as they are, as 24 or 30-41."""
     exclude_residues: str = ""
@@ -139,7 +139,7 @@ class MutationCampaignSection(MutationLearningSection):
     number: PositiveInt = 96
     """Mutants of a plate."""
     strategy: Strategy = "ucb"
-    """As mutations propose has it."""
+    """Choice of mutants: expected improvement, upper bound, or draws."""
     repeats: PositiveInt = 3
     """Campaigns with seeds of their own."""
     top_share: Share = 0.01
