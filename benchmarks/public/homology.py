@@ -42,7 +42,7 @@ PUBLISHED = {
 TUNING = 300
 RECIPE = (
     "--model.contrastive.level_weights 1 1 0.2 --model.contrastive.group_level 1 --batch.tokens 16384 "
-    "--batch.global_tokens 16384 --training.epochs 30 --ray.num_workers 1"
+    "--batch.global_tokens 16384 --training.epochs 20 --ray.num_workers 1"
 )
 _FOLLOWED = 30
 """Hits of align that the blend goes on from."""
