@@ -38,7 +38,7 @@ PUBLISHED = {
 TUNING = 300
 RECIPE = (
     "--model.contrastive.level_weights 1 1 0.2 --model.contrastive.group_level 1 --batch.tokens 16384 "
-    "--batch.global_tokens 16384 --training.epochs 30 --ray.num_workers 1"
+    "--batch.global_tokens 16384 --training.epochs 20 --ray.num_workers 1"
 )
 _FOLLOWED = 30
 """Hits of align that the blend goes on from."""
@@ -112,7 +112,7 @@ def write_blend(folder: Path) -> None:
         values_QLM = np.array([query_metrics(groups_NL, *ranked(name, weights)) for name in names])
         return float(np.nanmean(values_QLM[:, :2, 0], axis=0).sum())
 
-    weights = max(itertools.product((0, 0.5, 0.9, 0.99), (0, 0.1, 0.3, 0.6), (1, 4, 16)), key=quality)
+    weights = max(itertools.product((0, 0.5, 0.9), (0, 0.3), (1, 4)), key=quality)
     with (folder / "both.tsv").open("w") as file:
         for name in (folder / "validation.txt").read_text().split():
             hits_N = ranked(name, weights)[1]

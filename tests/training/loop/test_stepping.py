@@ -31,6 +31,8 @@ class Engine:
 
     device, can_discard = torch.device("cpu"), True
 
+    module = None  # no model whose loss is of a whole step
+
     def __init__(self, forward_fits=1000, backward_fits=1000, world_size=1, reduces="never"):
         self.forward_fits, self.backward_fits, self.world_size = forward_fits, backward_fits, world_size
         self.reduces = reduces

@@ -1,0 +1,33 @@
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from esmeray.benchmarks.public.homology import TUNING, blended, write_files
+
+
+def test_what_lies_by_a_hit_comes_before_what_neither_aligns_nor_lies_by_any():
+    # The query aligns with 1, by which 2 lies; 3 aligns by chance, 4 is like the query by its vector alone.
+    vectors_NC = np.array([[0, 0, 1], [1, 0, 0], [0.99, 0.14, 0], [0, 1, 0], [0, 0.6, 0.8]], dtype=np.float32)
+    hits = np.array([0, 1, 3]), np.array([1e-50, 1e-9, 50.0])
+    scores_N = blended(vectors_NC, 0, *hits, (0.9, 0.3, 1))
+    assert np.argsort(-scores_N).tolist() == [0, 1, 2, 4, 3]
+    alone_N = blended(vectors_NC, 0, *hits, (0, 0, 1))
+    assert np.argsort(-alone_N, kind="stable").tolist() == [0, 1, 3, 2, 4], "the order of align"
+
+
+def test_only_the_training_part_is_learnt_and_none_of_it_that_tunes(tmp_path: Path):
+    names = [f"d{number}" for number in range(TUNING + 20)]
+    parts = ["validation"] * 5 + ["other"] * 5 + ["training"] * (TUNING + 10)
+    rows = [f"{name}\ta.1.1.1\t{part}" for name, part in zip(names, parts, strict=True)]
+    (tmp_path / "domains.tsv").write_text("\n".join(["id\tclassification\tpart", *rows]))
+    with gzip.open(tmp_path / "domains.fasta.gz", "wt") as file:
+        file.writelines(f">{name}\nac\nde\n" for name in names)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    write_files(tmp_path, folder)
+    learnt = [line.split("\t") for line in (folder / "domains.tsv").read_text().splitlines()[1:]]
+    assert {row[1] for row in learnt} == {"ACDE"} and {row[0] for row in learnt} == set(names[10:])
+    tuning = {row[0] for row in learnt if row[3] == "valid"}
+    assert tuning == set((folder / "tuning.txt").read_text().split()) and len(tuning) == TUNING
+    assert (folder / "validation.txt").read_text().split() == names[:5]
