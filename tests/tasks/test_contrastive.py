@@ -139,6 +139,26 @@ def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(t
     assert_same_run(stopped, whole)
 
 
+def test_an_export_with_an_adapter_has_it_merged_and_its_means_are_the_vectors_less_what_they_share(tmp_path: Path):
+    config, path = contrastive_config(tmp_path / "run", model={"backbone": {"lora": {"rank": 2}}})
+    model = ContrastiveModel.build(config.model, 0)
+    batch = _source(config, path).batch(0, np.arange(8)).batch
+    for _ in range(3):
+        model(batch)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zeros, which would hide an adapter that was lost
+            torch.nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        wanted_ND = model.vectors(batch) - model.centre
+        assert model.centre.abs().max() > 0
+        network = model.network().eval()
+        for number, row_D in enumerate(wanted_ND):
+            start, end = batch.cu_seqlens[number : number + 2].tolist()
+            features_TD = network(batch.tokens[None, start:end]).last_hidden_state[0]
+            # fp32, by transformers' own forward.
+            torch.testing.assert_close(features_TD[1:-1].mean(0), row_D, rtol=1e-3, atol=1e-4)
+
+
 def test_groups_that_can_t_be_learnt_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="kind regression"):
         contrastive_config(tmp_path / "run", data={"labels": {"kind": "regression"}})
