@@ -69,7 +69,7 @@ def _beta_lactamase(work: Work) -> dict[str, Value]:
     evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
     values = {}
     for size in _BETA_LACTAMASE_SIZES:
-        (own,) = evaluation[f"Folds random, {size} training mutants"].values()
+        own = evaluation[f"Folds random, {size} training mutants"]
         interval = own["intervals"]["spearman"]
         values[str(size)] = Value(value=own["metrics"]["spearman"], interval=interval)
         values[f"{size}: prior"] = Value(value=own["baselines"]["zero-shot score"]["metrics"]["spearman"])
