@@ -43,7 +43,6 @@ MODULES = (
     "plan",
     "alignment",
     "function_evaluation",
-    "function_prediction",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
 

@@ -1,8 +1,12 @@
 """Functions of CAFA2's targets, by the ranker of the task terms, as CAFA evaluates them."""
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
-from esmeray.benchmarks.stages.function_prediction import ASPECTS, write_files
+import gzip
+import json
+from pathlib import Path
 
+from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+
+ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 IDENTITY = 0.9
 """Largest identity of a training protein to any target."""
 _PUBLISHED = {
@@ -42,6 +46,28 @@ def _functions(work: Work) -> dict[str, Value]:
             for name in ("fmax", "fmax_w"):
                 values[f"{name} {aspect}{ending}"] = Value.model_validate(evaluated["metrics"][name])
     return values
+
+
+def write_files(data: Path, folder: Path, limit: float) -> None:
+    """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
+    folder.mkdir()
+    rows = {name: _rows(data / f"{name}.jsonl.gz") for name in ("training_pool", "cafa2_targets")}
+    # By identity to any target, so that no part can look a target's relatives up.
+    pool = [(f"P{n}", row) for n, row in enumerate(rows["training_pool"]) if row["max_id_cafa2"] < limit]
+    targets = [(row["id"], row) for row in rows["cafa2_targets"]]
+    for name, proteins in (("train", pool), ("targets", targets)):
+        (folder / f"{name}.fasta").write_text("".join(f">{protein}\n{row['seq']}\n" for protein, row in proteins))
+    files = {"train": [(protein, row, aspect) for protein, row in pool for aspect in ASPECTS]}
+    for aspect, code in ASPECTS.items():
+        files[aspect] = [(protein, row, aspect) for protein, row in targets if f"{code}_all_type1" in row["lists"]]
+    for name, annotated in files.items():
+        lines = [f"{protein}\t{term}\n" for protein, row, aspect in annotated for term in row[aspect]]
+        (folder / f"{name}.tsv").write_text("".join(lines))
+
+
+def _rows(path: Path) -> list[dict]:
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
 
 
 BENCHMARKS = (
