@@ -109,7 +109,7 @@ def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
 def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
     """The report of one protein, or a table of several with their mean."""
     if len(by_protein) == 1:
-        return metrics_lines(*by_protein.values())
+        return metrics_lines(next(iter(by_protein.values())))
     table = metrics_table(by_protein)
     table.loc["mean"] = table.mean()
     sizes = table.pop("mutants")

@@ -47,7 +47,7 @@ def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
             for number, protein in enumerate(proteins, 1):
                 rows = [row for row, variant in enumerate(variants) if variant.protein == protein]
                 picture = f"heat_map_{number}.png" if names else "heat_map.png"
-                title = f"{protein.name if names else scan.sequence.name} by {model}, {scan.method}"
+                title = f"{protein.name} by {model}, {scan.method}"
                 draw_scan(building / picture, protein, [mutations[row] for row in rows], scores_N[rows], title)
     best = columns["mutant"][int(scores_N.argmax())]
     print(f"{scan.output}: {counted(len(variants), 'mutant{s}')}, the best is {best} ({scores_N.max():.3f})")
