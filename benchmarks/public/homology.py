@@ -49,7 +49,8 @@ Weights = tuple[float, float, int]
 
 def sensitivities(work: Work) -> dict[str, Value]:
     """Sensitivity by method and level."""
-    folder, run = work.folder, work.run
+    folder = work.folder
+    run = work.run
     write_files(work.data / "scope40", folder)
     table = f"--data.source {folder}/domains.tsv --data.labels.id_column id --data.labels.split column"
     named = f"--data.labels.split_column split --run.name encoder --run.storage_path {folder} --run.seed {work.seed}"

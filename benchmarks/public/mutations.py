@@ -61,7 +61,8 @@ def _assays(work: Work) -> dict[str, Value]:
 
 
 def _beta_lactamase(work: Work) -> dict[str, Value]:
-    data, table = work.data / "mutations", work.folder / "scored.csv"
+    data = work.data / "mutations"
+    table = work.folder / "scored.csv"
     write_scored(data / "beta_lactamase.csv.gz", table, "deep_sequence")
     settings = {"sequence": data / "beta_lactamase.fasta", "first_position": 24, "table": table}
     folds = ("--fit.folds", "random", "--fit.sizes", *_BETA_LACTAMASE_SIZES)

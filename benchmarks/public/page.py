@@ -44,7 +44,9 @@ RANDOM = (
 
 def values_of(key: str | None, runs: Sequence[Measured]) -> list[float]:
     """The value of each seed; none without a key."""
-    return [] if key is None else [run.values[key].value for run in runs]
+    if key is None:
+        return []
+    return [run.values[key].value for run in runs]
 
 
 def _row(benchmark: PublicBenchmark, metric: Metric, runs: Sequence[Measured]) -> dict[str, str | int | float | None]:

@@ -65,7 +65,8 @@ def labels_by_id(path: Path, id_column: str, label_column: str, section: str) ->
     """
     columns = Table(path, {id_column: f"{section}.id_column", label_column: f"{section}.label_column"}).columns()
     ids = [text_of(value) for value in columns[id_column]]
-    if repeated := [record_id for record_id, count in Counter(ids).items() if count > 1]:
+    repeated = [record_id for record_id, count in Counter(ids).items() if count > 1]
+    if repeated:
         raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
     return dict(zip(ids, map(text_of, columns[label_column]), strict=True))
 

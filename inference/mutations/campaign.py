@@ -18,7 +18,9 @@ from esmeray.inference.mutations.proposal import choose
 from esmeray.inference.mutations.section import MutationCampaignSection
 from esmeray.inference.mutations.validation import Measured
 
-PROPOSALS, PRIOR, RANDOM = "proposals", "greedy by the zero-shot score", "random"
+PROPOSALS = "proposals"
+PRIOR = "greedy by the zero-shot score"
+RANDOM = "random"
 _COLOURS = {PROPOSALS: BLUE, PRIOR: ORANGE, RANDOM: GREY}
 
 

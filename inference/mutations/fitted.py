@@ -33,7 +33,8 @@ from esmeray.train_config.section import ComputeSection
 
 TASK = "mutations"
 """In the manifest of a fitted model's folder."""
-_FILE, _EMBEDDINGS = "mutations.json", "embeddings.npy"
+_FILE = "mutations.json"
+_EMBEDDINGS = "embeddings.npy"
 _FEWEST = 20
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -135,12 +136,11 @@ class Fitted(BaseModel):
         same = [part for part in self.proteins if part.sequence == protein.sequence]
         # Of one protein several values may have been measured, each under its own name.
         named = [part for part in same if part.name == protein.name] or same
-        if len(named) != 1:
-            raise DataError(
-                "the model is fitted to mutants of another protein; give its wild type"
-                if not named
-                else f"the model is fitted to {' and '.join(part.name for part in named)}; name one in the FASTA file"
-            )
+        if not named:
+            raise DataError("the model is fitted to mutants of another protein; give its wild type")
+        if len(named) > 1:
+            names = " and ".join(part.name for part in named)
+            raise DataError(f"the model is fitted to {names}; name one in the FASTA file")
         return named[0]
 
     def predict(
@@ -309,12 +309,14 @@ def measured_parts(
         raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
     # Those of a protein side by side, in the order of the table.
     order = [row for rows in groups.values() for row in rows]
-    rows, variants = [used[row][0] for row in order], [used[row][1] for row in order]
+    rows = [used[row][0] for row in order]
+    variants = [used[row][1] for row in order]
     columns = {name: values[rows] for name, values in table.numbers.items()}
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     inputs = inputs_of(section, variants, open_scorer, columns)
-    parts, start = [], 0
+    parts = []
+    start = 0
     for protein, members in groups.items():
         own = range(start, start + len(members))
         start += len(members)
@@ -346,8 +348,10 @@ def export(fitted: Fitted, found: Evaluations, output: Path, overwrite: bool) ->
         if fitted.section.features == "embeddings":
             np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings for part in fitted.proteins]))
         # Of one protein without its name, which it need not have.
-        whole = {key: next(iter(found[key].values())) if len(fitted.proteins) == 1 else found[key] for key in found}
-        (building / "evaluation.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        content: dict[str, Any] = {**found}
+        if len(fitted.proteins) == 1:
+            content = {key: own for key, of_proteins in found.items() for own in of_proteins.values()}
+        (building / "evaluation.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         (building / "report.md").write_text("\n".join(["# Evaluation", "", *report_lines(found)]), encoding="utf-8")
         draw_learning_curves(building / "learning_curve.png", found)
 

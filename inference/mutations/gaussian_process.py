@@ -38,8 +38,14 @@ _LOG_SPREAD = 1.0
 _LOG_RANGE = 5.0
 _PRIOR_SLOPE = 0.5
 """Of measured values by the zero-shot score, both scaled, before any is measured: a correlation as usual."""
-_LEARNING, _INDUCING, _CALIBRATING, _BLOCK = 512, 1536, 2048, 4096
-"""Mutants by which weights are learnt, through which others are seen, by which intervals are scaled, and at once."""
+_LEARNING = 512
+"""Mutants by which weights are learnt."""
+_INDUCING = 1536
+"""Mutants through which others are seen."""
+_CALIBRATING = 2048
+"""Mutants by which intervals are scaled."""
+_BLOCK = 4096
+"""Mutants at once."""
 _PENALTIES = (0.1, 1.0, 10.0, 100.0)
 _JITTER = 1e-6
 COVERED = 0.9
@@ -109,7 +115,8 @@ class Posterior:
 
     def predict(self, features: Features) -> Prediction:
         """Means, deviations and intervals."""
-        mean_N, variance_N = np.zeros(len(features)), self._variances(features)
+        mean_N = np.zeros(len(features))
+        variance_N = self._variances(features)
         for rows, basis_NM in self._blocks(features):
             mean_N[rows] = basis_NM @ self._coefficients_M + self._rest_of(features[rows])
             known_N = self.weights["noise"] * (self._solved(basis_NM.T) ** 2).sum(axis=0)

@@ -37,7 +37,8 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
     """
     mean_N, deviation_N, *_ = process.predict(features)
     shortlist = np.argsort(-(mean_N + _OPTIMISM * deviation_N), kind="stable")[:_SHORTLIST]
-    mean_S, covariance_SS = mean_N[shortlist], process.covariance(features[shortlist])
+    mean_S = mean_N[shortlist]
+    covariance_SS = process.covariance(features[shortlist])
     best = process.best() if strategy == "ei" else 0.0
     draws: Iterator[NDArray[np.float64]] = iter(())
     if strategy == "thompson":
@@ -68,7 +69,9 @@ class Proposer:
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
-        self._fitted, self._section, self._folder = fitted, section, folder
+        self._fitted = fitted
+        self._section = section
+        self._folder = folder
         parts = [part for part in fitted.proteins if section.protein in (None, part.name)]
         if len(parts) != 1:
             names = ", ".join(part.name for part in fitted.proteins)
@@ -87,13 +90,15 @@ class Proposer:
         candidates = self._candidates()
         if not candidates:
             raise DataError("no candidate is left; exclude less, or give the fit's table the scores of more mutants")
-        section, fit = self._section, self._fitted.section
+        section = self._section
+        fit = self._fitted.section
         features = self._features(candidates, "candidates")
         rows = choose(self._process, features, section.number, section.strategy, section.seed)
         mutants = [candidates[row] for row in rows]
         predicted = self._process.predict(features[rows])
-        wild, whole = self._protein.sequence, fit.sequence_column is not None
-        texts = [mutant.sequence(wild) if whole else self._protein.text_of(mutant) for mutant in mutants]
+        texts = [*map(self._protein.text_of, mutants)]
+        if fit.sequence_column is not None:
+            texts = [mutant.sequence(self._protein.sequence) for mutant in mutants]
         columns: dict[str, Any] = {PROTEIN_COLUMN: [self._protein.name] * len(rows)} if self._protein.name else {}
         columns |= {fit.sequence_column or fit.mutant_column: texts, fit.measured_column: [np.nan] * len(rows)}
         if fit.zero_shot_column is not None:
@@ -101,7 +106,8 @@ class Proposer:
         return columns | {"predicted": predicted.mean, "predicted_low": predicted.low, "predicted_high": predicted.high}
 
     def _candidates(self) -> list[Mutant]:
-        kinds, measured = self._section.candidates, [*map(self._protein.read, self._part.mutants)]
+        kinds = self._section.candidates
+        measured = [*map(self._protein.read, self._part.mutants)]
         found: list[Mutant] = []
         if "singles" in kinds:
             found += self._protein.singles()

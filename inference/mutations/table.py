@@ -76,7 +76,8 @@ def read_mutants(section: MutantTableSection, folder: Path, command: str, number
     values: dict[str, list[float]] = {name: [] for name in numbers}
     for path, columns, proteins in _tables(section, folder, wanted):
         for row, (protein, value) in enumerate(zip(proteins, columns[column], strict=True), 1):
-            text, mutant = "", None
+            text = ""
+            mutant = None
             try:
                 text = text_of(value).strip()
                 # Lower case is soft masking, or a habit; it is counted.
