@@ -23,8 +23,10 @@ from esmeray.benchmarks.programs.processes import begun
 from esmeray.benchmarks.programs.training_workload import TOY, Workload
 from esmeray.benchmarks.stages.training import prepare
 from esmeray.common.timing import median_seconds
+from esmeray.model.device import DTYPES
 from esmeray.monitoring.sampling.peaks import product_flops_per_s
 from esmeray.tools.train.plan import device_of, scale_run, work_of
+from esmeray.train_config.section import ComputeSection
 from esmeray.training.launch.scale import PlanAssumptions, PlanSection
 
 TOGETHER, PLANNED = "two workers", "their plan"
@@ -104,8 +106,8 @@ def constants(rank: int, meeting: str, elements: int) -> tuple[float, float]:
     """TFLOP/s of a product on one thread, and Gbit/s of gloo's all-reduce of so many bf16 elements."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    # The faster one: a processor without instructions for bf16 computes it by fp32, and is slower at its products.
-    flops_per_s = max(product_flops_per_s("cpu", dtype, 1024) for dtype in (torch.bfloat16, torch.float32))
+    # A processor without instructions for bf16 is thirty times slower at its products, and trains in fp32.
+    flops_per_s = product_flops_per_s("cpu", DTYPES[ComputeSection().resolved(False).precision], 1024)
     gradients = torch.zeros(elements, dtype=torch.bfloat16)
     # Of two workers each sends as many bytes as it has: two passes of half of them.
     return flops_per_s / 1e12, 8e-9 * gradients.nbytes / median_seconds(lambda: dist.all_reduce(gradients))
