@@ -116,8 +116,9 @@ def fit_ranker(candidates: Candidates, terms: csr_array) -> tuple[Ranker, NDArra
     """
     crossed_K = np.zeros(len(candidates.rows))
     if not len(crossed_K):  # no part scores any of the proteins: the blend scores nothing either, and nor does this
-        no_trees = np.zeros((0, 1), np.int64)
-        return Ranker(no_trees, no_trees, no_trees, no_trees, np.array([-np.inf])), crossed_K
+        no_nodes = np.zeros((0, 1), np.int64)
+        no_values = np.zeros((0, 1))
+        return Ranker(no_nodes, no_values, no_nodes, no_values, np.array([-np.inf])), crossed_K
     truth_K = np.asarray(terms[candidates.rows, candidates.columns]).ravel()
     rankers = []
     for fold in range(_FOLDS):

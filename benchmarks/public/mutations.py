@@ -46,7 +46,7 @@ def _assays(work: Work) -> dict[str, Value]:
     settings = {"sequence": data / "wild_types.fasta", "table": data, **columns}
     fitted = _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
     evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
-    values = {}
+    values: dict[str, Value] = {}
     for size in SIZES:
         by_assay = evaluation[f"Folds rest, {size} training mutants"]
         ours = {assay: by_assay[assay]["metrics"]["spearman"] for assay in RIDGE}
