@@ -221,7 +221,10 @@ def exclusive(target: Path) -> Iterator[None]:
     """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
     lock_path = target.with_name(f".{target.name}.lock")
     with writing(target):
-        holder = lock_path.read_text(errors="replace") if lock_path.exists() else ""
+        holder = ""
+        # Most often it is not there, and its holder may end at any time.
+        with suppress(FileNotFoundError):
+            holder = lock_path.read_text(errors="replace")
         if holder and not holder.isdigit():
             raise ConfigError(f"{lock_path}: is no lock of Esmeray's; move it away, or choose another name")
         try:
