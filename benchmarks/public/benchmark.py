@@ -123,7 +123,6 @@ class PublicBenchmark:
     source: str
     differs: str
     measure: Callable[[Work], dict[str, Value]]
-    seeds: tuple[int, ...] = SEEDS
 
 
 def measured(
