@@ -1,7 +1,7 @@
 """A public benchmark: its data, the commands that measure it, and what others published.
 
-In: the development's data folder. Out: ``values.json`` in the folder of each seed, written when the seed is measured.
-A seed whose file is there is not measured again, so that the page can be resumed.
+In: the development's data folder. Out: a file of values for each seed, beside the page, written when it is measured. A
+seed whose file is there is not measured again, so that the page can be resumed, also on another machine.
 """
 
 import json
@@ -21,7 +21,6 @@ from esmeray.benchmarks.harness.stage import REPOSITORY
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import write_atomically
 
-VALUES_FILE = "values.json"
 SEEDS = (0, 1, 2)
 
 
@@ -124,21 +123,20 @@ class PublicBenchmark:
     source: str
     differs: str
     measure: Callable[[Work], dict[str, Value]]
-    seeds: tuple[int, ...] = SEEDS
 
 
-def measured(benchmark: PublicBenchmark, data: Path, folder: Path, seed: int, weights: str | None) -> Measured:
-    """The seed's values: those of ``folder``, or measured now."""
-    folder = folder / benchmark.name / str(seed)
-    file = folder / VALUES_FILE
+def measured(
+    benchmark: PublicBenchmark, data: Path, folder: Path, values: Path, seed: int, weights: str | None
+) -> Measured:
+    """The seed's values: those of the folder ``values``, or measured now, with its runs in ``folder``."""
+    file = values / benchmark.name / f"{seed}.json"
     if file.exists():
         return Measured.model_validate_json(file.read_bytes())
-    folder.mkdir(parents=True, exist_ok=True)
-    work = Work(data, folder, seed, weights)
+    work = Work(data, folder / benchmark.name / str(seed), seed, weights)
+    work.folder.mkdir(parents=True, exist_ok=True)
     start_s = time.perf_counter()
-    values = benchmark.measure(work)
     result = Measured(
-        values=values,
+        values=benchmark.measure(work),
         commands=work.commands,
         seconds=time.perf_counter() - start_s,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -146,12 +144,13 @@ def measured(benchmark: PublicBenchmark, data: Path, folder: Path, seed: int, we
         versions=versions(["scikit-learn"]),
         machine=describe_machine(),
     )
+    file.parent.mkdir(parents=True, exist_ok=True)
     # Last: the file says that the seed is done.
     write_atomically(file, result.model_dump_json(indent=1))
     return result
 
 
 def read_measured(folder: Path) -> list[Measured]:
-    """The seeds of a benchmark's folder, in their order."""
-    files = sorted(folder.glob(f"*/{VALUES_FILE}"), key=lambda file: int(file.parent.name))
+    """The seeds of a benchmark's values, in their order."""
+    files = sorted(folder.glob("*.json"), key=lambda file: int(file.stem))
     return [Measured.model_validate_json(file.read_bytes()) for file in files]

@@ -42,8 +42,9 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[*SEEDS], help="seeds of each, 0 1 2 by default")
     add("--weights", help="folder or hub name of a trained protein language model, frozen; random weights by default")
     add("--data", type=Path, default=DEVELOPMENT_DATA, help="folder of the data")
-    add("--folder", type=Path, default=Path("runs/public"), help="folder of runs and values, which is kept")
-    add("--output", type=Path, help="the page; benchmarks/results/public.md, with --weights public-WEIGHTS.md")
+    add("--folder", type=Path, default=Path("runs/public"), help="folder of the runs, which is kept")
+    page = "benchmarks/results/public.md, with --weights public-WEIGHTS.md"
+    add("--output", type=Path, help=f"the page; {page}. Values of the seeds are in the folder of its name beside it")
     add("--list", action="store_true", help="show the benchmarks with their data and splits, and end")
     return parser.parse_args(argv)
 
@@ -64,20 +65,21 @@ def main(argv: list[str]) -> int:
     slug = slugify(arguments.weights) if arguments.weights else "random"
     folder = (arguments.folder / slug).resolve()
     output = arguments.output or FOLDER / ("public.md" if slug == "random" else f"public-{slug}.md")
+    values = output.with_suffix("")
     with status_line() as show:
         for benchmark in BENCHMARKS:
             if arguments.names and benchmark.name not in arguments.names:
                 continue
             for seed in arguments.seeds:
                 show(f"{benchmark.name}, seed {seed}")
-                run = measured(benchmark, data, folder, seed, arguments.weights)
-                values = [f"{metric.title} {run.values[metric.key].value:.3f}" for metric in benchmark.metrics]
-                print(f"{benchmark.name}, seed {seed}: {', '.join(values)}", flush=True)
-                write_page(BENCHMARKS, known(folder), arguments.weights, output)
+                run = measured(benchmark, data, folder, values, seed, arguments.weights)
+                shown = [f"{metric.title} {run.values[metric.key].value:.3f}" for metric in benchmark.metrics]
+                print(f"{benchmark.name}, seed {seed}: {', '.join(shown)}", flush=True)
+                write_page(BENCHMARKS, known(values), arguments.weights, output)
     print(f"page: {output}", file=sys.stderr)
     return 0
 
 
-def known(folder: Path) -> dict[str, Sequence[Measured]]:
+def known(values: Path) -> dict[str, Sequence[Measured]]:
     """All seeds that were measured, also of benchmarks that are not asked for now."""
-    return {benchmark.name: read_measured(folder / benchmark.name) for benchmark in BENCHMARKS}
+    return {benchmark.name: read_measured(values / benchmark.name) for benchmark in BENCHMARKS}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.benchmarks.public import script
-from esmeray.benchmarks.public.benchmark import VALUES_FILE, Metric, PublicBenchmark, Value, Work
+from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 from esmeray.benchmarks.public.classifiers import write_residues
 from esmeray.common.errors import DataError
 
@@ -60,7 +60,7 @@ def test_a_seed_is_measured_once_and_a_page_resumes_where_it_failed(folders, tmp
     assert "| 1 |" in (tmp_path / "public.md").read_text(), "the page has what was measured"
     script.main([*folders, "--seeds", "0", "1"])
     assert MEASURED == [0, 9, 1]
-    values = tmp_path / "runs" / "random" / "toy_shares" / "1" / VALUES_FILE
+    values = tmp_path / "public" / "toy_shares" / "1.json"
     assert json.loads(values.read_text())["values"]["share"]["value"] == 0.6
 
 
