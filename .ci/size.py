@@ -25,7 +25,7 @@ BUDGETS = {
     "alignment": 242,
     "benchmarks": 3_450,
     "cluster": 661,
-    "common": 865,
+    "common": 867,
     "dataset": 5_451,
     "esmeray": 37,
     "function": 873,
