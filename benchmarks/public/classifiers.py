@@ -104,7 +104,7 @@ BENCHMARKS = (
         ),
         baseline="logistic regression on the composition",
         source="HannesStark/protein-localization, of DeepLoc's test set",
-        differs="published values are of models trained on five times as many proteins, and of DeepLoc's test set, "
+        differs="published values are of models trained on four times as many proteins, and of DeepLoc's test set, "
         "which is what ours are trained on here; the best checkpoint is chosen on the validation part",
         measure=_locations,
     ),
@@ -117,7 +117,7 @@ BENCHMARKS = (
             Metric("accuracy", "accuracy of messages", f"{LINEAR}TF-IDF: accuracy", {"BERT": 0.937, "USE": 0.928}),
         ),
         baseline="logistic regression on TF-IDF",
-        source="Casanueva et al. 2020, the test part",
+        source="Casanueva et al. 2020, the test part; quoted without a look at the paper, which was not at hand",
         differs="published values are of pretrained encoders and of the test part, which is not here",
         measure=_intents,
     ),

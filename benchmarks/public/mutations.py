@@ -25,7 +25,7 @@ RIDGE: dict[str, dict[str, float]] = {
     "pten-abundance": {},
     "pten-activity": {},
 }
-"""Published of each assay with 256 mutants; of PTEN's single mutants ridge predicts nothing that was not measured."""
+"""References computed on each assay with 256 mutants; ridge predicts nothing of PTEN's single mutants."""
 _CAMPAIGN = {"proposals": "found", "greedy by the zero-shot score": "found: zero-shot", "random": "found: random"}
 _BETA_LACTAMASE_SIZES = (48, 96, 240)
 

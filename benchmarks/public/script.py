@@ -60,7 +60,6 @@ def main(argv: list[str]) -> int:
     data = arguments.data.resolve()
     if not data.is_dir():
         raise DataError(f"{data}: no folder; --data names that of the public data")
-    # Without a GPU DeepSpeed would warn in each log that it found nothing better.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     slug = slugify(arguments.weights) if arguments.weights else "random"
     folder = (arguments.folder / slug).resolve()

@@ -69,13 +69,13 @@ class ClusterIndex(Index):
         return self._index.considered(top_k)
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
-        found = self._threads.map(lambda pool: [*pool.run([(queries_qC, top_k)])], self._pools)
-        return merged([candidates for (candidates,) in found], self.considered(top_k))
+        of_parts = self._threads.map(lambda pool: [*pool.run([(queries_qC, top_k)])], self._pools)
+        return merged([candidates for (candidates,) in of_parts], self.considered(top_k))
 
 
-def merged(found: Sequence[Candidates], considered: int) -> Candidates:
+def merged(of_parts: Sequence[Candidates], considered: int) -> Candidates:
     """The candidates of the whole, of those of its parts: the best so many by their keys, ties by row."""
-    every = [np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True)]
+    every = [np.concatenate(arrays, axis=1) for arrays in zip(*of_parts, strict=True)]
     # The last key by which keys are sorted is the first that counts.
     order_qW = np.lexsort((every[0], -every[1]), axis=1)[:, :considered]
     return Candidates(*(np.take_along_axis(values, order_qW, axis=1) for values in every))

@@ -153,8 +153,8 @@ class Fitted(BaseModel):
         predicted = Prediction(*(np.empty(len(variants)) for _ in Prediction._fields))
         for protein, rows in groups.items():
             process, features = parts[protein].posterior(protein)
-            found = process.predict(features([variants[row].mutant for row in rows], inputs.of(rows)))
-            for column, values in zip(predicted, found, strict=True):
+            prediction = process.predict(features([variants[row].mutant for row in rows], inputs.of(rows)))
+            for column, values in zip(predicted, prediction, strict=True):
                 column[rows] = values
         return predicted
 
@@ -213,10 +213,10 @@ def predictions_of(
         if fitted is None:
             unknown_N = np.full(len(distinct), np.nan)
             scores_N = Scorer(source, section, folder).zero_shot(distinct)
-            found = Prediction(scores_N, unknown_N, unknown_N, unknown_N)
+            prediction = Prediction(scores_N, unknown_N, unknown_N, unknown_N)
         else:
-            found = fitted.predict(distinct, section, folder, columns)
-        predicted.append(Prediction(*(np.append(values, np.nan)[numbers_N] for values in found)))
+            prediction = fitted.predict(distinct, section, folder, columns)
+        predicted.append(Prediction(*(np.append(values, np.nan)[numbers_N] for values in prediction)))
     return predicted
 
 
@@ -262,7 +262,7 @@ def fit_table(source: str, table: MutantTable, section: MutationFitSection, fold
     """
     open_scorer = cache(lambda: Scorer(source, section, folder))
     parts, inputs = measured_parts(table, section, open_scorer, source)
-    found = evaluations(parts, section)
+    evaluated = evaluations(parts, section)
     starts = np.cumsum([0, *(len(part.mutants) for part in parts)])
     proteins = []
     for part, start in zip(parts, starts.tolist(), strict=False):
@@ -287,7 +287,7 @@ def fit_table(source: str, table: MutantTable, section: MutationFitSection, fold
         section=section,
         proteins=proteins,
     )
-    return fitted, found
+    return fitted, evaluated
 
 
 def measured_parts(
@@ -341,20 +341,20 @@ def _listed(part: Measured, table: MutantTable, section: MutationFitSection) -> 
     }
 
 
-def export(fitted: Fitted, found: Evaluations, output: Path, overwrite: bool) -> None:
+def export(fitted: Fitted, evaluated: Evaluations, output: Path, overwrite: bool) -> None:
     """Write the folder of a fitted model, with report.md, evaluation.json and the learning curves."""
     with exported_folder(output, TASK, overwrite, None) as (building, _):
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
         if fitted.section.features == "embeddings":
             np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings for part in fitted.proteins]))
         # Of one protein without its name, which it need not have.
-        content: dict[str, Any] = {**found}
+        content: dict[str, Any] = {**evaluated}
         if len(fitted.proteins) == 1:
-            content = {key: own for key, of_proteins in found.items() for own in of_proteins.values()}
+            content = {key: own for key, of_proteins in evaluated.items() for own in of_proteins.values()}
         (building / "evaluation.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        (building / "report.md").write_text("\n".join(["# Evaluation", "", *report_lines(found)]), encoding="utf-8")
-        draw_learning_curves(building / "learning_curve.png", found)
+        (building / "report.md").write_text("\n".join(["# Evaluation", "", *report_lines(evaluated)]), encoding="utf-8")
+        draw_learning_curves(building / "learning_curve.png", evaluated)
 
 
-def report_lines(found: Evaluations) -> list[str]:
-    return [line for name, of_proteins in found.items() for line in (f"## {name}", "", *summary_lines(of_proteins))]
+def report_lines(evaluated: Evaluations) -> list[str]:
+    return [line for name, of_proteins in evaluated.items() for line in (f"## {name}", "", *summary_lines(of_proteins))]

@@ -81,17 +81,17 @@ def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Ev
     ordered = dict.fromkeys(kind for of_protein in kinds.values() for kind in of_protein)
     # All of the others is a size, too, but where nothing would be left to predict.
     runs = [(kind, size) for kind in ordered for size in (None, *section.sizes) if kind != "rest" or size is not None]
-    found: Evaluations = {}
+    evaluated: Evaluations = {}
     with record_bar("cross-validating") as bar:
         for done, (kind, size) in enumerate(runs):
             bar(done / len(runs), done)
             key = f"Folds {kind}, {ALL if size is None else size} training mutants"
-            found[key] = {
+            evaluated[key] = {
                 part.protein.name: _evaluation(part, kind, size, section)
                 for part in measured
                 if kind in kinds[part.protein.name]
             }
-    return found
+    return evaluated
 
 
 def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
@@ -125,16 +125,18 @@ def predictions(
     """Of each test row by a model of its training rows; NaN of rows that are in no test part."""
     predicted = Prediction(*(np.full(len(values_N), np.nan) for _ in Prediction._fields))
     for train, test in pairs:
-        found = Posterior(features[train], values_N[train]).predict(features[test])
-        for column, values in zip(predicted, found, strict=True):
+        prediction = Posterior(features[train], values_N[train]).predict(features[test])
+        for column, values in zip(predicted, prediction, strict=True):
             column[test] = values
     return predicted
 
 
-def draw_learning_curves(path: Path, found: Evaluations) -> None:
+def draw_learning_curves(path: Path, evaluated: Evaluations) -> None:
     """Draw Spearman's coefficient, the mean over proteins, by the number of training mutants: a panel for each kind of
     fold. Nothing where no size is given."""
-    means = [(key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in found.items()]
+    means = [
+        (key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in evaluated.items()
+    ]
     rows = [{"folds": kind, "size": int(size), **mean} for (kind, size), mean in means if size != ALL]
     if not rows:
         return
