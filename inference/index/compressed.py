@@ -118,7 +118,7 @@ class CompressedIndex(Index):
 
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
-        for part, chosen, rows in self._rows.by_part(rows_n):
+        for part, chosen, rows in self._by_part(rows_n):
             values = as_float32(part["codes"][rows])
             values *= part["deviations"]
             values += part["centre"]
