@@ -121,8 +121,7 @@ def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[In
         return []
     if finished != {output / folder for folder in folders}:
         raise other_job(job.output, "of other models", OTHER_OUTPUT)
-    source = uri_of(job.output) or str(output)
-    return [Index(f"{source}/{folder}".rstrip("/")) for folder in folders]
+    return [Index(f"{uri_of(job.output) or output}/{folder}".rstrip("/")) for folder in folders]
 
 
 def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str | None) -> list[dict[str, Any]]:

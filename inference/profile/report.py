@@ -134,8 +134,8 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.margins(x=0.06, y=0.08)
-            axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
-            axes.set_xlabel(unit.replace("_", " "))
+            # From 0: else a difference of 2 % would look like a cliff.
+            axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
             legend(axes)
 
 
