@@ -40,9 +40,8 @@ def test_an_export_without_its_list_of_files_opens_and_one_with_it_says_what_to_
     wanted = read(folder)[0]
     copied = shutil.copytree(folder, tmp_path / "hub", ignore=shutil.ignore_patterns(MADE_FILE))
     assert read(copied)[0] == wanted
-    with flipped(folder / "model.safetensors", 50_000), pytest.raises(DataError) as refused:
-        read(folder)
-    assert str(refused.value) == (
-        f"{folder}/model.safetensors: damaged: its checksum is not the manifest's; make or copy {folder} again; if you "
-        "changed it yourself, remove its esmeray.json"
+    words = (
+        r"model\.safetensors: damaged: .*; make or copy .* again; if you changed it yourself, remove its esmeray.json"
     )
+    with flipped(folder / "model.safetensors", 50_000), pytest.raises(DataError, match=words):
+        read(folder)
