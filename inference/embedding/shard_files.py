@@ -124,8 +124,7 @@ class ShardFiles:
                         self.verified(output, row)
                 except DataError as error:  # nothing of it is used, so that it costs its time alone
                     log.warning("shard %s is computed again: %s", path.stem, error)
-                    continue
-                if row.xxh128:
+                else:
                     rows[row.number] = row
         return rows
 

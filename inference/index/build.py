@@ -75,8 +75,7 @@ def build_index(
     if not is_there:
         refuse_existing(output, made_by, overwrite)
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
-    there = local_path(section.output) if is_there else None
-    base = None if there is None else there.absolute()
+    base = local_path(section.output).absolute() if is_there else None
     with unfinished(output, made_by) as partial:
         # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
@@ -264,10 +263,10 @@ def _write_part(
     if trained is None:
         arrays = exact_arrays(manifest.metric, vectors_nC)
     else:
-        from esmeray.inference.index.compressed import Lists, compressed_arrays
+        from esmeray.inference.index.compressed import compressed_arrays, write_lists
 
         arrays = compressed_arrays(vectors_nC)
-        Lists(trained).write(entry.path(folder, ".lists"), vectors_nC, first_row)
+        write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
     write_arrays(path, {**id_arrays(ids), **arrays})
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}
     return entry.model_copy(update={"files": files})

@@ -20,6 +20,9 @@ from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import IndexManifest
 
+_OWN = 256
+"""Rows of the index that are searched at once in the rest of it, for memory: all rows may be hits."""
+
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
 
@@ -119,6 +122,17 @@ class Index(ABC):
             for number, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True), start):
                 rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
         return rows_QK, shown(self.metric, scores_QK)
+
+    def own_hits(
+        self, rows_n: NDArray[np.int64], top_k: int
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.floating]]]:
+        """Each of these rows with the rows (K,) and scores (K,) of its hits, the nearest first, without itself."""
+        for start, stop in ranges(len(rows_n), _OWN):
+            hits_nk, scores_nk = self.search(self.vectors(rows_n[start:stop]), top_k + 1)
+            for row, hits_k, scores_k in zip(rows_n[start:stop].tolist(), hits_nk, scores_nk, strict=True):
+                # Where the row itself is not among them there is one too many; -1 where there are fewer.
+                kept = np.flatnonzero((hits_k >= 0) & (hits_k != row))[:top_k]
+                yield row, hits_k[kept], scores_k[kept]
 
     def check(self, queries_QD: Values) -> None:
         """Refuse what :meth:`search` refuses."""

@@ -99,10 +99,14 @@ def read_mutants(section: MutantTableSection, folder: Path, command: str, number
     table.numbers.update({name: np.array(column) for name, column in values.items()})
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
     used = Counter(variant for variant in table.variants if variant is not None)
-    table.counts["row{s} without a score"] = table.variants.count(None)
     wild_types = sum(count for variant, count in used.items() if variant.mutant == WILD_TYPE)
-    table.counts["row{s} of the wild type, synonyms included"] = wild_types
-    table.counts["duplicate{s}, computed once"] = sum(used.values()) - len(used)
+    table.counts.update(
+        {
+            "row{s} without a score": table.variants.count(None),
+            "row{s} of the wild type, synonyms included": wild_types,
+            "duplicate{s}, computed once": sum(used.values()) - len(used),
+        }
+    )
     return table
 
 
