@@ -14,7 +14,6 @@ products in fp32, here and in the score (Higham, Accuracy and Stability of Numer
 Shape legend: N rows, n of a part or a block, G groups, Q queries, K hits of a query, C channels.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -162,7 +161,7 @@ class ExactIndex(Index):
                     products_nq = products_nq.float() - _tensor(part["half_squares"][start:stop])[:, None]
                 if len(products_nq) % GROUP:  # at the end of a part
                     lacking = -len(products_nq) % GROUP
-                    products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-math.inf)
+                    products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-np.inf)
                 groups_gq = products_nq.view(-1, GROUP, products_nq.shape[1]).amax(dim=1).float()
                 if self._bf16:
                     groups_gq = groups_gq + groups_gq.abs() * _PRODUCT + common_q

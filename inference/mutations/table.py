@@ -1,6 +1,5 @@
 """Files of mutants: the wild type, tables to read, and tables of scores to write."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -158,7 +157,7 @@ def _numbers(path: Path, column: str, values: Any) -> list[float]:
         try:
             numbers.append(number(value))
             # NaN is a missing value; an infinite one would be the top of every ranking.
-            if math.isinf(numbers[-1]):
+            if np.isinf(numbers[-1]):
                 raise ValueError("is infinite")
         except ValueError as error:
             raise DataError(f"{path}, row {row}, column {column!r}: {error}; mend it, or leave it empty") from None
