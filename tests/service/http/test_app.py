@@ -27,7 +27,7 @@ from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel
 from tests.classifiers import export_tiny
 from tests.model.support import random_sequences
-from tests.service.serving import PRECISION, LostError, Serving, eventually, problem
+from tests.service.serving import PRECISION, LostError, Serving, eventually, npy, problem
 
 FASTA = {"Content-Type": "text/x-fasta"}
 ONE = {"sequences": ["MKT"]}
@@ -86,10 +86,8 @@ def test_what_encode_gives_decode_takes_as_json_and_as_npy(client: httpx.Client)
     for item in answer["data"]:
         best = [AMINO_ACIDS[column] for column in np.argmax(item["probabilities"], axis=1)]
         assert item["sequence"] == "".join(best) and np.allclose(np.sum(item["probabilities"], axis=1), 1, atol=1e-5)
-    buffer = io.BytesIO()
-    np.save(buffer, np.array(values[0]))
     path, headers = "/v1/decode?model=autoencoder", {"Content-Type": NPY}
-    assert client.post(path, content=buffer.getvalue(), headers=headers).json()["data"] == answer["data"][:1]
+    assert client.post(path, content=npy(np.array(values[0])), headers=headers).json()["data"] == answer["data"][:1]
 
 
 @pytest.mark.parametrize("method", ["wild_type", "masked"])
