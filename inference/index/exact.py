@@ -131,10 +131,8 @@ class ExactIndex(Index):
         for number, (query_C, maxima_G) in enumerate(zip(queries_qC, maxima_qG.numpy(), strict=True)):
             first = first_qK[number]
             rows, values = best(*self._scored(first, query_C), top_k)
-            # All where there are fewer rows by now, since groups are small.
-            is_left_G = np.ones(len(maxima_G), bool)
-            if len(rows) == top_k:
-                is_left_G = self._upper(maxima_G, norms_q[number], lost_q[number]) >= values[-1]
+            # There are K hits by now: so many groups, or all rows.
+            is_left_G = self._upper(maxima_G, norms_q[number], lost_q[number]) >= values[-1]
             is_left_G[first] = False
             left = np.flatnonzero(is_left_G)
             # Where very many rows are as near, they are scored in pieces, for memory.
