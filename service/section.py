@@ -154,26 +154,38 @@ class ServeSection(Section):
     def _consistent(self) -> "ServeSection":
         # Of indexes, too: each has a deployment of its name.
         names = [*(model.name for model in self.models), *(index.name for index in self.indexes)]
-        if len(set(names)) < len(names):
-            raise ValueError("models, indexes: two have the same name; rename one")
-        for index in self.indexes:
-            if index.model not in (None, *(model.name for model in self.models)):
-                raise ValueError(f"indexes: {index.name}: model {index.model} is not among models")
-        for model in self.models:
-            if model.max_replicas is not None and model.max_replicas < model.replicas:
-                raise ValueError(f"models: {model.name}: max_replicas is less than replicas")
-        if self.access.keys is None and not is_loopback(self.host):
-            raise ValueError(
+        known = [None, *(model.name for model in self.models)]
+        access = self.access
+        limits = self.limits
+        wrong = [
+            (len(set(names)) < len(names), "models, indexes: two have the same name; rename one"),
+            *(
+                (index.model not in known, f"indexes: {index.name}: model {index.model} is not among models")
+                for index in self.indexes
+            ),
+            *(
+                (
+                    model.replicas > (model.max_replicas or model.replicas),
+                    f"models: {model.name}: max_replicas is less than replicas",
+                )
+                for model in self.models
+            ),
+            (
+                access.keys is None and not is_loopback(self.host),
                 f"host {self.host}: without access.keys the service listens on 127.0.0.1 alone; make keys with "
-                "'esmeray serve key', or choose 127.0.0.1"
-            )
-        if (self.access.tls_certificate is None) != (self.access.tls_key is None):
-            raise ValueError("access: tls_certificate and tls_key go together")
-        # Or a refusal would name a limit that no request can keep to.
-        if self.limits.sequence_residues > self.limits.residues:
-            raise ValueError("limits.sequence_residues is more than limits.residues")
-        if self.limits.body_bytes > self.limits.bodies_bytes:
-            raise ValueError("limits.body_bytes is more than limits.bodies_bytes")
+                "'esmeray serve key', or choose 127.0.0.1",
+            ),
+            (
+                (access.tls_certificate is None) != (access.tls_key is None),
+                "access: tls_certificate and tls_key go together",
+            ),
+            # Or a refusal would name a limit that no request can keep to.
+            (limits.sequence_residues > limits.residues, "limits.sequence_residues is more than limits.residues"),
+            (limits.body_bytes > limits.bodies_bytes, "limits.body_bytes is more than limits.bodies_bytes"),
+        ]
+        for is_so, problem in wrong:
+            if is_so:
+                raise ValueError(problem)
         return self
 
 

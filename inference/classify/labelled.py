@@ -70,8 +70,7 @@ def read_texts(
     # Of residues one that has no label is left out by itself, and its record stays.
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)
-        if unseen := int((~known & chosen).sum()):
-            texts.counts["records_unseen_label"] = unseen
+        texts.counts["records_unseen_label"] = int((~known & chosen).sum())
         chosen &= known
     if not chosen.any():
         of_part = "" if part == "all" else f" of part {part}"

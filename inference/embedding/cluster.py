@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ray
+import torch
 
 from esmeray.cluster.actor_pool import ActorPool
 from esmeray.common.errors import ResourceError
 from esmeray.common.remote import local_path, retried, upload_folder
 from esmeray.dataset.store.format import MANIFEST_FILE
-from esmeray.dataset.store.reader import Store
+from esmeray.dataset.store.reader import Store, stage_store
 from esmeray.inference.embedding.plan import JobFacts, Shard
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
+from esmeray.inference.embedding.worker import open_worker
 from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
@@ -26,13 +28,12 @@ SHARDS_AT_ONCE = 2
 
 
 class ActorSettings(NamedTuple):
-    """The job and the model of an actor, with the store's path, the folder of each node's own disk to which it is
-    copied (None reads it where it is), and the shards, in a folder that all nodes see or else at their URI."""
+    """The job and the model of an actor, with the store's path, and the shards, in a folder that all nodes see or else
+    at their URI."""
 
     job: EmbedJobSection
     source: str
     store: Path
-    stage_dir: Path | None
     files: ShardFiles
 
 
@@ -45,18 +46,13 @@ class _EmbeddingActor:
 
     def load(self) -> JobFacts:
         """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
-        import torch
-
-        from esmeray.dataset.store.reader import stage_store
-        from esmeray.inference.embedding.worker import open_worker
-
         job, path = self._settings.job, self._settings.store
         # Ray limits no threads: an actor computes on all cores, and would sum in another order than its neighbour.
         torch.set_num_threads(job.cpus_per_worker)
         if self._settings.files.uri is not None:
             path = local_path(f"{self._settings.files.uri}.store")
-        if self._settings.stage_dir is not None:
-            path = stage_store(path, self._settings.stage_dir)
+        if job.stage_dir is not None:
+            path = stage_store(path, job.stage_dir)
         self._worker = open_worker(self._settings.source, job, Store(path))
         return self._worker.facts
 
@@ -79,16 +75,15 @@ class ClusterEngine:
     def __init__(
         self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
-        stage_dir = job.stage_dir
         # Of several nodes the store lies on shared storage, which LMDB's mapped pages make slow, or break.
-        if stage_dir is None and len(ray.nodes()) > 1:
-            stage_dir = Path(tempfile.gettempdir()) / "esmeray-stores"
+        if job.stage_dir is None and len(ray.nodes()) > 1:
+            job = job.model_copy(update={"stage_dir": Path(tempfile.gettempdir()) / "esmeray-stores"})
         source = absolute_path(source, PATH_OR_NAME)  # actors have another working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(
             _EmbeddingActor,
-            ActorSettings(job, source, store.path, stage_dir, ShardFiles(files.folder.absolute(), uri)),
+            ActorSettings(job, source, store.path, ShardFiles(files.folder.absolute(), uri)),
             job.workers or 1,
             {"num_cpus": job.cpus_per_worker, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
             at_once=SHARDS_AT_ONCE,

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial as partial_call
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import OTHER_OUTPUT, ModelJob
-from esmeray.inference.embedding.plan import JobFacts, Plan, check_registered, check_settings, format_of, make_plan
+from esmeray.inference.embedding.plan import check_registered, check_settings, format_of, make_plan
 from esmeray.inference.embedding.report import report_name
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles
@@ -121,8 +121,7 @@ def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[In
         return []
     if finished != {output / folder for folder in folders}:
         raise other_job(job.output, "of other models", OTHER_OUTPUT)
-    source = uri_of(job.output) or str(output)
-    return [Index(f"{source}/{folder}".rstrip("/")) for folder in folders]
+    return [Index(f"{uri_of(job.output) or output}/{folder}".rstrip("/")) for folder in folders]
 
 
 def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str | None) -> list[dict[str, Any]]:
@@ -152,41 +151,19 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
     return reports
 
 
-class Estimate(NamedTuple):
-    """What a job would take, of one model; ``disk_bytes`` of the outputs, without ids."""
-
-    facts: JobFacts
-    plan: Plan
-    disk_bytes: int
-    residues_per_s: float
-    seconds: float
-
-    def lines(self) -> list[str]:
-        plan, facts = self.plan, self.facts
-        records, distinct = plan.sequences.size, plan.num_sequences
-        random = " (random weights)" if facts.random_weights else ""
-        return [
-            f"{facts.name}{random} on {facts.device_name}",
-            f"  {counted(records, 'protein{s}')}, {records - distinct:,} duplicates, {distinct:,} to compute",
-            f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
-            f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
-            f"  {self.disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
-            f"  {duration(self.seconds)} at {self.residues_per_s:,.0f} residues/s, beside start and writing",
-        ]
-
-
 def estimate(
     job: EmbedJobSection, ingest: IngestSection | None = None, *, cluster: RaySection | None = None
-) -> list[Estimate]:
-    """Size and time of a job, after a measurement of ten seconds for each model; nothing is written that stays."""
+) -> list[str]:
+    """Lines on size and time of a job, after a measurement of ten seconds for each model; nothing that is written
+    stays."""
     check_registered(job)
     with tempfile.TemporaryDirectory() as folder, _connected(cluster):
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), Path(folder))
-        return [_estimate(job, model, store) for model in job.models]
+        return [line for model in job.models for line in _estimate(job, model, store)]
 
 
-def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
+def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
     worker = open_worker(source, job, store)
     facts = worker.facts
     check_settings(job, facts.outputs)
@@ -213,11 +190,21 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> Estimate:
     # By FLOP, not by residues: a long sequence costs more for each, as attention grows with the square.
     seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
     every_length = plan.lengths[plan.sequences]  # duplicates too: most formats repeat their rows
+    # Of the outputs, without ids.
     disk_bytes = sum(
         format_of(job, output).size(output.per, output.channels, job.dtype, every_length, plan.lengths)
         for output in facts.outputs
     )
-    return Estimate(facts, plan, disk_bytes, measured_tokens / passed_s, seconds)
+    duplicates = plan.sequences.size - plan.num_sequences
+    random_weights = " (random weights)" if facts.random_weights else ""
+    return [
+        f"{facts.name}{random_weights} on {facts.device_name}",
+        f"  {counted(plan.sequences.size, 'protein{s}')}, {duplicates:,} duplicates, {plan.num_sequences:,} to compute",
+        f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
+        f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
+        f"  {disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
+        f"  {duration(seconds)} at {measured_tokens / passed_s:,.0f} residues/s, beside start and writing",
+    ]
 
 
 def _connected(cluster: RaySection | None, shared: Path | None = None) -> AbstractContextManager[Any]:

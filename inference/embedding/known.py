@@ -84,12 +84,10 @@ class EarlierOutput:
         if earlier.output.per != "protein":
             values = (as_stored(earlier[number], self._dtype) for number in found_n.tolist())
             return [rows.reshape(-1, earlier.channels) for rows in values]
-        rows: list[NDArray] = []
         # Together, since a request or a row group for each vector would take longer than computing it.
-        for numbers in np.split(found_n, np.flatnonzero(np.diff(found_n // _BLOCK)) + 1):
-            block = earlier[int(numbers[0]) : int(numbers[-1]) + 1]
-            rows += list(block[numbers - numbers[0]][:, None])
-        return rows
+        together = np.split(found_n, np.flatnonzero(np.diff(found_n // _BLOCK)) + 1)
+        blocks = (earlier[int(numbers[0]) : int(numbers[-1]) + 1][numbers - numbers[0]] for numbers in together)
+        return [row[None] for block_nC in blocks for row in block_nC]
 
 
 def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) -> Indices | None:

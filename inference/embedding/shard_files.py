@@ -124,8 +124,7 @@ class ShardFiles:
                         self.verified(output, row)
                 except DataError as error:  # nothing of it is used, so that it costs its time alone
                     log.warning("shard %s is computed again: %s", path.stem, error)
-                    continue
-                if row.xxh128:
+                else:
                     rows[row.number] = row
         return rows
 
@@ -152,8 +151,7 @@ class Cache:
     def find(self, store: Store, records_U: Indices) -> Indices:
         """(U,) 0 for sequences of which every output is cached, -1 for others."""
         keys_U2 = store.sequence_keys(records_U)
-        is_cached_U = np.logical_and.reduce([features.has(keys_U2) for features in self._opened.values()])
-        return np.where(is_cached_U, 0, -1)
+        return np.where(np.logical_and.reduce([features.has(keys_U2) for features in self._opened.values()]), 0, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
         """The rows (rows, C) of the sequences of records."""

@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.profiler import record_function
 
 from esmeray.common.background_thread import BackgroundThread
@@ -47,7 +46,9 @@ class ShardTexts:
         lengths = self.lengths[indices]
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
-    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+    def launch(
+        self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]
+    ) -> list[dict[str, torch.Tensor]]:
         # Without a window none is longer than it.
         window = self._shard.window or int(self.lengths.max())
         # The plan has those over windows alone in their batches, and first, as they are the longest.

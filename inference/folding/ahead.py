@@ -104,8 +104,5 @@ def sequences_in_order(
 def in_order(lengths_N: NDArray[np.int64], budget: int) -> list[Indices]:
     """Indices of the sequences of each batch, of like lengths within a window, one window after the other."""
     windows_N = np.cumsum(lengths_N) // (_WINDOW * budget)
-    batches = []
-    for window in np.unique(windows_N):
-        members = np.flatnonzero(windows_N == window)
-        batches += [members[batch] for batch in longest_first(lengths_N[members], budget)]
-    return batches
+    windows = [np.flatnonzero(windows_N == window) for window in np.unique(windows_N)]
+    return [members[batch] for members in windows for batch in longest_first(lengths_N[members], budget)]

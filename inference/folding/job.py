@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, ResourceError
@@ -69,8 +70,6 @@ class Folder:
 
     def load(self) -> str:
         """Load the predictor; its fingerprint."""
-        import torch
-
         settings = self._settings
         if settings.cpus is not None:
             torch.set_num_threads(settings.cpus)
@@ -84,8 +83,6 @@ class Folder:
 
         Raises DataError where a coordinate is not finite, ResourceError where memory runs out.
         """
-        import torch
-
         try:
             predicted = self._predictor.predict(sequences)
         except torch.OutOfMemoryError as error:

@@ -166,8 +166,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
-        run_hash = file_xxh128(run / FOLDER / BLEND_FILE)
-        job = {"run": run_hash, "input": store.checksum, "part": part}
+        job = {"run": file_xxh128(run / FOLDER / BLEND_FILE), "input": store.checksum, "part": part}
         accept(partial, job | {"format": options.format, "terms": options.most_terms})
         with journal(partial) as done:
             _predict(run, settings, weights, rankers, store, partial, options, done)

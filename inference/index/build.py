@@ -8,7 +8,6 @@ Shape legend: N records of a source, n rows of a part, C channels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,21 +75,19 @@ def build_index(
     if not is_there:
         refuse_existing(output, made_by, overwrite)
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
-    there = local_path(section.output) if is_there else None
-    base = None if there is None else there.absolute()
+    base = local_path(section.output).absolute() if is_there else None
     with unfinished(output, made_by) as partial:
         # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        if base is not None and before is not None:
+        known = np.empty(0, np.uint64)
+        if base is not None:
             index = open_index(base)
             for source in opened:
                 source.refuse_other_space(index)
             known = index.id_hashes
-        else:
-            known = np.empty(0, np.uint64)
         rows = list(_new_rows(opened, known))
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
@@ -106,7 +103,8 @@ def build_index(
             trained = _trained(partial, base, manifest, section, rows)
             entries = list(_parts(partial, done, manifest, rows, trained, lambda count: bar(count / new, count)))
         complete = manifest.model_copy(update={"parts": [*manifest.parts, *entries]})
-        with _folder(output, base, made_by, overwrite) as building:
+        making = made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
+        with making as building:
             names = [name for entry in entries for name in entry.files]
             for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
                 link(partial / name, building / name)
@@ -129,10 +127,6 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
         entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
     return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
-
-
-def _folder(output: Path, base: Path | None, made_by: str, overwrite: bool) -> AbstractContextManager[Path]:
-    return made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
 
 
 def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: IndexManifest | None) -> IndexManifest:
@@ -269,10 +263,10 @@ def _write_part(
     if trained is None:
         arrays = exact_arrays(manifest.metric, vectors_nC)
     else:
-        from esmeray.inference.index.compressed import Lists, compressed_arrays
+        from esmeray.inference.index.compressed import compressed_arrays, write_lists
 
         arrays = compressed_arrays(vectors_nC)
-        Lists(trained).write(entry.path(folder, ".lists"), vectors_nC, first_row)
+        write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
     write_arrays(path, {**id_arrays(ids), **arrays})
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}
     return entry.model_copy(update={"files": files})

@@ -55,7 +55,7 @@ class ClusterIndex(Index):
     """See the module; made by :func:`on_cluster`. ``pools`` have an actor each, for its own parts."""
 
     def __init__(self, index: Index, pools: Sequence[ActorPool], threads: ThreadPoolExecutor) -> None:
-        super().__init__(index.folder, index.manifest, index._rows.parts)
+        super().__init__(index.folder, index.manifest, index._parts)
         # Batches as in one process: a product's last bits depend on its rows, and clusters are chosen by products.
         self.at_once = index.at_once
         self._index = index
@@ -103,11 +103,9 @@ def on_cluster(
             raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; ask for fewer")
 
         def pool(parts: slice) -> ActorPool:
-            where = absolute_path(str(source))
-            opened = partial(_opened_part, where, probes, cpus_per_worker, parts, entries[parts])
             return ActorPool(
                 _SearchActor,
-                opened,
+                partial(_opened_part, absolute_path(str(source)), probes, cpus_per_worker, parts, entries[parts]),
                 1,
                 {"num_cpus": cpus_per_worker},
                 at_once=1,

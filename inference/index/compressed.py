@@ -57,22 +57,16 @@ def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None
         faiss.write_index(index, str(building))
 
 
-class Lists:
-    """Makes the lists of one part after the other."""
-
-    def __init__(self, trained: Path) -> None:
-        self._index = faiss.read_index(str(trained))
-
-    def write(self, path: Path, vectors_nC: Values, first_row: int) -> None:
-        """The lists of a part's vectors, whose rows begin with ``first_row``."""
-        self._index.reset()
-        for start, stop in ranges(len(vectors_nC), _BLOCK):
-            self._index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
-        with atomic_file(path) as building:
-            writer = faiss.FileIOWriter(str(building))
-            clusters: Any = faiss.extract_index_ivf(self._index)
-            faiss.write_InvertedLists(clusters.invlists, writer)
-            del writer  # which closes the file
+def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -> None:
+    """Write the lists of a part's vectors, whose rows begin with ``first_row``, by the clusters of a file."""
+    index = faiss.read_index(str(trained))
+    for start, stop in ranges(len(vectors_nC), _BLOCK):
+        index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
+    with atomic_file(path) as building:
+        writer = faiss.FileIOWriter(str(building))
+        clusters: Any = faiss.extract_index_ivf(index)
+        faiss.write_InvertedLists(clusters.invlists, writer)
+        del writer  # which closes the file
 
 
 def compressed_arrays(vectors_nC: Values) -> Arrays:
@@ -118,7 +112,7 @@ class CompressedIndex(Index):
 
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
-        for part, chosen, rows in self._rows.by_part(rows_n):
+        for part, chosen, rows in self._by_part(rows_n):
             values = as_float32(part["codes"][rows])
             values *= part["deviations"]
             values += part["centre"]

@@ -14,7 +14,6 @@ products in fp32, here and in the score (Higham, Accuracy and Stability of Numer
 Shape legend: N rows, n of a part or a block, G groups, Q queries, K hits of a query, C channels.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +111,7 @@ class ExactIndex(Index):
 
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
-        for part, chosen, rows in self._rows.by_part(rows_n):
+        for part, chosen, rows in self._by_part(rows_n):
             vectors_nC[chosen] = part["vectors"][rows]
         return vectors_nC
 
@@ -132,10 +131,8 @@ class ExactIndex(Index):
         for number, (query_C, maxima_G) in enumerate(zip(queries_qC, maxima_qG.numpy(), strict=True)):
             first = first_qK[number]
             rows, values = best(*self._scored(first, query_C), top_k)
-            if len(rows) == top_k:
-                is_left_G = self._upper(maxima_G, norms_q[number], lost_q[number]) >= values[-1]
-            else:  # the groups are small
-                is_left_G = np.ones(len(maxima_G), bool)
+            # There are K hits by now: so many groups, or all rows.
+            is_left_G = self._upper(maxima_G, norms_q[number], lost_q[number]) >= values[-1]
             is_left_G[first] = False
             left = np.flatnonzero(is_left_G)
             # Where very many rows are as near, they are scored in pieces, for memory.
@@ -152,7 +149,7 @@ class ExactIndex(Index):
 
         narrow_Cq = narrow_qC.T.contiguous()
         maxima_Gq = torch.empty((int(self._first_groups[-1]), len(queries_qC)))
-        for first_group, part in zip(self._first_groups.tolist(), self._rows.parts, strict=False):
+        for first_group, part in zip(self._first_groups.tolist(), self._parts, strict=False):
             rows_nC = _tensor(part["filter"]).view(torch.bfloat16) if self._bf16 else _tensor(part["vectors"])
             common_q = torch.from_numpy(queries_qC @ part["centre"])
             for start, stop in ranges(len(rows_nC), _BLOCK):
@@ -162,7 +159,7 @@ class ExactIndex(Index):
                     products_nq = products_nq.float() - _tensor(part["half_squares"][start:stop])[:, None]
                 if len(products_nq) % GROUP:  # at the end of a part
                     lacking = -len(products_nq) % GROUP
-                    products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-math.inf)
+                    products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-np.inf)
                 groups_gq = products_nq.view(-1, GROUP, products_nq.shape[1]).amax(dim=1).float()
                 if self._bf16:
                     groups_gq = groups_gq + groups_gq.abs() * _PRODUCT + common_q
@@ -189,12 +186,12 @@ class ExactIndex(Index):
         values = []
         for group in groups.tolist():
             number = self._part_of_G[group]
-            part = self._rows.parts[number]
+            part = self._parts[number]
             start = (group - int(self._first_groups[number])) * GROUP
             # Slices: nothing is copied from the mapped file but what is scored.
             block_nC = part["vectors"][start : start + GROUP]
             values.append(scores(self.metric, block_nC, query_C))
-            first = int(self._rows.firsts[number]) + start
+            first = int(self._firsts[number]) + start
             rows.append(np.arange(first, first + len(block_nC)))
         return np.concatenate(rows), np.concatenate(values)
 

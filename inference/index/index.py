@@ -4,7 +4,7 @@ Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,10 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
-from esmeray.inference.index.parts import IndexManifest, Rows
+from esmeray.inference.index.parts import IndexManifest
+
+_OWN = 256
+"""Rows of the index that are searched at once in the rest of it, for memory: all rows may be hits."""
 
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
@@ -55,7 +58,9 @@ class Index(ABC):
         self.name = manifest.output
         self.channels = manifest.channels
         self.metric = manifest.metric
-        self._rows = Rows(parts, first_row)
+        self._parts = parts
+        # Row of the first of each part, numbered through; the last is that behind all.
+        self._firsts = np.cumsum([first_row, *(len(part["id_hashes"]) for part in parts)])
 
     @property
     def count(self) -> int:
@@ -65,11 +70,23 @@ class Index(ABC):
     @property
     def id_hashes(self) -> NDArray[np.uint64]:
         """(N,) XXH3-64 of the ids."""
-        return np.concatenate([part["id_hashes"] for part in self._rows.parts])
+        return np.concatenate([part["id_hashes"] for part in self._parts])
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
-        return self._rows.ids(np.asarray(rows, dtype=np.int64))
+        ids = [""] * len(rows)
+        for part, chosen, rows_of_part in self._by_part(np.asarray(rows, dtype=np.int64)):
+            bounds = part["id_offsets"][rows_of_part[:, None] + [0, 1]]
+            for number, (start, stop) in zip(chosen.tolist(), bounds.tolist(), strict=True):
+                ids[number] = part["ids"][start:stop].tobytes().decode()
+        return ids
+
+    def _by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
+        """Each part that has some of the rows: its arrays, which of ``rows_n`` these are, and their rows in it."""
+        numbers_n = self._firsts.searchsorted(rows_n, side="right") - 1
+        for number in np.unique(numbers_n).tolist():
+            chosen = np.flatnonzero(numbers_n == number)
+            yield self._parts[number], chosen, rows_n[chosen] - self._firsts[number]
 
     def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """(n,) the first row of each id; -1 where there is none."""
@@ -85,7 +102,7 @@ class Index(ABC):
         hashes_N = self.id_hashes
         # Stable, so that of equal ids the first comes first.
         order_N = np.argsort(hashes_N, kind="stable")
-        return hashes_N[order_N], order_N + self._rows.firsts[0]
+        return hashes_N[order_N], order_N + self._firsts[0]
 
     @abstractmethod
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
@@ -105,6 +122,17 @@ class Index(ABC):
             for number, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True), start):
                 rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
         return rows_QK, shown(self.metric, scores_QK)
+
+    def own_hits(
+        self, rows_n: NDArray[np.int64], top_k: int
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.floating]]]:
+        """Each of these rows with the rows (K,) and scores (K,) of its hits, the nearest first, without itself."""
+        for start, stop in ranges(len(rows_n), _OWN):
+            hits_nk, scores_nk = self.search(self.vectors(rows_n[start:stop]), top_k + 1)
+            for row, hits_k, scores_k in zip(rows_n[start:stop].tolist(), hits_nk, scores_nk, strict=True):
+                # Where the row itself is not among them there is one too many; -1 where there are fewer.
+                kept = np.flatnonzero((hits_k >= 0) & (hits_k != row))[:top_k]
+                yield row, hits_k[kept], scores_k[kept]
 
     def check(self, queries_QD: Values) -> None:
         """Refuse what :meth:`search` refuses."""

@@ -10,12 +10,11 @@ Files are verified when they are first read (:mod:`esmeray.common.verification`)
 part, C channels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
@@ -97,28 +96,3 @@ def id_arrays(ids: Sequence[str]) -> Arrays:
     texts = [record_id.encode() for record_id in ids]
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     return {"ids": np.frombuffer(b"".join(texts), np.int8), "id_offsets": offsets, "id_hashes": hashes_of(texts)}
-
-
-class Rows:
-    """Rows of parts, numbered through from the first of them."""
-
-    def __init__(self, parts: Sequence[Arrays], first_row: int = 0) -> None:
-        self.parts = parts
-        self.firsts = np.cumsum([first_row, *(len(part["id_hashes"]) for part in parts)])
-        """Row of the first of each part; the last is that behind all."""
-
-    def by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
-        """Each part that has some of the rows: its arrays, which of ``rows_n`` these are, and their rows in it."""
-        numbers_n = self.firsts.searchsorted(rows_n, side="right") - 1
-        for number in np.unique(numbers_n).tolist():
-            chosen = np.flatnonzero(numbers_n == number)
-            yield self.parts[number], chosen, rows_n[chosen] - self.firsts[number]
-
-    def ids(self, rows_n: NDArray[np.int64]) -> list[str]:
-        ids = [""] * len(rows_n)
-        for part, chosen, rows in self.by_part(rows_n):
-            for place, start, stop in zip(
-                chosen.tolist(), part["id_offsets"][rows].tolist(), part["id_offsets"][rows + 1].tolist(), strict=True
-            ):
-                ids[place] = part["ids"][start:stop].tobytes().decode()
-        return ids

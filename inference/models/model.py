@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.profiler import record_function
 
 from esmeray.common.errors import ConfigError, DataError
@@ -256,7 +255,7 @@ class Model:
         for chunk, features in zip(chunks, self._in_passes(windows, outputs, token_budget), strict=True):
             for key, features_TC in features.items():
                 # Summed in fp32: a long sequence adds up hundreds of windows at its special tokens.
-                counted_TC = functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
+                counted_TC = nn.functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
                 if key not in sums:
                     sums[key] = counted_TC.new_zeros(prefix + ids.size + suffix, counted_TC.shape[1])
                 total_TC = sums[key]

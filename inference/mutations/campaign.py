@@ -67,9 +67,7 @@ def draw_campaigns(path: Path, found: pd.DataFrame) -> None:
             by_repeat = found[found["way"] == way].groupby(["round", "repeat"])["found"].mean().unstack()
             axes.plot(by_repeat.index, by_repeat.mean(axis=1), "o-", color=colour, label=way)
             axes.fill_between(by_repeat.index, by_repeat.min(axis=1), by_repeat.max(axis=1), color=colour, alpha=0.2)
-        axes.set_xlabel("round")
-        axes.set_ylabel("share of the best mutants")
-        axes.set_ylim(0)
+        axes.set(xlabel="round", ylabel="share of the best mutants", ylim=(0, None))
         legend(axes)
 
 

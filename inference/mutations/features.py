@@ -11,7 +11,7 @@ A mutant with several mutations has the sum of theirs. Shape legend: N, M mutant
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +84,8 @@ def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, A
     if any(mutant.whole is not None for mutant in mutants):
         raise DataError("features one_hot: are of substitutions alone; give embeddings")
     length = len(protein.sequence)
-    rows, offsets, lost, won = (np.array(column, np.int64) for column in _columns(mutants))
-    shape = (len(mutants), length)
-    positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=shape)
+    rows, offsets, lost, won = _columns(mutants)
+    positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=(len(mutants), length))
     properties_20D = _properties()
     # Of amino acids at one position: a third for the same one, the others by their properties, and any at all.
     alike = np.exp(-0.5 * ((properties_20D[:, None] - properties_20D) ** 2).mean(axis=-1))
@@ -104,7 +103,7 @@ def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, A
 
 def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
     """(N, L * 20): 1 for a residue that is won, -1 for that of the wild type."""
-    rows, offsets, lost, won = (np.array(column, np.int64) for column in _columns(mutants))
+    rows, offsets, lost, won = _columns(mutants)
     shape = (len(mutants), 20 * len(protein.sequence))
     gained, missing = (
         csr_array((np.ones(len(rows)), (rows, 20 * offsets + kind)), shape=shape) for kind in (won, lost)
@@ -112,15 +111,34 @@ def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
     return csr_array(gained - missing)
 
 
-def _columns(mutants: Sequence[Mutant]) -> list[list[int]]:
-    """Of all mutations: the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
-    columns: list[list[int]] = [[], [], [], []]
-    for row, mutant in enumerate(mutants):
-        for wild, offset, letter in mutant.mutations:
-            numbers = (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
-            for column, number in zip(columns, numbers, strict=True):
-                column.append(number)
-    return columns
+class Inputs(NamedTuple):
+    """What models and tables say of mutants: (N,) zero-shot scores, and (N, D) embeddings where they are features."""
+
+    scores: NDArray[np.float64]
+    embeddings: NDArray[np.float64] | None
+
+    def of(self, rows: Sequence[int]) -> "Inputs":
+        return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
+
+    def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
+        """Features of mutants, by the mean and the spread of ``scale``; ``sites``: also those of substitutions."""
+        parts = of_substitutions(protein, mutants) if sites else {}
+        parts["prior"] = ((self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0))[:, None]
+        if self.embeddings is not None and scale.embeddings is not None:
+            centre_D = scale.embeddings.mean(axis=0)
+            spread = np.sqrt(((scale.embeddings - centre_D) ** 2).sum(axis=1).mean()) or 1.0
+            parts["embedding"] = (self.embeddings - centre_D) / spread
+        return Features(parts)
+
+
+def _columns(mutants: Sequence[Mutant]) -> NDArray[np.int64]:
+    """(4, mutations): the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
+    numbers = [
+        (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
+        for row, mutant in enumerate(mutants)
+        for wild, offset, letter in mutant.mutations
+    ]
+    return np.array(numbers, np.int64).reshape(-1, 4).T
 
 
 def _properties() -> NDArray[np.float64]:

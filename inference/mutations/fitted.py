@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.inference.models.source import find_model
-from esmeray.inference.mutations.features import Features, of_substitutions
+from esmeray.inference.mutations.features import Features, Inputs
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, Weights, learn
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
@@ -39,27 +39,6 @@ _FEWEST = 20
 
 Floats: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Floats]
-
-
-class Inputs(NamedTuple):
-    """What models and tables say of mutants: (N,) zero-shot scores, and (N, D) embeddings where they are features."""
-
-    scores: Floats
-    embeddings: Floats | None
-
-    def of(self, rows: Sequence[int]) -> "Inputs":
-        return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
-
-    def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
-        """Features of mutants, by the mean and the spread of ``scale``; ``sites``: also those of substitutions."""
-        scores_N = (self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0)
-        parts: dict[str, Any] = of_substitutions(protein, mutants) if sites else {}
-        parts["prior"] = scores_N[:, None]
-        if self.embeddings is not None and scale.embeddings is not None:
-            centre_D = scale.embeddings.mean(axis=0)
-            spread = np.sqrt(((scale.embeddings - centre_D) ** 2).sum(axis=1).mean()) or 1.0
-            parts["embedding"] = (self.embeddings - centre_D) / spread
-        return Features(parts)
 
 
 def inputs_of(
@@ -150,12 +129,11 @@ class Fitted(BaseModel):
         groups = _by_protein(variants)
         parts = {protein: self.find(protein) for protein in groups}
         inputs = self.inputs(variants, section, folder, columns)
-        predicted = Prediction(*(np.empty(len(variants)) for _ in Prediction._fields))
+        predicted = Prediction.unknown(len(variants))
         for protein, rows in groups.items():
             process, features = parts[protein].posterior(protein)
-            prediction = process.predict(features([variants[row].mutant for row in rows], inputs.of(rows)))
-            for column, values in zip(predicted, prediction, strict=True):
-                column[rows] = values
+            mutants = [variants[row].mutant for row in rows]
+            predicted.put(rows, process.predict(features(mutants, inputs.of(rows))))
         return predicted
 
 
@@ -165,15 +143,14 @@ def read_fitted(source: str) -> Fitted | None:
     if located.task != TASK:
         return None
     fitted = read_settings_of(located.folder / _FILE, "fitted model", Fitted.model_validate)
-    path = located.folder / _EMBEDDINGS
-    if fitted.section.features == "embeddings":
-        starts = np.cumsum([len(part.mutants) for part in fitted.proteins])
-        embeddings = np.split(np.load(verified(path)), starts[:-1])
-        proteins = [
-            part.model_copy(update={"embeddings": rows}) for part, rows in zip(fitted.proteins, embeddings, strict=True)
-        ]
-        fitted = fitted.model_copy(update={"proteins": proteins})
-    return fitted
+    if fitted.section.features != "embeddings":
+        return fitted
+    ends = np.cumsum([len(part.mutants) for part in fitted.proteins])
+    embeddings = np.split(np.load(verified(located.folder / _EMBEDDINGS)), ends[:-1])
+    proteins = [
+        part.model_copy(update={"embeddings": rows}) for part, rows in zip(fitted.proteins, embeddings, strict=True)
+    ]
+    return fitted.model_copy(update={"proteins": proteins})
 
 
 def _by_protein(variants: Sequence[Variant]) -> dict[Protein, list[int]]:
@@ -211,9 +188,8 @@ def predictions_of(
     for source in sources:
         fitted = read_fitted(source)
         if fitted is None:
-            unknown_N = np.full(len(distinct), np.nan)
             scores_N = Scorer(source, section, folder).zero_shot(distinct)
-            prediction = Prediction(scores_N, unknown_N, unknown_N, unknown_N)
+            prediction = Prediction.unknown(len(distinct))._replace(mean=scores_N)
         else:
             prediction = fitted.predict(distinct, section, folder, columns)
         predicted.append(Prediction(*(np.append(values, np.nan)[numbers_N] for values in prediction)))
@@ -261,25 +237,22 @@ def fit_table(source: str, table: MutantTable, section: MutationFitSection, fold
     Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
     """
     open_scorer = cache(lambda: Scorer(source, section, folder))
-    parts, inputs = measured_parts(table, section, open_scorer, source)
+    parts = measured_parts(table, section, open_scorer, source)
     evaluated = evaluations(parts, section)
-    starts = np.cumsum([0, *(len(part.mutants) for part in parts)])
-    proteins = []
-    for part, start in zip(parts, starts.tolist(), strict=False):
-        own = inputs.of(range(start, start + len(part.mutants)))
-        proteins.append(
-            FittedProtein(
-                name=part.protein.name,
-                sequence=part.protein.sequence,
-                mutants=[*map(part.protein.text_of, part.mutants)],
-                measured=part.values.tolist(),
-                scores=own.scores.tolist(),
-                listed=_listed(part, table, section),
-                # Of all mutants: cross-validation has said how good one of fewer is.
-                weights=learn(part.features, part.values),
-                embeddings=own.embeddings,
-            )
+    proteins = [
+        FittedProtein(
+            name=part.protein.name,
+            sequence=part.protein.sequence,
+            mutants=[*map(part.protein.text_of, part.mutants)],
+            measured=part.values.tolist(),
+            scores=part.inputs.scores.tolist(),
+            listed=_listed(part, table, section),
+            # Of all mutants: cross-validation has said how good one of fewer is.
+            weights=learn(part.features, part.values),
+            embeddings=part.inputs.embeddings,
         )
+        for part in parts
+    ]
     fitted = Fitted(
         # Absolute, since the fitted model may be used from another folder.
         model=str(Path(source).absolute()) if Path(source).exists() else source,
@@ -292,8 +265,8 @@ def fit_table(source: str, table: MutantTable, section: MutationFitSection, fold
 
 def measured_parts(
     table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str
-) -> tuple[list[Measured], Inputs]:
-    """The mutants of each protein that have a value in each column, and their inputs in the same order."""
+) -> list[Measured]:
+    """The mutants of each protein that have a value in each column."""
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
     used = [
@@ -301,31 +274,26 @@ def measured_parts(
         for row, variant in enumerate(table.variants)
         if variant is not None and known_N[row] and variant.mutant != WILD_TYPE
     ]
-    groups = _by_protein([variant for _, variant in used])
-    sizes = {protein.name: len(rows) for protein, rows in groups.items()} or {"": 0}
+    rows = [row for row, _ in used]
+    variants = [variant for _, variant in used]
+    groups = _by_protein(variants)
+    sizes = {protein.name: len(own) for protein, own in groups.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
     if fewest < _FEWEST:
         where = f"{section.table}, {name}" if name else section.table
         raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
-    # Those of a protein side by side, in the order of the table.
-    order = [row for rows in groups.values() for row in rows]
-    rows = [used[row][0] for row in order]
-    variants = [used[row][1] for row in order]
     columns = {name: values[rows] for name, values in table.numbers.items()}
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     inputs = inputs_of(section, variants, open_scorer, columns)
     parts = []
-    start = 0
-    for protein, members in groups.items():
-        own = range(start, start + len(members))
-        start += len(members)
+    for protein, own in groups.items():
         mutants = [variants[row].mutant for row in own]
         own_inputs = inputs.of(own)
         sites = section.features == "one_hot" or _are_substitutions(mutants)
         features = own_inputs.features(protein, mutants, own_inputs, sites)
-        parts.append(Measured(protein, mutants, features, columns[section.measured_column][own]))
-    return parts, inputs
+        parts.append(Measured(protein, mutants, own_inputs, features, columns[section.measured_column][own]))
+    return parts
 
 
 def _listed(part: Measured, table: MutantTable, section: MutationFitSection) -> dict[str, float]:

@@ -10,7 +10,7 @@ Shape legend: N mutants, M inducing ones, P weights.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,15 @@ class Prediction(NamedTuple):
     deviation: Floats
     low: Floats
     high: Floats
+
+    @classmethod
+    def unknown(cls, size: int) -> "Prediction":
+        """NaN for so many mutants."""
+        return cls(*(np.full(size, np.nan) for _ in cls._fields))
+
+    def put(self, rows: Any, of_rows: "Prediction") -> None:
+        for column, values in zip(self, of_rows, strict=True):
+            column[rows] = values
 
 
 def sampled(size: int, most: int) -> NDArray[np.int64]:

@@ -35,12 +35,11 @@ def draw_scan(
             rows = np.array([AMINO_ACIDS.find(protein.sequence[offset]) for offset in offsets.tolist()], dtype=float)
             axes.plot(offsets - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
             # As wide as the others, also where the last panel has few columns: a position is the same width everywhere.
-            axes.set_xlim(-0.5, shown - 0.5)
+            axes.set(xlim=(-0.5, shown - 0.5), facecolor="#e6e8eb")
             axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
             # By the protein's own numbers, which need not start at 1: ticks are those that a paper would name.
             positions = offsets + protein.first
             axes.set_xticks(
                 offsets[positions % 10 == 0] - start, [*map(str, positions[positions % 10 == 0])], fontsize=8
             )
-            axes.set_facecolor("#e6e8eb")
         figure.colorbar(image, ax=panels, label="score; dots: wild type", shrink=0.6, aspect=30)

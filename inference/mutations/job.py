@@ -17,14 +17,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from scipy.special import log_softmax
-from torch import Tensor
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
-from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.models.kinds import Output
-from esmeray.inference.models.model import Model, run
+from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.packing import ModelInput, input_of_pieces
 from esmeray.inference.mutations.section import MutationsSection
@@ -49,9 +46,8 @@ class MaskedModel:
         self.model, self.tokens = model, tokens
         self.max_length = min(max_length, model.facts.longest or max_length)
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
-        backbone_ids = (
-            model.backbone.residue_ids
-        )  # where the head's columns are in another order than the tokenizer's ids
+        # Where the head's columns are in another order than the tokenizer's ids.
+        backbone_ids = model.backbone.residue_ids
         self._columns = ids if backbone_ids is None else backbone_ids.cpu().numpy()[ids]
         self._outputs = model.outputs(["logits"])
 
@@ -95,8 +91,8 @@ class MaskedModel:
         return np.asarray(self.model.embed(sequences, tokens=self.tokens), np.float64)
 
 
-class _Windows:
-    """Windows as texts of a model (:class:`esmeray.inference.models.model.Texts`).
+class _Windows(TokenizedTexts):
+    """Windows as texts of a model.
 
     ``positions`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
     """
@@ -104,10 +100,9 @@ class _Windows:
     def __init__(
         self, model: Model, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool, max_length: int
     ) -> None:
-        self._pieces = model.tokenize(sequences).pieces
-        self._special = model.facts.special_tokens
+        super().__init__(model.tokenize(sequences), model)
         numbers_M, offsets_M = wanted_M2.T
-        sizes_M = np.array([*map(len, self._pieces)])[numbers_M]
+        sizes_M = self.lengths[numbers_M]
         widths_M = np.minimum(sizes_M, max_length)
         # Centred on the position, and shifted at the ends: a window as wide as the model takes has the most context.
         starts_M = np.clip(offsets_M - max_length // 2, 0, sizes_M - widths_M)
@@ -116,20 +111,13 @@ class _Windows:
         # Equal windows are one pass: unmasked, all positions of a short protein; masked, the same position asked twice.
         keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
         self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
-        self.lengths: NDArray[np.int64] = self._windows[:, 2]
+        self.lengths = self._windows[:, 2]
         self.positions = np.split(np.argsort(window_M, kind="stable"), np.cumsum(np.bincount(window_M))[:-1])
-
-    def batches(self, token_budget: int | None) -> list[Indices]:
-        assert token_budget is not None
-        return longest_first(self.lengths + self._special, token_budget)
-
-    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        return model.rows([self._input(model, indices) for indices in group], outputs)
 
     def _input(self, model: Model, indices: Indices) -> ModelInput:
         pieces = []
         for number, start, width, hidden in self._windows[indices].tolist():
-            ids = self._pieces[number][start : start + width]
+            ids = self.tokenized.pieces[number][start : start + width]
             if hidden >= 0:
                 ids = ids.copy()  # else the mask would stay in the sequence, for the windows after this one
                 ids[hidden] = model.tokenizer.mask

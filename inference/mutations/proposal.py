@@ -4,7 +4,7 @@ Shape legend: N candidates, S of these on the shortlist.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,14 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
     mean_S = mean_N[shortlist]
     covariance_SS = process.covariance(features[shortlist])
     best = process.best() if strategy == "ei" else 0.0
-    draws: Iterator[NDArray[np.float64]] = iter(())
     if strategy == "thompson":
         random = np.random.default_rng(seed)
-        draws = iter(random.multivariate_normal(mean_S, covariance_SS, number, check_valid="ignore", method="eigh"))
+        draws = random.multivariate_normal(mean_S, covariance_SS, number, check_valid="ignore", method="eigh")
     chosen: list[int] = []
     for _ in range(min(number, len(shortlist))):
         deviation_S = np.sqrt(np.maximum(np.diag(covariance_SS), 1e-12))
         if strategy == "thompson":
-            value_S = next(draws)
+            value_S = draws[len(chosen)]
         elif strategy == "ucb":
             value_S = mean_S + _OPTIMISM * deviation_S
         else:

@@ -1,6 +1,5 @@
 """Files of mutants: the wild type, tables to read, and tables of scores to write."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -99,10 +98,14 @@ def read_mutants(section: MutantTableSection, folder: Path, command: str, number
     table.numbers.update({name: np.array(column) for name, column in values.items()})
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
     used = Counter(variant for variant in table.variants if variant is not None)
-    table.counts["row{s} without a score"] = table.variants.count(None)
     wild_types = sum(count for variant, count in used.items() if variant.mutant == WILD_TYPE)
-    table.counts["row{s} of the wild type, synonyms included"] = wild_types
-    table.counts["duplicate{s}, computed once"] = sum(used.values()) - len(used)
+    table.counts.update(
+        {
+            "row{s} without a score": table.variants.count(None),
+            "row{s} of the wild type, synonyms included": wild_types,
+            "duplicate{s}, computed once": sum(used.values()) - len(used),
+        }
+    )
     return table
 
 
@@ -154,7 +157,7 @@ def _numbers(path: Path, column: str, values: Any) -> list[float]:
         try:
             numbers.append(number(value))
             # NaN is a missing value; an infinite one would be the top of every ranking.
-            if math.isinf(numbers[-1]):
+            if np.isinf(numbers[-1]):
                 raise ValueError("is infinite")
         except ValueError as error:
             raise DataError(f"{path}, row {row}, column {column!r}: {error}; mend it, or leave it empty") from None

@@ -15,7 +15,7 @@ from sklearn.linear_model import Ridge
 from esmeray.common.errors import ConfigError
 from esmeray.common.figure_style import BLUE, GREEN, ORANGE, legend, picture, style
 from esmeray.common.progress import record_bar
-from esmeray.inference.mutations.features import Features, one_hot
+from esmeray.inference.mutations.features import Features, Inputs, one_hot
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction
 from esmeray.inference.mutations.metrics import evaluation_of, metrics_table
 from esmeray.inference.mutations.section import Folds, MutationFitSection
@@ -29,10 +29,11 @@ Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
 class Measured(NamedTuple):
-    """Mutants of a protein with their features and measured values."""
+    """Mutants of a protein with what is said of them, the features of that, and measured values."""
 
     protein: Protein
     mutants: Sequence[Mutant]
+    inputs: Inputs
     features: Features
     values: NDArray[np.float64]
 
@@ -102,7 +103,7 @@ def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
 
 
 def _evaluation(part: Measured, kind: Folds, size: int | None, section: MutationFitSection) -> dict[str, Any]:
-    protein, mutants, features, values_N = part
+    protein, mutants, _, features, values_N = part
     pairs = parts(folds(kind, mutants, section.seed), size, section.seed)
     predicted = predictions(features, values_N, pairs)
     scores = {"model": predicted.mean, "zero-shot score": features.parts["prior"][:, 0]}
@@ -123,11 +124,9 @@ def predictions(
     features: Features, values_N: NDArray[np.float64], pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
 ) -> Prediction:
     """Of each test row by a model of its training rows; NaN of rows that are in no test part."""
-    predicted = Prediction(*(np.full(len(values_N), np.nan) for _ in Prediction._fields))
+    predicted = Prediction.unknown(len(values_N))
     for train, test in pairs:
-        prediction = Posterior(features[train], values_N[train]).predict(features[test])
-        for column, values in zip(predicted, prediction, strict=True):
-            column[test] = values
+        predicted.put(test, Posterior(features[train], values_N[train]).predict(features[test]))
     return predicted
 
 
@@ -147,11 +146,9 @@ def draw_learning_curves(path: Path, evaluated: Evaluations) -> None:
             style(axes, f"folds {kind.strip(',')}")
             curves = table.drop(columns="folds").set_index("size").sort_index()
             for name, colour in zip(curves, (BLUE, ORANGE, GREEN), strict=False):
-                label = name.partition(" of ")[2] or "model"
-                axes.plot(curves.index, curves[name], "o-", color=colour, label=label)
-            axes.set_xscale("log")
+                axes.plot(curves.index, curves[name], "o-", color=colour, label=name.partition(" of ")[2] or "model")
+            axes.set(xscale="log", xlabel="training mutants")
             axes.set_xticks(curves.index, [*map(str, curves.index)])
             axes.minorticks_off()
-            axes.set_xlabel("training mutants")
         panels[0].set_ylabel("Spearman's coefficient")
         legend(panels[0])

@@ -134,8 +134,8 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.margins(x=0.06, y=0.08)
-            axes.set_ylim(bottom=0)  # else a difference of 2 % would look like a cliff
-            axes.set_xlabel(unit.replace("_", " "))
+            # From 0: else a difference of 2 % would look like a cliff.
+            axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
             legend(axes)
 
 
@@ -155,8 +155,8 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
             axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
         for (line, column), value in np.ndenumerate(values):
             axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
-        axes.set_xticks(range(len(done)), [f"{row[unit]:,}" for row in done])
-        axes.set_yticks(range(len(lines)), [name for name, *_ in lines])
+        axes.set(xticks=range(len(done)), xticklabels=[f"{row[unit]:,}" for row in done])
+        axes.set(yticks=range(len(lines)), yticklabels=[name for name, *_ in lines])
         axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

@@ -10,7 +10,7 @@ Scores are such that larger is nearer. Shape legend: n calibrating queries, K hi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,9 +22,9 @@ from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.labels.values import labels_by_id
+from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
-from esmeray.inference.retrieval.hits import chosen, own_hits
 
 Scores = TypeVar("Scores", float, NDArray[np.floating])
 
@@ -84,11 +84,27 @@ def calibrated(
         )
     groups_N = level_ids([labels.get(name, "") for name in ids], level + 1)[:, level]
     hits = []
-    for row, hits_k, scores_k in own_hits(index, rows_n, top_k):
+    for row, hits_k, scores_k in index.own_hits(rows_n, top_k):
         is_known_k = groups_N[hits_k] >= 0
         is_false_k = groups_N[hits_k] != groups_N[row]
         hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
     return calibrate(hits, error_rate)
+
+
+def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArray[np.int64]:
+    """(n,) numbers of the ids in a file, one a line, or of all with a label; DataError for one that has none."""
+    if not numbers:
+        raise DataError(f"{labels}: has none of the ids that are searched, or no label of them")
+    if path is None:
+        return np.array(list(numbers.values()))
+    wanted = []
+    for line, text in numbered_lines(path):
+        name = text.strip()
+        if name and name not in numbers:
+            raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
+        if name:
+            wanted.append(numbers[name])
+    return np.array(wanted, dtype=np.int64)
 
 
 def ascending(metric: MetricName, scores: Scores) -> Scores:

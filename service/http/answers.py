@@ -92,9 +92,6 @@ async def arrays_answer(
     """
     if not kind:
         return json_answer(content)
-    # Vectors that come one by one are rows all the same: as (L, D) each of their numbers would be one.
-    if not isinstance(arrays, np.ndarray) and {array.ndim for array in arrays} == {1}:
-        arrays = np.stack(arrays)
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
     channels = {name: _column(arrays)}

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.service.contract import About, AboutIndex, Reply
@@ -97,9 +96,8 @@ class Models:
     async def search(self, about: AboutIndex, texts: Sequence[str], top_k: int, caller: str) -> Reply:
         """The neighbours of each text, by scores and ids. Raises RefusalError (429, 500, 503)."""
         embedded = await self._reply(about.model, self.calls[about.model].run, about.output, texts, caller)
-        queries_NC = np.asarray(embedded.results)
         search = self.index_calls[about.name].run
-        return await self._reply(about.name, search, queries_NC, top_k, embedded.space, caller)
+        return await self._reply(about.name, search, embedded.results, top_k, embedded.space, caller)
 
     async def search_ids(self, about: AboutIndex, ids: Sequence[str], top_k: int, caller: str) -> Reply:
         """The neighbours of proteins of the index itself, by their ids. Raises RefusalError (422) for unknown ones."""

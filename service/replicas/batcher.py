@@ -117,7 +117,6 @@ class TokenBatcher:
         self._now = 0.0
         self._next_turn: dict[str, float] = {}
         self._held: Counter[str] = Counter()
-        self._held_tokens = 0  # their sum, which each request asks for
         self._in_flight: dict[Hashable, _Waiting] = {}
         self._cache = ResultCache(cache_bytes)
         self._arrived = asyncio.Event()
@@ -139,7 +138,6 @@ class TokenBatcher:
         # Before anything is queued: what is refused costs nothing but this.
         self._check_room(caller, held)
         self._held[caller] += held
-        self._held_tokens += held
         waited_for = [self._enqueue(item, caller) for item in wanted.values()]
         if self.queued_tokens >= self.budget:
             self._full.set()  # a batch that waits to be filled need not wait longer
@@ -149,7 +147,6 @@ class TokenBatcher:
         finally:  # also where the caller was cancelled: by its timeout, or because its client left
             self._leave(waited_for)
             self._held[caller] -= held
-            self._held_tokens -= held
             if not self._held[caller]:
                 del self._held[caller]  # their number is that of the callers who share the turns
         results |= {waiting.item.key: waiting.result.result() for waiting in waited_for}
@@ -161,7 +158,7 @@ class TokenBatcher:
         Else a single caller could fill the queue, and all others would be refused. The more callers there are, the
         less each may hold, and what is free is left to who comes next (Choudhury and Hahne 1998: dynamic thresholds).
         """
-        free = self.room_tokens - self._held_tokens
+        free = self.room_tokens - self._held.total()
         if self._held and tokens and (tokens > free or self._held[caller] + tokens > OF_FREE * free):
             retry_after_s = max(_NOT_BEFORE_S, min(_MOST_S, round(self.queued_tokens / self._tokens_per_s)))
             raise OverloadedError(retry_after_s, max(0, free))

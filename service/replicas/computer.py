@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.embeddings.cache import FeatureStore
@@ -132,7 +131,7 @@ class Computer:
         if not latents:
             return {}
 
-        def launch(indices: Indices) -> dict[str, Tensor]:
+        def launch(indices: Indices) -> dict[str, torch.Tensor]:
             with torch.inference_mode():
                 logits = decoded(self._model, [torch.from_numpy(items[index].payload) for index in indices.tolist()])
             return dict(zip(map(str, indices.tolist()), logits, strict=True))

@@ -1,6 +1,7 @@
 """The service in this process: small models, and real uvicorn servers on 127.0.0.1 that share one event loop."""
 
 import asyncio
+import io
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 import uvicorn
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
@@ -118,6 +120,13 @@ class Serving:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def npy(array: Any) -> bytes:
+    """The file that np.save writes."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
 
 
 def eventually(is_so: Callable[[], bool]) -> None:

@@ -2,8 +2,6 @@
 replaced, and of what was asked before the signal that ends it."""
 
 import asyncio
-import datetime
-import ipaddress
 import os
 import signal
 import ssl
@@ -20,15 +18,11 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
 from esmeray.inference.index.opening import open_index
 from esmeray.service.http.access import new_key
-from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.inference.models.opened import opened, rows_of
@@ -38,7 +32,7 @@ from tests.service.serving import PRECISION, eventually, save_index
 
 pytestmark = pytest.mark.slow
 SEQUENCES = random_sequences([20, 40, 9])
-TEXTS = {"model": "text", "sequences": ["a cell divides", "Zürich 12.50 €"]}
+ASKED = {"sequences": SEQUENCES}
 HOOK = """
 import asyncio
 from pathlib import Path
@@ -59,17 +53,12 @@ def mark(app):
 
 def write_certificate(folder: Path) -> dict[str, str]:
     """A certificate of 127.0.0.1 that vouches for itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
-    (folder / "key.pem").write_bytes(private)
-    return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
+    files = {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
+    written = ["-out", files["tls_certificate"], "-keyout", files["tls_key"], "-nodes", "-days", "1"]
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", *written, *name]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
 
 
 @dataclass
@@ -91,12 +80,12 @@ class Served:
     def end(self, client: httpx.Client) -> None:
         """What was asked before the signal is answered, by either ingress, and never with a 404 of the proxy."""
         with ThreadPoolExecutor() as pool:
-            slow = pool.submit(client.post, "/v1/classify", json=TEXTS, headers={"x-folder": str(self.folder)})
+            slow = pool.submit(client.post, "/v1/encode", json=ASKED, headers={"x-folder": str(self.folder)})
             eventually((self.folder / "arrived").exists)
             self.process.send_signal(signal.SIGTERM)
             # Both ingresses know by then.
             eventually(lambda: all("is ending" in client.get("/ready").text for _ in range(10)))
-            late = [client.post("/v1/classify", json=TEXTS) for _ in range(20)]
+            late = [client.post("/v1/encode", json=ASKED) for _ in range(20)]
             assert {answer.status_code for answer in late} == {503} and not slow.done()
             assert all("retry-after" in answer.headers and "is ending" in answer.text for answer in late)
             assert client.get("/health").status_code == 200
@@ -108,13 +97,12 @@ class Served:
 @pytest.fixture(scope="module")
 def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    export_tiny(folder / "text", source="qwen2")
     save_masked_lm(esm(folder / "esm"), "esm", vocab_size=33)
     (folder / "hook.py").write_text(HOOK)
     made = {name: new_key(name) for name in ("mine", "large")}
     (folder / "keys.yaml").write_text(yaml.safe_dump([key.model_dump() for _, key in made.values()]))
     serve = {
-        "models": [{"name": name, "source": str(folder / name), **PRECISION} for name in ("esm", "text")],
+        "models": [{"name": "esm", "source": str(folder / "esm"), **PRECISION}],
         "indexes": [{"name": "proteins", "source": str(save_index(folder / "proteins", folder / "esm"))}],
         "port": free_port(),
         "ingress_replicas": 2,
@@ -145,8 +133,10 @@ def client(served: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-def asked_while(served: Served, change: Callable[[], Awaitable[None]]) -> list[httpx.Response]:
-    """Answers to distinct sequences of six clients until the change is made, and to twenty more of each."""
+def asked_while(
+    served: Served, change: Callable[[], Awaitable[None]], callers: int = 6, pause_s: float = 0.0
+) -> list[httpx.Response]:
+    """Answers to distinct sequences of some clients until the change is made, and to twenty more of each."""
 
     async def ask(client: httpx.AsyncClient, caller: int, changing: asyncio.Task[None]) -> list[httpx.Response]:
         answers, left = [], 20
@@ -154,12 +144,13 @@ def asked_while(served: Served, change: Callable[[], Awaitable[None]]) -> list[h
             left -= changing.done()
             text = random_sequences([30], seed=10_000 * caller + len(answers))
             answers.append(await client.post("/v1/encode", json={"sequences": text}))
+            await asyncio.sleep(pause_s)
         return answers
 
     async def ask_all() -> list[httpx.Response]:
         changing: asyncio.Task[None] = asyncio.create_task(change())  # type: ignore[arg-type]
         async with httpx.AsyncClient(**served.of_client()) as client:
-            answers = await asyncio.gather(*(ask(client, caller, changing) for caller in range(6)))
+            answers = await asyncio.gather(*(ask(client, caller, changing) for caller in range(callers)))
         await changing
         return [answer for of_one in answers for answer in of_one]
 
@@ -182,14 +173,12 @@ def replica_metric(client: httpx.Client, name: str) -> tuple[int, float]:
 
 def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: Served, client: httpx.Client):
     assert client.get("/ready").status_code in (200, 503) and client.get("/").status_code == 200
-    assert client.post("/v1/classify", json=TEXTS, headers={"Authorization": ""}).status_code == 401
-    classes = client.post("/v1/classify", json=TEXTS)
-    assert classes.headers["x-marked"] == "yes" and len(classes.json()["data"]) == 2
+    assert client.post("/v1/encode", json=ASKED, headers={"Authorization": ""}).status_code == 401
     answer = client.post("/v1/embeddings", json={"input": SEQUENCES}, headers={"X-Request-ID": "mine"})
     wanted = rows_of(opened(served.folder / "esm"), SEQUENCES)["mean"].numpy()
     vectors = [item["embedding"] for item in answer.json()["data"]]
     np.testing.assert_allclose(vectors, wanted, rtol=1e-5, atol=1e-5)
-    assert answer.headers["x-request-id"] == "mine"
+    assert (answer.headers["x-request-id"], answer.headers["x-marked"]) == ("mine", "yes")
     index = open_index(served.folder / "proteins" / "index")
     hits = client.post("/v1/search", json={"sequences": SEQUENCES, "top_k": 3}).json()["data"]
     nearest, _ = index.search(np.array(vectors, np.float32), 3)
@@ -242,7 +231,8 @@ def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_reque
         updated = await asyncio.to_thread(lambda: next((line for line in output if "updated" in line), ""))
         assert "updated, but indexes: proteins: its vectors are of" in updated
 
-    answers = asked_while(served, change)
+    # Two clients that pause: six would keep the cores from the processes that are started.
+    answers = asked_while(served, change, callers=2, pause_s=0.1)
     assert {answer.status_code for answer in answers} == {200}
     eventually(lambda: encoded(client, ["MKT"] * 4).status_code == 413)
     assert encoded(client, SEQUENCES).json()["data"] != first["data"]

@@ -36,7 +36,7 @@ from esmeray.dataset.labels.levels import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.build import memory_index
-from esmeray.inference.retrieval.hits import chosen, own_hits
+from esmeray.inference.retrieval.conformal import chosen
 from esmeray.inference.retrieval.metrics import METRICS, means, query_metrics
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import PositiveInt, Section
@@ -76,7 +76,7 @@ def main(
     numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
     queries = chosen(evaluate.queries, numbers, evaluate.labels)
     groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
-    ranked = _listed(vectors, numbers, queries) if index is None else own_hits(index, queries, index.count)
+    ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
     values = []
     with record_bar("evaluating") as bar:
         for query, hits_K, *_ in ranked:

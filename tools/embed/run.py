@@ -78,8 +78,7 @@ def main(
 
     console = result_console()
     if dry_run:
-        for planned in estimate(embed, data.ingest, cluster=cluster):
-            console.print(*planned.lines(), sep="\n", markup=False)
+        console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
         return
     console.print(table(run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)))
     console.print(

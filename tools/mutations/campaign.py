@@ -30,7 +30,7 @@ def main(model: OfMaskedModel, campaign: MutationCampaignSection, made: Made) ->
         from esmeray.inference.mutations.fitted import measured_parts  # here: they load torch and Matplotlib
         from esmeray.inference.mutations.job import Scorer
 
-        parts, _ = measured_parts(table, campaign, cache(lambda: Scorer(str(model), campaign, folder)), str(model))
+        parts = measured_parts(table, campaign, cache(lambda: Scorer(str(model), campaign, folder)), str(model))
         found = campaigns(parts, campaign)
         lines = campaign_lines(found)
         with made.folder(campaign.output) as building:

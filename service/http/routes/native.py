@@ -93,8 +93,8 @@ async def decode(
     texts = [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares]
     data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
     content = {"model": about.name, "letters": AMINO_ACIDS, "data": data}
-    numbers = map(str, range(len(texts)))  # latents have no ids
-    return await arrays_answer(kind, [*numbers], shares, "probabilities", content, sequence=texts)
+    numbers = [*map(str, range(len(texts)))]  # latents have no ids
+    return await arrays_answer(kind, numbers, shares, "probabilities", content, sequence=texts)
 
 
 @router.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody))

@@ -3,7 +3,6 @@
 Shape legend: N sequences or ids, K neighbours of one.
 """
 
-from itertools import chain
 from typing import Annotated
 
 import numpy as np
@@ -59,7 +58,7 @@ async def search(
         columns = {
             "query": np.repeat(names, counts_N),
             "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
-            "target": list(chain.from_iterable(reply.ids)),
+            "target": [name for ids in reply.ids for name in ids],
             "score": np.concatenate(reply.results),
         }
         return table_answer(kind, pa.table(columns))

@@ -7,10 +7,10 @@ from esmeray.inference.classify.plots import draw_confusion, draw_predictions, d
 
 
 def test_whatever_the_names_of_classes_no_text_is_clipped_and_cells_have_room(saved_figures, tmp_path):
-    counts = np.eye(300, dtype=int)
-    counts[7, 299] = 4
-    names = ("_hidden", r"cost_$x^$_{" + "a\nb" + "long" * 30, *["request_refund_not_showing_up"] * 298)
-    for classes in (2, 300):
+    counts = np.eye(101, dtype=int)
+    counts[7, 100] = 4
+    names = ("_hidden", r"cost_$x^$_{" + "a\nb" + "long" * 30, *["request_refund_not_showing_up"] * 99)
+    for classes in (2, 101):
         draw_confusion(tmp_path / f"{classes}.png", counts[:classes, :classes], names[:classes])
     small, large = saved_figures
     for text in small.findobj(Text):
@@ -57,13 +57,10 @@ def test_curves_and_points_are_those_of_the_predictions(saved_figures, tmp_path)
     measured = np.array([[1.0, 5.0], [2.0, np.nan], [3.0, 7.0]])
     draw_predictions(tmp_path / "predictions.png", measured * 10, measured, ("tm", "ph"))
     (roc, precision), (above, _), (tm, ph) = (figure.axes for figure in saved_figures)
-    area = metrics.roc_auc_score(targets, scores)
-    assert [line.get_label() for line in roc.lines] == [f"{area:.3f}  yes", "0.500  chance"]
-    np.testing.assert_allclose(roc.lines[0].get_xydata().T, metrics.roc_curve(targets, scores)[:2])
-    area = metrics.average_precision_score(targets, scores)
-    assert [line.get_label() for line in precision.lines] == [f"{area:.3f}  yes"]
-    assert (roc.get_xlabel(), roc.get_ylabel()) == ("false positive rate", "recall")
-    assert (precision.get_xlabel(), precision.get_ylabel()) == ("recall", "precision")
+    areas = metrics.roc_auc_score(targets, scores), metrics.average_precision_score(targets, scores)
+    assert [line.get_label() for line in roc.lines] == [f"{areas[0]:.3f}  yes", "0.500  chance"]
+    assert [line.get_label() for line in precision.lines] == [f"{areas[1]:.3f}  yes"]
+    assert roc.get_xlabel() == "false positive rate" and roc.get_ylabel() == precision.get_xlabel() == "recall"
     observed = next(line for line in above.lines if line.get_label() == "observed")
     right = {0.6: 0.5, 0.7: 1.0, 0.8: 0.0, 0.9: 1.0}  # of the likelier class; 0.6 twice, right once
     np.testing.assert_allclose(observed.get_xydata(), [*right.items()])

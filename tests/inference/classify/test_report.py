@@ -33,18 +33,13 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     assert found["intervals"] == {name: list(interval) for name, interval in intervals.items()}
     assert found["baselines"]["majority class"]["metrics"]["auroc"] == 0.5
     assert (found["records"], found["without_target"]) == (60, 1)
-    assert found == evaluation_of(scored, majority, samples=50, seed=1)
 
     write_report(tmp_path, scored, found, best_of="mcc", counts={"dropped_short": 4}, facts={"checkpoint": "step 10"})
     content = json.loads((tmp_path / "evaluation.json").read_text())
     assert {name: content[name] for name in found} == found
-    names = {"evaluation.json", "report.md", "confusion.tsv", *content["pictures"]}
-    assert {path.name for path in tmp_path.iterdir()} == names
     text = (tmp_path / "report.md").read_text()
-    lines = text.splitlines()
-    header = next(number for number, line in enumerate(lines) if line.startswith("| metric"))
-    assert re.match(r"\| metric +\| model +\| majority class", lines[header])
-    assert re.match(rf"\| mcc +\| {found['metrics']['mcc']:.3f} \[", lines[header + 2])
+    first = rf"\| metric +\| model +\| majority class.*\n.*\n\| mcc +\| {found['metrics']['mcc']:.3f} \["
+    assert re.search(first, text), "the metric by which the model was chosen"
     assert re.search(r"\| dropped short +\| 4 ", text) and re.search(r"\| checkpoint +\| step 10 ", text)
     assert "mem\\|brane" in text and "nan" not in text.lower()
 

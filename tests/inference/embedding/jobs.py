@@ -1,10 +1,16 @@
 """Small embedding jobs, and what is read back of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
@@ -56,3 +62,33 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
 def vectors(folder: Path | str, output: str | None = None) -> dict[str, Any]:
     opened = read_embeddings(folder, output)
     return dict(zip(opened.ids, opened, strict=True))
+
+
+@contextmanager
+def computed_shards() -> Iterator[list[int]]:
+    """The numbers of the shards that are computed in the block."""
+    computed: list[int] = []
+    compute = ShardWorker.compute
+
+    def counted(self: ShardWorker, shard: Any, *rest: Any) -> Any:
+        computed.append(shard.number)
+        return compute(self, shard, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardWorker, "compute", counted)
+        yield computed
+
+
+@contextmanager
+def stopped_after(shards: int) -> Iterator[list[int]]:
+    """A block whose process ends before it writes one more shard; the numbers of those that are computed."""
+    write = ShardFiles.write
+
+    def killed(self: ShardFiles, *given: Any) -> Any:
+        if shards == len(list(self.folder.glob("rows/*"))):
+            raise KeyboardInterrupt
+        return write(self, *given)
+
+    with computed_shards() as computed, pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ShardFiles, "write", killed)
+        yield computed

@@ -15,12 +15,12 @@ from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.model_job import ModelJob
 from esmeray.inference.embedding.section import EmbedJobSection
-from esmeray.inference.embedding.shard_files import ShardFiles
 from tests.inference.embedding.jobs import (
     final_bytes,
     replace,
     request,
     small_model_folder,
+    stopped_after,
     vectors,
     write_proteins,
 )
@@ -104,15 +104,7 @@ def test_an_output_that_is_killed_while_it_grows_is_the_old_one_and_resumes(
 ):
     job, more = begun(tmp_path)
     before = final_bytes(job.output)
-    write = ShardFiles.write
-
-    def killed(self: ShardFiles, *given: Any) -> Any:
-        if len(list(self.folder.glob("rows/*"))) == 2:
-            raise KeyboardInterrupt
-        return write(self, *given)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(ShardFiles, "write", killed)
+    with stopped_after(2):
         run_job(more)
     assert final_bytes(job.output) == before and len(read_embeddings(job.output)) == FIRST
     with pytest.raises(ConfigError, match=r"out\.grown\.partial: holds the work of another job"):

@@ -20,17 +20,17 @@ from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.embedding.shard_files import ShardFiles
-from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.inference.models.model import Model
 from tests.conftest import REPOSITORY
 from tests.damage import flipped
 from tests.inference.embedding.jobs import (
+    LENGTHS,
+    computed_shards,
     final_bytes,
     partial,
     replace,
     request,
-    small_model_folder,
+    stopped_after,
     vectors,
     write_proteins,
 )
@@ -78,39 +78,13 @@ def test_narrow_files_are_near(tmp_path: Path):
             assert all(np.abs(narrow[name] - rows).max() <= error * largest for name, rows in whole.items())
 
 
-class _KilledError(Exception):
-    pass
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> list[int]:
-    """Let the process end before it writes one more shard; the numbers of those that are computed."""
-    computed: list[int] = []
-    compute, write = ShardWorker.compute, ShardFiles.write
-
-    def counted(self: ShardWorker, shard: Any, *rest: Any) -> Any:
-        computed.append(shard.number)
-        return compute(self, shard, *rest)
-
-    def killed(self: ShardFiles, *given: Any) -> Any:
-        if shards == len(list(self.folder.glob("rows/*"))):
-            raise _KilledError
-        return write(self, *given)
-
-    monkeypatch.setattr(ShardWorker, "compute", counted)
-    monkeypatch.setattr(ShardFiles, "write", killed)
-    return computed
-
-
-def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path):
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(replace(job, output=tmp_path / "undisturbed"))
-    with monkeypatch.context() as patched:
-        first = stop_after(patched, 3)
-        with pytest.raises(_KilledError):
-            run_job(job)
+    with stopped_after(3) as first:
+        run_job(job)
     assert not job.output.exists()
-    with monkeypatch.context() as patched:
-        again = stop_after(patched, -1)
+    with computed_shards() as again:
         (report,) = run_job(job)
     assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
     assert report["starts"] == 2
@@ -118,13 +92,10 @@ def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: py
     assert sorted({*first, *again}) == list(range(len({*first, *again})))
 
 
-def test_a_flipped_bit_of_an_unfinished_job_is_noticed_or_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_flipped_bit_of_an_unfinished_job_is_noticed_or_does_no_harm(tmp_path: Path, caplog):
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(replace(job, output=tmp_path / "undisturbed"))
-    with monkeypatch.context() as patched, pytest.raises(_KilledError):
-        stop_after(patched, 3)
+    with stopped_after(3):
         run_job(job)
     kept = shutil.copytree(partial(job), tmp_path / "kept")
     for name in ("mean/00001.safetensors", "residues/00000.safetensors", "rows/00001.json", "job.json", "spent.json"):
@@ -155,12 +126,11 @@ def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: P
     assert not job.output.exists()
 
 
-def test_an_output_of_another_job_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_output_of_another_job_is_refused_by_name(tmp_path: Path):
     finished = request(tmp_path)
     unfinished = replace(finished, output=tmp_path / "other")
     run_job(finished)
-    with monkeypatch.context() as patched, pytest.raises(_KilledError):
-        stop_after(patched, 2)
+    with stopped_after(2):
         run_job(unfinished)
 
     def refused(**changed: Any) -> None:
@@ -182,18 +152,15 @@ def test_an_output_of_another_job_is_refused_by_name(tmp_path: Path, monkeypatch
     run_job(finished, overwrite=True)
 
 
-def test_a_finished_output_is_not_computed_again_and_what_is_to_replace_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_finished_output_is_not_computed_again_and_what_is_to_replace_it_stays(tmp_path: Path):
     job = request(tmp_path)
     (report,) = run_job(job)
     before = final_bytes(job.output)
-    with monkeypatch.context() as patched, pytest.raises(_KilledError):
-        stop_after(patched, 1)
+    with stopped_after(1):
         run_job(replace(job, outputs=["max"]), overwrite=True)
     unfinished = final_bytes(partial(job))
-    computed = stop_after(monkeypatch, -1)
-    assert run_job(job) == [report] and not computed
+    with computed_shards() as computed:
+        assert run_job(job) == [report] and not computed
     assert final_bytes(partial(job)) == unfinished and final_bytes(job.output) == before
 
 
@@ -211,13 +178,17 @@ def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
     assert not job.output.exists()
 
 
-def test_out_of_memory_splits_the_batch_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_splits_the_batch_is_counted_and_names_a_single_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     job = request(tmp_path, tokens=128, shard_tokens=256)
     run_job(replace(job, output=tmp_path / "whole"))
     rows = Model.rows
 
+    most = 90
+
     def limited(self: Model, packed: Any, outputs: Any) -> Any:
-        if max(batch.batch.num_tokens for batch in packed) > 90:
+        if max(batch.batch.num_tokens for batch in packed) > most:
             raise torch.OutOfMemoryError("no more")
         return rows(self, packed, outputs)
 
@@ -228,6 +199,9 @@ def test_out_of_memory_splits_the_batch_and_is_counted(tmp_path: Path, monkeypat
     wanted = vectors(tmp_path / "whole")
     for name, vector in vectors(job.output).items():
         np.testing.assert_allclose(vector, wanted[name], rtol=1e-5, atol=1e-6)
+    most = 40
+    with pytest.raises(ResourceError, match=r"P00005 of 77 residues: out of memory on a single sequence \(no more\)"):
+        run_job(job, overwrite=True)
 
 
 def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk: Any):
@@ -255,21 +229,10 @@ def test_long_sequences_follow_the_policy_and_are_counted(tmp_path: Path):
         assert len(vectors(tmp_path / policy, "residues")["P00005"]) == rows
 
 
-def test_several_models_share_a_plan(tmp_path: Path):
-    other = small_model_folder(tmp_path / "other")
-    job = request(tmp_path)
-    reports = run_job(replace(job, models=[*job.models, str(other)]))
-    assert len(reports) == 2
-    both = [vectors(job.output / name) for name in ("model", "other")]
-    assert all(np.array_equal(both[0][name], both[1][name]) for name in both[0])
-    assert run_job(replace(job, models=[*job.models, str(other)])) == reports
-
-
 def test_a_cache_serves_later_jobs(tmp_path: Path):
     job = request(tmp_path, outputs=["mean", "residues", "contacts"], cache=tmp_path / "cache", cache_gb=1)
     (first,) = run_job(job)
-    sequences = random_sequences([5, 40, 12, 40, 1, 77, 30, 9, 21, 33, 16, 8])
-    write_proteins(tmp_path / "proteins.fasta", [*sequences[:6], *random_sequences([50], seed=9)])
+    write_proteins(tmp_path / "proteins.fasta", [*random_sequences(LENGTHS)[:6], *random_sequences([50], seed=9)])
     (second,) = run_job(replace(job, output=tmp_path / "second"))
     assert (first["cache_hit_rate"], second["cache_hit_rate"]) == (0, pytest.approx(6 / 7))
     assert second["computed_sequences"] == 1

@@ -11,7 +11,7 @@ from transformers import EsmFold2Model
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.predictions import PredictedStructures, keys
 from esmeray.inference.folding import job
-from esmeray.inference.folding.job import Folder, FoldingSettings, actors, predict_structures
+from esmeray.inference.folding.job import Folder, FoldingSettings, predict_structures
 from esmeray.inference.folding.predictors import predictor
 from tests.model.support import random_sequences
 
@@ -102,11 +102,3 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
         with pytest.raises(ConfigError, match=words):
             predict(source, tmp_path, kind=kind)
     assert not PredictedStructures(tmp_path / "nothing").has(keys(SEQUENCES)).any()
-
-
-@pytest.mark.slow
-def test_actors_give_the_same_cache(esmfold: Path, tmp_path: Path, ray_address: str):
-    predict(esmfold, tmp_path / "here")
-    workers = actors(settings(esmfold, tmp_path / "ray"), 2, 1, 0)
-    predict(esmfold, tmp_path / "ray", workers=workers)
-    assert contents(tmp_path / "ray") == contents(tmp_path / "here")

@@ -70,12 +70,12 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_p
 
 def test_a_compressed_index_finds_families(tmp_path):
     random = np.random.default_rng(0)
-    families = random.normal(size=(150, 1, CHANNELS))
-    vectors = (families + 0.2 * random.normal(size=(150, 20, CHANNELS))).reshape(-1, CHANNELS).astype(np.float32)
+    families = random.normal(size=(60, 1, CHANNELS))
+    vectors = (families + 0.2 * random.normal(size=(60, 20, CHANNELS))).reshape(-1, CHANNELS).astype(np.float32)
     source = make_embeddings(tmp_path / "source", vectors)
     for kind in ("exact", "compressed"):
         build_index([source], section(tmp_path / kind, kind=kind))
-    queries = vectors[::50] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
+    queries = vectors[::20] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
     exact, near = (open_index(tmp_path / kind).search(queries, 10) for kind in ("exact", "compressed"))
     recall = np.mean([len({*one} & {*other}) for one, other in zip(exact[0], near[0], strict=True)]) / 10
     # Of 20 in a family the 10th and the 11th may be as near as fp16 rounds.

@@ -12,43 +12,35 @@ from esmeray.inference.index.parts import IndexManifest, PartEntry, id_arrays
 CHANNELS = 48
 
 
-def near_duplicates(random: np.random.Generator) -> np.ndarray:
-    """Rows that differ in the last bits, far below what bf16 holds, each of them several times."""
-    rows = np.repeat(random.normal(size=(12, CHANNELS)), 80, axis=0)
-    return random.permutation(rows * (1 + 2.0**-22 * random.integers(-3, 3, size=rows.shape)))
+KINDS = ("near duplicates", "common", "ties", "equal", "huge ranges", "zeros")
 
 
-def common(random: np.random.Generator) -> np.ndarray:
-    """Rows that have nearly all in common, as vectors of proteins have."""
-    return 40 + random.normal(size=(900, CHANNELS))
-
-
-def ties(random: np.random.Generator) -> np.ndarray:
-    return random.integers(-1, 2, size=(700, CHANNELS)) + np.eye(1, CHANNELS)
-
-
-def equal(random: np.random.Generator) -> np.ndarray:
-    return np.ones((900, CHANNELS))
-
-
-def huge_ranges(random: np.random.Generator) -> np.ndarray:
-    rows = random.normal(size=(800, CHANNELS)) * 10.0 ** random.integers(-12, 12, size=(800, 1))
-    rows[::7] *= 10.0 ** random.integers(-25, 1, size=(1, CHANNELS))
-    return rows
-
-
-def zeros(random: np.random.Generator) -> np.ndarray:
-    rows = random.normal(size=(700, CHANNELS))
-    rows[100:400] = 0
+def rows_of(kind: str, random: np.random.Generator) -> np.ndarray:
+    rows = random.normal(size=(800, CHANNELS))
+    match kind:
+        case "near duplicates":  # in the last bits, far below what bf16 holds, each of them several times
+            repeated = np.repeat(rows[:12], 80, axis=0)
+            rows = random.permutation(repeated * (1 + 2.0**-22 * random.integers(-3, 3, size=repeated.shape)))
+        case "common":  # as vectors of proteins have nearly all
+            rows += 40
+        case "ties":
+            rows = random.integers(-1, 2, size=(700, CHANNELS)) + np.eye(1, CHANNELS)
+        case "equal":
+            rows[:] = 1
+        case "huge ranges":
+            rows *= 10.0 ** random.integers(-12, 12, size=(800, 1))
+            rows[::7] *= 10.0 ** random.integers(-25, 1, size=(1, CHANNELS))
+        case "zeros":
+            rows[100:400] = 0
     return rows
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
-@pytest.mark.parametrize("make", [near_duplicates, common, ties, equal, huge_ranges, zeros])
-def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(make, metric, bf16):
+@pytest.mark.parametrize("kind", KINDS)
+def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf16):
     random = np.random.default_rng(0)
-    rows = make(random).astype(np.float32)
+    rows = rows_of(kind, random).astype(np.float32)
     if metric == "cosine":
         rows = rows[np.linalg.norm(rows.astype(np.float64), axis=1) > 0]
     queries = np.concatenate([rows[::60], rows[::90] * 0.5, random.normal(size=(5, CHANNELS))]).astype(np.float32)

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.mutations.variants import Mutant, Mutation, Protein
+from esmeray.inference.mutations.variants import Protein
 
 PROTEIN = Protein("MKTXAY", first=24)
 LETTERS = st.text(AMINO_ACIDS, min_size=1, max_size=12)
@@ -19,15 +19,6 @@ def test_notation_sequence_and_mutant_are_one(wild, data):
     if mutant.mutations:
         texts = data.draw(st.permutations([protein.text(mutation) for mutation in mutant.mutations]))
         assert protein.mutant(":".join(texts)) == mutant
-
-
-def test_another_length_is_a_whole_sequence_and_synonyms_are_the_wild_type():
-    assert PROTEIN.mutant_of("MKTX") == Mutant(whole="MKTX")
-    assert PROTEIN.mutant("K25K") == PROTEIN.mutant_of(PROTEIN.sequence) == Mutant()
-    assert PROTEIN.mutant("K25K:T26A") == Mutant((Mutation("T", 2, "A"),))
-    singles = [*PROTEIN.singles()]
-    assert len(singles) == len(set(singles)) == 19 * 5 and singles[0] == Mutant((Mutation("M", 0, "A"),))
-    assert {single.mutations[0].offset for single in singles} == {0, 1, 2, 4, 5}
 
 
 REFUSED = {

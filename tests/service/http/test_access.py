@@ -1,6 +1,7 @@
 """Who may call: keys, their scopes and rates, and settings that would leave the service open."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,9 +87,12 @@ def test_what_a_browser_sends_for_the_page_of_another_site_is_refused(client):
         assert status == 200 or "page of another site" in problem(answer, 403)
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/v1/biology/meta/esm2-650m", "/metrics", "/info", "/no"])
-def test_without_a_known_key_nothing_is_answered(guarded: Guarded, path: str):
-    for text in (None, "Bearer esm-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9", "Bearer \udcff"):
+PATHS = ("/v1/embeddings", "/embed", "/v1/biology/meta/esm2-650m", "/metrics", "/info", "/no")
+KEYS = (None, "Bearer esm-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9", "Bearer \udcff")
+
+
+def test_without_a_known_key_nothing_is_answered_but_what_computes_nothing(guarded: Guarded):
+    for path, text in product(PATHS, KEYS):
         headers = {} if text is None else {"Authorization": text.encode("utf-8", "surrogateescape")}
         answer = guarded.client.post(path, json={}, headers=headers)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
@@ -98,9 +102,6 @@ def test_without_a_known_key_nothing_is_answered(guarded: Guarded, path: str):
         else:
             has_key = text is not None and text.startswith("Bearer ")
             assert problem(answer, 401).startswith("the key is wrong" if has_key else "a key is needed")
-
-
-def test_public_paths_need_no_key_and_compute_nothing(guarded: Guarded):
     statuses = {path: guarded.client.get(path).status_code for path in PUBLIC}
     assert {status for path, status in statuses.items() if path != "/ready"} == {200}, statuses
     assert not {"/v1/models", "/metrics", "/embed"} & set(PUBLIC)

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,10 +22,12 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.service.contract import Reply
-from esmeray.service.http.answers import arrays_answer
 from esmeray.service.http.models import Call
+from esmeray.service.replicas.replica import ModelReplica
+from esmeray.service.section import ServedModel
+from tests.classifiers import export_tiny
 from tests.model.support import random_sequences
-from tests.service.serving import LostError, Serving, eventually, problem
+from tests.service.serving import PRECISION, LostError, Serving, eventually, npy, problem
 
 FASTA = {"Content-Type": "text/x-fasta"}
 ONE = {"sequences": ["MKT"]}
@@ -59,16 +62,6 @@ def test_fasta_with_fields_in_the_query_gives_every_kind_of_answer(client, vecto
     np.testing.assert_array_equal(values, vectors)
 
 
-@pytest.mark.parametrize("kind", [ARROW, NPY, PARQUET, "text/csv"])
-def test_vectors_that_come_one_by_one_are_rows_of_every_kind_of_answer(kind: str):
-    one_by_one = [np.array([number], np.float32) for number in (2.0, 3.0)]
-    bodies = [
-        asyncio.run(arrays_answer(kind, ["a", "b"], arrays, "value", {})).body
-        for arrays in (one_by_one, np.stack(one_by_one))
-    ]
-    assert bodies[0] == bodies[1]
-
-
 def test_classes_are_those_of_predict_with_what_was_cropped(client: httpx.Client, serving: Serving):
     texts = random_sequences([20, 150])
     for name in ("places", "helices"):
@@ -93,10 +86,8 @@ def test_what_encode_gives_decode_takes_as_json_and_as_npy(client: httpx.Client)
     for item in answer["data"]:
         best = [AMINO_ACIDS[column] for column in np.argmax(item["probabilities"], axis=1)]
         assert item["sequence"] == "".join(best) and np.allclose(np.sum(item["probabilities"], axis=1), 1, atol=1e-5)
-    buffer = io.BytesIO()
-    np.save(buffer, np.array(values[0]))
     path, headers = "/v1/decode?model=autoencoder", {"Content-Type": NPY}
-    assert client.post(path, content=buffer.getvalue(), headers=headers).json()["data"] == answer["data"][:1]
+    assert client.post(path, content=npy(np.array(values[0])), headers=headers).json()["data"] == answer["data"][:1]
 
 
 @pytest.mark.parametrize("method", ["wild_type", "masked"])
@@ -253,15 +244,24 @@ def test_a_lost_replica_is_tried_again_once_and_what_fails_keeps_its_connection(
 
 
 def test_a_replicas_refusal_says_when_to_come_back(serving: Serving):
-    refusals = ["memory", "model", "overloaded"]
+    refusals = {"memory": (503, "2"), "model": (500, None), "overloaded": (429, "7")}
+    left = [*refusals]
 
     async def refuse() -> Reply:
-        return Reply(refused=refusals.pop(0), retry_after_s=7, detail="out of memory")
+        return Reply(refused=left.pop(0), retry_after_s=7, detail="out of memory")
 
     with serving.client({"esm": changed(serving.calls["esm"], refuse)}) as client:
-        answers = [client.post("/v1/encode", json=ONE) for _ in range(3)]
-    found = [(answer.status_code, answer.headers.get("retry-after")) for answer in answers]
-    assert found == [(503, "2"), (500, None), (429, "7")]
+        answers = [client.post("/v1/encode", json=ONE) for _ in refusals]
+    assert [(answer.status_code, answer.headers.get("retry-after")) for answer in answers] == [*refusals.values()]
+
+
+def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serving, tmp_path: Path):
+    served = ServedModel(name="text", source=str(export_tiny(tmp_path / "text", source="qwen2")), **PRECISION)
+    replica = ModelReplica(served.model_dump(), "cpu", "1")
+    with serving.client({"text": Call(replica.about, replica.run, replica.tokens)}) as client:
+        answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
+        assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
+        assert "at least a letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
 
 
 def test_health_comes_before_models_and_ready_after(serving: Serving):

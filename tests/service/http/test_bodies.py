@@ -1,6 +1,5 @@
 """No body makes the service fail, echo what was sent, or answer at length."""
 
-import io
 import json
 import os
 import random
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-from tests.service.serving import Serving, problem
+from tests.service.serving import Serving, npy, problem
 
 BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
 ROUTES = (
@@ -57,20 +56,11 @@ BAD_JSON = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_what_is_no_json_is_refused(client: httpx.Client, kind: str):
-    for path in ROUTES:
-        answer = client.post(path, content=BAD_JSON[kind], headers=JSON)
-        assert refused(answer) and answer.status_code in (400, 413, 422), path
-
-
-def test_numbers_without_measure_are_refused(client: httpx.Client):
-    for number in ("1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "1" * 400, "0.1e-999999999"):
-        body = f'{{"model":"autoencoder","latents":[[[{",".join([number] * 8)}]]]}}'
-        is_small = "e-" in number
-        answer = client.post("/v1/decode", content=body, headers=JSON)
-        assert answer.status_code in ((200,) if is_small else (400, 422))
-        assert refused(client.post("/v1/embeddings", content=f'{{"input":"MK","dimensions":{number}}}', headers=JSON))
+def test_what_is_no_json_is_refused(client: httpx.Client):
+    for kind, content in BAD_JSON.items():
+        for path in ROUTES:
+            answer = client.post(path, content=content, headers=JSON)
+            assert refused(answer) and answer.status_code in (400, 413, 422), (kind, path)
 
 
 def test_compressed_bodies_are_refused(client: httpx.Client):
@@ -98,28 +88,6 @@ def test_paths_lead_nowhere_else(client: httpx.Client):
         assert sent(client, request.encode()).startswith(b"HTTP/1.1 404"), path
 
 
-SMUGGLED = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        f"Content-Length: {len(SMUGGLED) + 5}\r\nTransfer-Encoding: chunked",
-        f"Transfer-Encoding: chunked\r\nContent-Length: {len(SMUGGLED) + 5}",
-        f"Content-Length: 5\r\nContent-Length: {len(SMUGGLED) + 5}",
-        "Transfer-Encoding: identity, chunked\r\nContent-Length: 5",
-        "Transfer-Encoding : chunked\r\nContent-Length: 5",
-        f"Content-Length: {'9' * 5000}",
-        "Content-Length: -5",
-    ],
-)
-def test_a_request_hidden_in_another_is_never_answered(client: httpx.Client, headers: str):
-    head = f"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
-    answers = sent(client, head.encode() + b"0\r\n\r\n" + SMUGGLED)
-    assert answers.count(b"HTTP/1.1 ") <= 1 and b'"ok"' not in answers
-    assert not answers.startswith((b"HTTP/1.1 5", b"HTTP/1.1 2"))
-
-
 def test_an_id_is_echoed_without_control_characters_in_json_that_is_whole(client: httpx.Client):
     for name in ("a\x00b\x1b[2J\nc", "\u202eabc", "\U0001f600" * 256, '"' * 256, "\\" * 256):
         answer = client.post("/v1/embeddings", json={"input": [{"id": name, "sequence": "1"}]})
@@ -129,28 +97,19 @@ def test_an_id_is_echoed_without_control_characters_in_json_that_is_whole(client
     assert "at most 256" in problem(answer, 422)
 
 
-def npy(header: bytes) -> bytes:
+def with_header(header: bytes) -> bytes:
     padded = header + b" " * 20 + b"\n"
     return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded + b"\0" * 64
 
 
-def saved(array: Any, save: Any = np.save) -> bytes:
-    buffer = io.BytesIO()
-    save(buffer, array)
-    return buffer.getvalue()
-
-
-WHOLE = saved(np.zeros((3, 8), np.float32))
+WHOLE = npy(np.zeros((3, 8), np.float32))
 BAD_NPY = {
-    "a zip file": saved(np.zeros((3, 8)), np.savez),
-    "a pickle": saved(np.array([{"a": 1}], dtype=object), np.save),
-    "letters": saved(np.full((3, 8), "a")),
-    "a shape of terabytes": npy(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999,)}"),
-    "a negative shape": npy(b"{'descr':'<f4','fortran_order':False,'shape':(-1,8)}"),
-    "a shape of brackets": npy(b"{'descr':'<f4','fortran_order':False,'shape':" + b"(" * 900 + b"}"),
-    "a longer header than the body": WHOLE[:8] + b"\xff\xff" + WHOLE[10:],
+    "a zip file": b"PK\x03\x04" + bytes(99),
+    "a pickle": npy(np.array([{"a": 1}], dtype=object)),
+    "a shape of terabytes": with_header(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999,)}"),
+    "a shape of brackets": with_header(b"{'descr':'<f4','fortran_order':False,'shape':" + b"(" * 900 + b"}"),
     "a truncated body": WHOLE[:-1],
-    "NaN": saved(np.full((3, 8), np.nan)),
+    "NaN": npy(np.full((3, 8), np.nan)),
     "nothing": b"",
 }
 

@@ -1,7 +1,6 @@
 """No body costs more than eight times its bytes, the event loop, or another caller's answer."""
 
 import asyncio
-import io
 import json
 import threading
 from contextlib import suppress
@@ -14,7 +13,7 @@ import pytest
 
 from esmeray.service.http import answers, bodies
 from esmeray.service.http.guard import Guard
-from tests.service.serving import Serving, problem
+from tests.service.serving import Serving, npy, problem
 
 SIZE = 2_000_000
 LARGE: dict[str, Any] = {"body_bytes": SIZE, "bodies_bytes": 2 * SIZE, "sequences": 1024, "residues": 200_000}
@@ -25,12 +24,6 @@ JSON, FASTA, NPY = "application/json", "text/plain", "application/x-npy"
 
 def filled(start: bytes, repeated: bytes, end: bytes = b"") -> bytes:
     return start + repeated * ((SIZE - len(start) - len(end)) // len(repeated)) + end
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 ATTACKS = {

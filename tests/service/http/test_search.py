@@ -36,11 +36,7 @@ def test_sequences_and_ids_give_the_neighbours_of_the_index_itself(serving: Serv
     wanted = [[*zip(index.ids(row), values.tolist(), strict=True)] for row, values in zip(rows, scores, strict=True)]
     answer = client.post("/v1/search", json={"sequences": SEQUENCES, "top_k": 5})
     assert found(answer) == wanted
-    assert {name: answer.json()[name] for name in ("index", "model", "metric")} == {
-        "index": "proteins",
-        "model": "esm",
-        "metric": "cosine",
-    }
+    assert answer.json().items() >= {"index": "proteins", "model": "esm", "metric": "cosine"}.items()
     fasta = "".join(f">q{number}\n{sequence}\n" for number, sequence in enumerate(SEQUENCES))
     headers = {"Content-Type": "text/x-fasta", "Accept": ARROW}
     table = client.post("/v1/search?index=proteins&top_k=5", content=fasta, headers=headers)

@@ -3,7 +3,6 @@
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from esmeray.inference.models.model import Model
 from esmeray.service.replicas.computer import Computer
 from esmeray.service.section import ServedModel
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
-from tests.inference.models.opened import opened, rows_of
+from tests.inference.models.opened import opened
 from tests.model.support import LETTERS, random_sequences
 from tests.service.serving import PRECISION, Serving
 
@@ -30,24 +29,7 @@ def offline(folder: Path) -> Model:
 @functools.cache
 def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
     """The offline model's, of one sequence by itself."""
-    rows = rows_of(offline(folder), [sequence], [output])[output].numpy()
-    return rows if output in ("residues", "logits") else rows[0]
-
-
-@functools.cache
-def in_transformers(folder: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
-
-
-@functools.cache
-def masked_alone(folder: Path, text: str) -> np.ndarray:
-    """Transformers' logits of the masked residue."""
-    tokenizer, model = in_transformers(folder)
-    batch = tokenizer(text, return_tensors="pt")
-    with torch.no_grad():
-        return model(**batch).logits[batch["input_ids"] == tokenizer.mask_token_id].numpy()
+    return np.asarray(offline(folder).embed([sequence], output)[0])
 
 
 def near(values: np.ndarray, wanted: np.ndarray) -> None:
@@ -74,7 +56,7 @@ def test_any_mix_of_outputs_equals_the_offline_model(serving: Serving, asked: li
         is_masked = output == "masked"
         text = f"{sequence[:masked]}<mask>{sequence[masked + 1 :]}" if is_masked else sequence
         items += computer(folder).items(output, [text])
-        wanted.append(masked_alone(folder, text) if is_masked else alone(folder, output, text))
+        wanted.append(alone(folder, "logits", text)[masked, None] if is_masked else alone(folder, output, text))
     for values, wanted_values in zip(computer(folder).compute(items), wanted, strict=True):
         near(values, wanted_values)
 
