@@ -22,6 +22,12 @@ def pristine_store(tmp_path_factory: pytest.TempPathFactory, sample: list[tuple[
     return make_store(tmp_path_factory.mktemp("pristine"), sample)
 
 
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 120 random proteins, to be read only."""
+    return make_store(tmp_path_factory.mktemp("small"))
+
+
 @pytest.fixture
 def store_path(tmp_path: Path, pristine_store: Path) -> Path:
     """A copy of the sample's store, to be damaged at will."""

@@ -32,6 +32,12 @@ def make_store(folder: Path, records: Iterable[tuple[str, str]] | None = None, *
     return folder / "store"
 
 
+def contents(path: Path | Store) -> list[tuple[str, str]]:
+    """Ids and residues of a store, of a path verified in full."""
+    store = Store(path, verify="full") if isinstance(path, Path) else path
+    return [(store.id(index), store.text(index)) for index in range(len(store))]
+
+
 def damage_record(store_path: Path, record: int) -> None:
     """Flip one bit in the residues of a record."""
     residues = Store(store_path).sequence(record).tobytes()

@@ -224,16 +224,6 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     assert len(read(first, held_out=(second,), header_field=1, id_column="id", duplicate_ids="first")) == 3
 
 
-def test_a_repeated_id_is_reported_beside_what_ended_the_reading(tmp_path):
-    first = write_table(tmp_path / "a.csv", ("id", "sequence", "label"), ("p1", "MK", "x"), ("p1", "ML", "x"))
-    write_table(tmp_path / "b.csv", ("id", "label"), ("p2", "x"))
-    with pytest.raises(DataError) as raised:
-        read(first, tmp_path / "b.csv", id_column="id")
-    summary, repeated, ended = raised.value.problems
-    assert summary == "2 faults: 1 id that stood before, 1 fault that ended the reading"
-    assert f"the id 'p1' stands already in {first}, row 1" in repeated and "no column 'sequence'" in ended
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

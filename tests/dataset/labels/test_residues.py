@@ -41,22 +41,18 @@ def test_labels_find_their_sequences_by_id_with_masks_and_who_is_held_out(tmp_pa
     ("labels", "mask", "message"),
     [
         (LABELS[:2], None, "sequences.fasta, line 5, record 3 'c': no labels of this id in labels.fasta; complete or"),
-        ([*LABELS, ("d", "HH"), ("e", "H")], None, "labels.fasta, line 7, record 4 'd': no sequence of data.source h"),
-        ([*LABELS[:2], ("c SET=x", "E")], None, "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta for"),
-        ([*LABELS, ("a", "CCC")], None, "labels.fasta, line 7, record 4 'a': the id 'a' stands already in labels.fas"),
+        ([*LABELS, ("d SET=test", "HH"), ("e SET=test", "H")], None, "labels.fasta, line 7, record 4 'd': no sequence"),
+        ([*LABELS[:2], ("c SET=test", "E")], None, "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta"),
+        ([*LABELS, ("a SET=test", "CCC")], None, "labels.fasta, line 7, record 4 'a': the id 'a' stands already in"),
         (LABELS, MASK[:2], "labels.fasta, line 5, record 3 'c': no mask of this id in mask.fasta; add it"),
         (LABELS, [*MASK[:2], ("c", "1x")], "mask.fasta, line 5, record 3 'c': no mask of 2 letters (labels.fasta, l"),
+        ([*LABELS[:2], ("c VALIDATION=x", "EE")], None, "labels.fasta, line 5, record 3 'c': no SET= in the header;"),
+        ([*LABELS[:2], ("c SET=x", "EE")], None, "labels.fasta, line 5, record 3 'c': SET: the split 'x' is not known"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_its_place(tmp_path, sequences, labels, mask, message):
-    found = refusal(sequences, **files(tmp_path, labels, mask)).replace(f"{tmp_path}/", "")
+    found = refusal(sequences, **files(tmp_path, labels, mask), **BY_HEADER).replace(f"{tmp_path}/", "")
     assert found.startswith(message)
-
-
-def test_a_header_that_names_no_part_is_refused_with_its_place(tmp_path, sequences):
-    for header, message in (("c VALIDATION=x", "no SET= in the header; write"), ("c SET=x", "SET: the split 'x' is")):
-        labels = files(tmp_path, [*LABELS[:2], (header, "EE")])
-        assert f"labels.fasta, line 5, record 3 'c': {message}" in refusal(sequences, **labels, **BY_HEADER)
 
 
 def test_sequences_without_labels_and_labels_without_sequences_can_be_left_out_counted(tmp_path, sequences):

@@ -79,15 +79,3 @@ def test_structures_are_dropped_at_the_rate_that_is_set_and_never_in_validation(
 
     assert dropped(drop_share=0.25) == pytest.approx(0.25, abs=0.06)
     assert dropped(drop_share=0.9, training=False) == 0
-
-
-def test_a_filler_has_what_a_batch_has_and_no_target(store: StructureStore):
-    source = StructureSource(store, DiffusionSection(), max_length=99, seed=0, training=True)
-    batch = made(store)
-    filler = source.batch(0, np.array([0])).without_targets()
-    assert (filler.num_targets, filler.num_tokens) == (0, 0)
-    assert filler.batch.find_targets().numel() == 0 and not filler.batch.by_sequence["weights"].any()
-    assert (filler.batch.by_token.keys(), filler.batch.by_sequence.keys()) == (
-        batch.by_token.keys(),
-        batch.by_sequence.keys(),
-    )
