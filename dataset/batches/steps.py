@@ -175,8 +175,7 @@ class ValidationSteps:
 
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
-        batches = map(_counted, self._source.batches(self._requests), self._numbers)
-        for step, made in enumerate(batches):
+        for step, made in enumerate(map(_counted, self._source.batches(self._requests), self._numbers)):
             yield _step([made], [0], (0, step), (0, step + 1), self._shape)
 
 

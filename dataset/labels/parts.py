@@ -338,10 +338,8 @@ class LabelledSource:
         self._rows_before += first_row + len(texts) - 1
 
     def _encoded(self, text: str) -> bytes:
-        if self._content == "text":
-            return text.encode("utf-8")
-        # One byte for each character, so that positions hold; what is no letter at all is refused like any other.
-        return text.strip().encode("latin-1", errors="replace")
+        # One byte for each residue, so that positions hold; what is no letter at all is refused like any other.
+        return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
 
 def _id(path: Path, row: int, value: Any, column: str) -> bytes:
