@@ -73,8 +73,7 @@ class TokenStore:
             (TOKENS_FILE, tokens_bytes, self.manifest.tokens_xxh128),
             (LENGTHS_FILE, 4 * self.manifest.num_records, self.manifest.lengths_xxh128),
         ):
-            xxh128 = checksum if verify == "full" else None
-            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
+            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if verify == "full" else None)
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
