@@ -33,7 +33,7 @@ def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(tokens), cumulative_lengths(np.array([ids.size for ids in tokens]))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(texts=sequences, shares=shares, seed=st.integers(0, 5), epoch=st.integers(0, 5))
 def test_every_sequence_has_a_target_and_targets_are_what_was_there(texts, shares, seed, epoch):
     tokens_T, cu_seqlens = packed(texts)
@@ -78,7 +78,7 @@ def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = 
     return PreparationSettings(max_length, 3, random_crops, MaskedLMSection() if masked else None)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(sequences=sequences, epoch=st.integers(0, 3), data=st.data())
 def test_tokens_are_those_of_the_cropped_sequences_and_validation_crops_at_the_start(sequences, epoch, data):
     records = np.array(data.draw(st.permutations(range(len(sequences)))))
@@ -93,7 +93,7 @@ def test_tokens_are_those_of_the_cropped_sequences_and_validation_crops_at_the_s
     assert prepared.targets.tolist() == np.where(is_special, NO_TARGET, prepared.tokens).tolist()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(sequences=sequences, masked=st.booleans())
 def test_result_does_not_depend_on_the_other_records_of_the_batch(sequences, masked):
     store = Sequences(sequences)

@@ -5,7 +5,9 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
@@ -24,7 +26,6 @@ from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from tests.dataset.interrupting import interrupted_at
 from tests.dataset.labelled_stores import TEXT, data_of, made
 from tests.dataset.stores import contents, damage_record, make_store, write_fasta
 
@@ -102,11 +103,37 @@ def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]) -> bool:
+    """Raise KeyboardInterrupt at the ``line``-th line of these files that is run, from 1; whether it came so far."""
+    passed = 0
+
+    def trace(frame, event, _argument):
+        nonlocal passed
+        if frame.f_code.co_filename not in files:
+            return None
+        passed += event == "line"
+        if event == "line" and passed == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
 def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
+    files = {module.__file__ for module in (background_thread, fasta, store_writer)}
     for line in count(1, 23):
-        if not interrupted_at(line, conversion, modules=(background_thread, fasta, store_writer)):
+        if not interrupted_at(line, conversion, files):
             break
         assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
     assert line > 100
