@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.dataset.store.sample import sample_records
-from tests.dataset.labelled_stores import proteins
-from tests.dataset.stores import make_store
+from tests.dataset.stores import make_store, proteins
 
 
 @pytest.fixture(scope="session")

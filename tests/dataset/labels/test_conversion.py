@@ -16,8 +16,8 @@ from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, TokenizerSection
 from tests.damage import flipped
-from tests.dataset.labelled_stores import PROTEINS, TEXT, data_of, made, proteins
-from tests.dataset.labels.test_labelled_file import LOCATION, write_table
+from tests.dataset.labels.test_labelled_file import LOCATION
+from tests.dataset.stores import PROTEINS, TEXT, data_of, made, proteins, write_table
 
 
 def refusal(data: DataSection, root: Path) -> str:

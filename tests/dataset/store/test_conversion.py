@@ -26,8 +26,7 @@ from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from tests.dataset.labelled_stores import TEXT, data_of, made
-from tests.dataset.stores import contents, damage_record, make_store, write_fasta
+from tests.dataset.stores import TEXT, contents, damage_record, data_of, made, make_store, write_fasta
 
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
 FORK = multiprocessing.get_context("fork")
