@@ -207,7 +207,7 @@ def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, header
 
 def test_a_record_of_the_sample_is_named_by_its_id():
     message = refusal(Path("sample"), content="text", header_pattern="loc=(.)")
-    assert "; record 'cancel_order_00000': data.labels.header_pattern 'loc=(.)' finds no label in the" in message
+    assert "; record 'track_order_00000': data.labels.header_pattern 'loc=(.)' finds no label in the" in message
 
 
 def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
