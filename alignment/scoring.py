@@ -93,9 +93,8 @@ class Statistics(NamedTuple):
             density = np.exp(-0.5 * (left / deviation) ** 2) / math.sqrt(2 * math.pi)
             positions = positions * np.maximum(left * share + deviation * density, 0)
             probability = probability * share
-        area = positions + covariance * probability
         # Of this pair alone; a database counts as residues / targets sequences of this one's length.
-        return area * self.k * np.exp(-self.lambda_ * y) * residues / targets
+        return (positions + covariance * probability) * self.k * np.exp(-self.lambda_ * y) * residues / targets
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,9 @@ class Scoring:
         for letter in STORE_ALPHABET + "J":  # J: of queries, which pass no ingest that would make it X
             # Selenocysteine is cysteine with another atom; nothing is as near to the other letters.
             stand_in = "C" if letter == "U" else "X"
-            scored = letter if letter in self.letters else stand_in
-            codes[[ord(letter), ord(letter.lower())]] = self.letters.index(scored)
+            codes[[ord(letter), ord(letter.lower())]] = self.letters.index(
+                letter if letter in self.letters else stand_in
+            )
         return codes
 
     @cached_property

@@ -81,8 +81,7 @@ class EmbeddingNeighbours:
             raise DataError(f"{self._queries.source}: has no protein {query_id!r}; embed the queries")
         number_1 = np.array([self._queries.numbers[query_id]])
         self._queries.refuse_other_sequences(number_1, np.array([len(query)]), hashes_of([query]), "align.queries")
-        vector_1C = _unit(self._queries[query_id][None])
-        return _largest(self._vectors_NC @ vector_1C[0], count)
+        return _largest(self._vectors_NC @ _unit(self._queries[query_id][None])[0], count)
 
 
 def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int32]:
@@ -215,8 +214,9 @@ class Search:
         library = compiled_code.load(Path(__file__).with_name("scores.cpp"))
         if library is None:
             for index, end in enumerate(ends.tolist()):
-                text = letters[end - lengths[index] : end]
-                scores[index] = parasail.sw_striped_profile_sat(profile, text, *gaps).score
+                scores[index] = parasail.sw_striped_profile_sat(
+                    profile, letters[end - lengths[index] : end], *gaps
+                ).score
         else:
             # parasail's functions go to the loop as pointers, so that nothing is linked with its library.
             functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)

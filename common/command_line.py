@@ -75,9 +75,8 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
     handler.setFormatter(logging.Formatter(line))
     root = logging.getLogger()
     level = root.level
-    libraries = [logging.getLogger(name) for name in LIBRARIES]
-    handlers = [library.handlers for library in libraries]
-    for library in libraries:
+    own_handlers = {library: library.handlers for library in map(logging.getLogger, LIBRARIES)}
+    for library in own_handlers:
         library.handlers = []
         library.propagate = True  # to the root, which has the file
     root.addHandler(handler)
@@ -89,8 +88,8 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
         logging.captureWarnings(False)
         root.removeHandler(handler)
         root.setLevel(level)
-        for library, own in zip(libraries, handlers, strict=True):
-            library.handlers = own
+        for library, handlers in own_handlers.items():
+            library.handlers = handlers
         handler.close()
 
 

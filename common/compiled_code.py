@@ -26,8 +26,6 @@ _OPENMP_FLAGS = ("-fopenmp",)
 _MACHINE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 """From the fastest to what any compiler takes; the first that compiles is used."""
 
-_COMPILE_TIMEOUT_S = 120
-
 
 @functools.cache
 def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL | None:
@@ -97,6 +95,6 @@ def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants
         for number, flags in enumerate(tries, start=1):
             command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", str(partial)]
             last = number == len(tries)  # whose failure is raised, with what the compiler said
-            done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=_COMPILE_TIMEOUT_S)
+            done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=120)
             if done.returncode == 0:
                 break

@@ -42,7 +42,6 @@ AT_ONCE_S = 20.0
 """Patience with a store where somebody waits for something to start, in seconds."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 """A wait for a store that is as long as the first is reported."""
-_READ_AHEAD_BYTES = 1 << 16
 _DEFAULTS: dict[str, Any] = {"cache_folder": None, "cache_gb": 100.0, "patience_s": 3600.0}
 _locks: dict[Path, int] = {}
 """Copies that this process uses: no process removes them while it lives."""
@@ -167,8 +166,8 @@ def open_ranges(uri: str, cache: str = "readahead") -> BinaryIO:
     Raises OSError where there is no such file.
     """
     files, path = _opened(uri)
-    # fsspec reads ahead by 5 MB where nothing is said, which is more than most readers of a few rows want.
-    file: BinaryIO = files.open(path, "rb", block_size=_READ_AHEAD_BYTES, cache_type=cache)
+    # 64 KiB: fsspec reads ahead by 5 MB where nothing is said, which is more than most readers of a few rows want.
+    file: BinaryIO = files.open(path, "rb", block_size=1 << 16, cache_type=cache)
     return file
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 SHARE = 0.95
-_MOST_UNDEFINED = 0.5
 
 
 def resamplings(records: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -27,7 +26,7 @@ def percentile_interval(values_S: ArrayLike) -> tuple[float, float] | None:
     """
     values_S = np.asarray(values_S, dtype=np.float64)
     defined_S = values_S[np.isfinite(values_S)]
-    if len(defined_S) < max(1, _MOST_UNDEFINED * len(values_S)):
+    if len(defined_S) < max(1, len(values_S) / 2):
         return None
     low, high = np.quantile(defined_S, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return float(low), float(high)

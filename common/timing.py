@@ -22,8 +22,6 @@ MAX_MEDIANS = 6
 MAX_WARM_UP_S = 30.0
 """Bounds of a warm-up, whichever is met first. Two medians are always taken."""
 
-_TAIL = 0.025
-
 
 class Ratio(NamedTuple):
     """Median of the ratios of all rounds, and its 95 % interval."""
@@ -114,5 +112,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     ordered, count = sorted(values), len(values)
     chances = accumulate(comb(count, below) * 0.5**count for below in range(count))
-    rank = max(0, sum(chance <= _TAIL for chance in chances) - 1)
+    rank = max(0, sum(chance <= 0.025 for chance in chances) - 1)
     return ordered[rank], ordered[-1 - rank]

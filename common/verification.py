@@ -19,22 +19,20 @@ _SETTLED_S = 1.0
 """A file that was written since this may be written again without another time of change: the system's clock of files
 is coarse (Linux 10 ms, some network file systems a second)."""
 
-_verified: dict[Path, tuple[str, int, int, int, int]] = {}
+_verified: dict[Path, tuple[str | None, int, int, int, int]] = {}
 
 
 def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128: str | None = None) -> None:
     """Raise DataError, with the remedy, for a file of another size or checksum, or that can't be read."""
     with reading(path, remedy):
         status = path.stat()
-        size = status.st_size
-        if num_bytes is not None and num_bytes != size:
+        if num_bytes is not None and num_bytes != status.st_size:
             raise DataError(
-                f"{path}: {size:,} bytes where the manifest says {num_bytes:,}: truncated or replaced; {remedy}"
+                f"{path}: {status.st_size:,} bytes where the manifest says {num_bytes:,}: truncated or replaced; "
+                f"{remedy}"
             )
-        if xxh128 is None:
-            return
-        identity = (xxh128, status.st_dev, status.st_ino, size, status.st_mtime_ns)
-        if _verified.get(path) == identity:
+        identity = (xxh128, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if xxh128 is None or _verified.get(path) == identity:
             return
         if xxh128 != file_xxh128(path):  # last, since it reads the whole file
             raise DataError(f"{path}: damaged: its checksum is not the manifest's; {remedy}")

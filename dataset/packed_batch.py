@@ -105,9 +105,8 @@ class PackedBatch:
 
     def find_targets(self) -> Tensor:
         """(M,) int64: where the tokens with a target are; see :attr:`target_positions`."""
-        if self.target_positions is not None:
-            return self.target_positions
-        return (self.targets != IGNORED_TARGET).nonzero().squeeze(-1)
+        known = self.target_positions
+        return (self.targets != IGNORED_TARGET).nonzero().squeeze(-1) if known is None else known
 
     def named(self, name: str) -> Tensor | None:
         """The tensor of this name, by token or by sequence; None where the batch has none."""
@@ -125,14 +124,13 @@ class PackedBatch:
 
     def pieces(self, count: int) -> list["PackedBatch"]:
         """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
-        N = self.num_sequences
-        count = min(count, N)
+        count = min(count, self.num_sequences)
         if count <= 1:
             return [self]
         starts = self.cu_seqlens.tolist()
         sizes_N = [end - start for start, end in pairwise(starts)]
         if not self.num_tokens:
-            sizes_N = [1] * N  # pooled features: every sequence counts alike
+            sizes_N = [1] * self.num_sequences  # pooled features: every sequence counts alike
         return [self._slice(start, end, starts) for start, end in pairwise(_even_bounds(sizes_N, count))]
 
     def without_targets(self) -> "PackedBatch":

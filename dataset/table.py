@@ -148,8 +148,7 @@ def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str)
     is_checked = False  # at most once: the whole file is read for it
     for batch in _read(text, path, parse, has_header=True):
         # Of a stray quote pyarrow makes a value that reaches to the next quote, over the ends of rows.
-        has_breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns)
-        if not is_checked and any(has_breaks):
+        if not is_checked and any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns):
             _refuse_stray_quotes(path, delimiter)
             is_checked = True
         yield batch

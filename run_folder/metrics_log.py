@@ -129,8 +129,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. ``time`` is added where it is missing."""
         line = encode_record({**record, "time": record.get("time", steady_time())})
-        written = self._file.write(line)
-        if written != len(line):  # the system reports a disk that is nearly full in no other way
+        if self._file.write(line) != len(line):  # the system reports a disk that is nearly full in no other way
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -175,8 +174,9 @@ def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
             try:
                 yield line, decode_record(line)
             except ValueError as error:
-                remedy = "remove the line, or move the file away"
-                raise DataError(f"{path}, line {number}: not a metrics record ({error}); {remedy}") from error
+                raise DataError(
+                    f"{path}, line {number}: not a metrics record ({error}); remove the line, or move the file away"
+                ) from error
     except OSError as error:
         raise DataError(f"{path}: can't read the metrics: {error.strerror}") from error
 
@@ -280,9 +280,8 @@ class RunTail:
         """
         for path in sample_files(self._run.monitoring):
             self._tails.setdefault(path, RecordTail(path))
-        new = [self._new_records(tail) for tail in self._tails.values()]
         # One record of each file at a time: a history of weeks takes no memory.
-        return heapq.merge(*new, key=lambda record: record.get("time") or 0.0)
+        return heapq.merge(*map(self._new_records, self._tails.values()), key=lambda record: record.get("time") or 0.0)
 
     def _new_records(self, tail: RecordTail) -> Iterator[Record]:
         yield from tail.poll()

@@ -34,7 +34,7 @@ class ObjectStore:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.sent: Counter[str] = Counter()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:

@@ -119,6 +119,5 @@ class FeatureSource(BatchSource):
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
         rows = torch.from_numpy(np.concatenate(list(self._features.rows(self._keys[records_N]))))
-        if self._pooled:
-            return made._replace(batch=made.batch.adding(by_sequence={FEATURES: rows}))
-        return made._replace(batch=made.batch.adding(by_token={FEATURES: rows}))
+        named = {"by_sequence" if self._pooled else "by_token": {FEATURES: rows}}
+        return made._replace(batch=made.batch.adding(**named))

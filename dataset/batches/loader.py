@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, starmap
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -68,8 +68,7 @@ class BatchSource(ABC):
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """The batches in the order asked for. Starting another iteration ends this one."""
-        for request in requests:
-            yield self.batch(*request)
+        return starmap(self.batch, requests)
 
     def preparation(self) -> Callable[..., Any]:
         """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""

@@ -56,15 +56,16 @@ class LoaderProcess:
         threading.Thread(target=_collect, args=(self._process.stdout, self.replies), daemon=True).start()
         # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
         self.close = weakref.finalize(self, _end_process, self._process)
-        self._write((os.getpid(), prepare))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
+        self.request(os.getpid(), prepare)
 
     def request(self, *request: Any) -> None:
         """Ask for a batch: epoch, records and perhaps step. Raises LoaderProcessLost where the process is gone."""
-        self._write(request)
+        assert self._process.stdin is not None
+        try:
+            _send(request, self._process.stdin)
+        except BrokenPipeError as error:
+            raise self._lost() from error
 
     def reply(self) -> Any:
         """Wait for the batch that was asked for longest ago.
@@ -85,13 +86,6 @@ class LoaderProcess:
         if reply is None:
             self.replies.put(None)  # stays the last word for whoever asks next
         return reply
-
-    def _write(self, message: tuple) -> None:
-        assert self._process.stdin is not None
-        try:
-            _send(message, self._process.stdin)
-        except BrokenPipeError as error:
-            raise self._lost() from error
 
     def _lost(self) -> LoaderProcessLost:
         # The pipe breaks a moment before the kernel has an exit code to say why.

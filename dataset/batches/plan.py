@@ -168,9 +168,8 @@ def _side_by_side(groups: Groups, random: np.random.Generator) -> Indices:
     shuffled = random.permutation(groups.ids.size)
     by_group = shuffled[np.argsort(groups.ids[shuffled], kind="stable")]
     ids = groups.ids[by_group]
-    firsts = np.searchsorted(ids, ids)
     # What a group has beyond its last full set stays a smaller one.
-    is_first = (np.arange(ids.size) - firsts) % groups.members == 0
+    is_first = (np.arange(ids.size) - np.searchsorted(ids, ids)) % groups.members == 0
     sets = np.cumsum(is_first) - 1
     return by_group[np.argsort(random.permutation(int(is_first.sum()))[sets], kind="stable")]
 

@@ -71,9 +71,7 @@ def positional_bits(keys_N: Bits, cu_seqlens: NDArray[np.integer]) -> Bits:
     """
     # key + (position + 1) * gamma, modulo 2^64, where position is the index in the batch less the sequence's start: one
     # product for each sequence and one for the whole batch, no loop over sequences.
-    before_N = cu_seqlens[:-1].astype(np.uint64)
-    before_N -= np.uint64(1)
-    before_N *= _GAMMA
+    before_N = (cu_seqlens[:-1].astype(np.uint64) - np.uint64(1)) * _GAMMA
     bits_T = (keys_N - before_N).repeat(cu_seqlens[1:] - cu_seqlens[:-1])
     bits_T += np.arange(bits_T.size, dtype=np.uint64) * _GAMMA
     return _mix(bits_T)

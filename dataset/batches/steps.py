@@ -160,9 +160,8 @@ class ValidationSteps:
         self._shape = _shape(source, indices, plan) if fixed_shapes else None
         # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
-        mine = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
-        self._numbers = mine
-        self._requests = [_request(plan, 0, batch) for batch in mine]
+        self._numbers = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
+        self._requests = [_request(plan, 0, batch) for batch in self._numbers]
 
     def __len__(self) -> int:
         """Steps of an evaluation, the same on every rank."""
@@ -175,8 +174,7 @@ class ValidationSteps:
 
     def steps(self) -> Iterator[StepBatches]:
         """One batch of this rank at a time, fillers included; nothing where nothing is held out."""
-        batches = map(_counted, self._source.batches(self._requests), self._numbers)
-        for step, made in enumerate(batches):
+        for step, made in enumerate(map(_counted, self._source.batches(self._requests), self._numbers)):
             yield _step([made], [0], (0, step), (0, step + 1), self._shape)
 
 

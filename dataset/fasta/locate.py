@@ -110,8 +110,9 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
         text = line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
-                column = residue - seen + 1
-                locations[current, residue] = f"{path}, line {line.number}, column {column}{_in_record(line)}"
+                locations[current, residue] = (
+                    f"{path}, line {line.number}, column {residue - seen + 1}{_in_record(line)}"
+                )
         seen += len(text)
     return [locations.get((number, residue), f"{path}, record {number}") for number, residue in wanted]
 

@@ -57,9 +57,8 @@ _LARGEST_BATCH = 1.5
 CHUNK_BYTES = 384 * 1024
 """A little more than a batch, which needs no cutting then."""
 
-_RAW_CHUNK_BYTES = 256 * 1024
+_BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
-_LINE_BUFFER_BYTES = 256 * 1024
 _FIRST_LETTERS = {
     "@": "looks like FASTQ (it starts with '@'); convert it to protein FASTA",
     "<": "looks like HTML or XML (it starts with '<'); was it saved from a web page?",
@@ -88,7 +87,7 @@ class ReadAhead:
             self._status = os.fstat(file.fileno())
             self._raw = _HashedFile(file)
             # threads=0: xopen decompresses in this process, where a truncated file is an error.
-            buffered = io.BufferedReader(self._raw, _RAW_CHUNK_BYTES)
+            buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
             self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
             # Whatever fails before this, Ctrl-C included, closes what was opened.
@@ -100,8 +99,7 @@ class ReadAhead:
         self._held.close()
 
     def __iter__(self) -> Iterator[memoryview]:
-        while chunk := self.take():
-            yield chunk
+        return iter(self.take, b"")
 
     def take(self) -> memoryview:
         """The next chunk, empty at the end; valid until the next call.
@@ -137,7 +135,7 @@ class ReadAhead:
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
         if not size:  # what stands after the end of the compressed data belongs to the checksum
-            while self._raw.read(_RAW_CHUNK_BYTES):
+            while self._raw.read(_BUFFER_BYTES):
                 pass
         return buffer[:size], self._raw.num_bytes
 
@@ -315,7 +313,7 @@ def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues:
     num_residues = 0
     # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
     longest = max_residues + 2
-    for raw in pieces_of_lines(io.BufferedReader(text, _LINE_BUFFER_BYTES), longest):
+    for raw in pieces_of_lines(io.BufferedReader(text, _BUFFER_BYTES), longest):
         # Editors of Windows put one before the first line.
         line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
         stripped = line.strip()

@@ -149,8 +149,7 @@ class Records:
 
 def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
     """What lies end to end in a text, by its lengths."""
-    ends = accumulate(lengths.tolist(), initial=0)
-    return [text[start:end] for start, end in pairwise(ends)]
+    return [text[start:end] for start, end in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
 def lengths_of(texts: list[bytes]) -> np.ndarray:

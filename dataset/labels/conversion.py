@@ -234,10 +234,9 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
 
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
     """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
-    content = "text" if labelled.store.is_text else "protein"
     for key, held, wanted in (
         ("data.labels.kind", labelled.label_space.kind, data.labels.kind),
-        ("model.tokenizer.content", content, tokenizer.content),
+        ("model.tokenizer.content", "text" if labelled.store.is_text else "protein", tokenizer.content),
     ):
         if held != wanted:
             raise DataError(f"{labelled.path}: holds {held} where {key} says {wanted}; set {key} to {held}")

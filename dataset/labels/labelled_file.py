@@ -114,7 +114,9 @@ def read_labelled(
     held_out = find_labelled_files(held_out_sources)
     # Read whole and first, since sequences ask for their labels by id, in an order of their own.
     residue_labels = (
-        ResidueLabels(labels, ingest.max_residues) if with_labels and labels.labels_file is not None else None
+        ResidueLabels(labels.labels_file, labels, ingest.max_residues)
+        if with_labels and labels.labels_file is not None
+        else None
     )
     # Held-out files behind the others and in one go: ids must differ among all of them.
     source = LabelledSource(
@@ -209,7 +211,7 @@ class _Reader:
         # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
         for index, record_id, text in zip(kept, block.ids.split(), texts_of(block), strict=True):
             if taken.labels is not None:
-                label = self._label_of(taken, index, len(text))
+                label = self._label_of(taken, taken.labels[index], index, len(text))
                 if label is None:
                     continue
                 self.labels.append(label)
@@ -227,11 +229,10 @@ class _Reader:
             # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
             self._ingest.faults.add("record{s} whose weight or split can't be read", taken.batch, index, str(error))
 
-    def _label_of(self, taken: LabelledPart, index: int, length: int) -> Label | None:
+    def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
-        assert taken.labels is not None
         try:
-            label = self._label(taken.labels[index])
+            label = self._label(values)
         except ValueError as error:
             self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
             return None

@@ -76,13 +76,12 @@ class ResidueLabel:
 class ResidueLabels:
     """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
 
-    def __init__(self, settings: LabelsSection, max_residues: int) -> None:
+    def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int) -> None:
         """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
-        assert settings.labels_file is not None
         self.files: list[SourceFile] = []
         self._max_residues = max_residues
         self._refuses_left = settings.missing_labels == "error"
-        self._entries = self._read(settings.labels_file)
+        self._entries = self._read(labels_file)
         self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
         if settings.mask_file is not None:
             masks = self._read(settings.mask_file)
@@ -254,13 +253,12 @@ class LabelledSource:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
-        matches = map(pattern.search, headers)
         field = self._settings.header_field
         setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
             numbers,
-            labels=[(None if match is None else match[group],) for match in matches],
+            labels=[(None if match is None else match[group],) for match in map(pattern.search, headers)],
             missing=lambda index: f"data.labels.{setting} finds no label in the header {headers[index]!r}",
         )
 
@@ -338,10 +336,8 @@ class LabelledSource:
         self._rows_before += first_row + len(texts) - 1
 
     def _encoded(self, text: str) -> bytes:
-        if self._content == "text":
-            return text.encode("utf-8")
-        # One byte for each character, so that positions hold; what is no letter at all is refused like any other.
-        return text.strip().encode("latin-1", errors="replace")
+        # One byte for each residue, so that positions hold; what is no letter at all is refused like any other.
+        return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
 
 def _id(path: Path, row: int, value: Any, column: str) -> bytes:

@@ -56,10 +56,9 @@ def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
     """Hydrophobic segments, one in each of equal parts of the sequence."""
     # As many as a membrane protein has, and no more than leave loops between them.
     stretch = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
-    starts = range(1, len(sequence) - stretch + 2, stretch)
     return [
         (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((stretch - _SEGMENT) * random.random()))
-        for start in starts
+        for start in range(1, len(sequence) - stretch + 2, stretch)
     ]
 
 

@@ -234,8 +234,7 @@ def name_of_content(first_name: str, described: list) -> str:
     """A readable name of what is made of a file of this name, another one for whatever else is described (as JSON)."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
     # What else is described is not in the name: paths and settings would make names of hundreds of letters.
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-    return f"{stem}-{digest[:12]}"
+    return f"{stem}-{hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]}"
 
 
 def check_source(

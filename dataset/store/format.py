@@ -91,9 +91,8 @@ def key_bytes(key: int) -> bytes:
 
 def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
     """Header and payload as the bytes of one value."""
-    payload_bytes = sum(len(piece) for piece in parts)
     # The CRC-32 is the header's last field, so that it covers the others: a flipped count would read beside the block.
-    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, payload_bytes, 0, 0)[:_CRC_AT]
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, sum(map(len, parts)), 0, 0)[:_CRC_AT]
     crc = crc32(header)
     # Piece by piece: joining them twice would copy each block once more.
     for piece in parts:

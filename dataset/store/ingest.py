@@ -131,9 +131,8 @@ class Ingest:
         residues = batch.records.residues
         is_refused = self._policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
-        is_few = len(residues) < _FEWEST_LETTERS
         # Whoever refuses them wants each found, and pays for the look at every record.
-        if is_few or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
+        if len(residues) < _FEWEST_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:

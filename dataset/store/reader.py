@@ -48,6 +48,10 @@ class Store:
 
     A pickle carries its path and manifest. It may cross a fork as long as the file was not opened before. What reads a
     record raises IndexError where there is no such record, and DataError where its block is damaged.
+
+    Attributes:
+        checksum: identity of the content, hex: the same for the same records in the same order.
+        is_text: True where the records are texts and not residues.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
@@ -60,6 +64,8 @@ class Store:
         self.manifest = layout.read_signed(
             self.path / layout.MANIFEST_FILE, layout.StoreManifest, layout.STORE_REMEDY, advice=_ADVICE
         )
+        self.checksum = self.manifest.checksum
+        self.is_text = self.manifest.alphabet == layout.TEXT_ALPHABET
         self._opened: _OpenFile | None = None
         data_file = self.path / layout.DATA_FILE
         checksum = self.manifest.data_xxh128 if verify == "full" else None
@@ -74,19 +80,9 @@ class Store:
         return self.manifest.num_records
 
     @property
-    def checksum(self) -> str:
-        """Identity of the content, hex: the same for the same records in the same order."""
-        return self.manifest.checksum
-
-    @property
     def lengths(self) -> np.ndarray:
         """(N,) uint32: residues of each record; in a store of texts, bytes of UTF-8."""
         return self._file.lengths
-
-    @property
-    def is_text(self) -> bool:
-        """True where the records are texts and not residues."""
-        return self.manifest.alphabet == layout.TEXT_ALPHABET
 
     @property
     def sequence_hashes(self) -> np.ndarray:
@@ -124,7 +120,7 @@ class Store:
             yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
     def __getstate__(self) -> dict:
-        return {"path": self.path, "manifest": self.manifest, "_opened": None}
+        return self.__dict__ | {"_opened": None}
 
     @property
     def _file(self) -> "_OpenFile":

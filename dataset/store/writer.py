@@ -69,11 +69,8 @@ class StoreWriter:
             block.residues,
             block.ids.joined(),
         ]
+        # A block holds a batch, in which one record alone may be large, of 2 GiB at most: a value takes 4 GiB.
         num_bytes = sum(map(len, parts)) + layout.HEADER_BYTES
-        # Ids are split for a refusal alone: for each block it would cost as much as parsing.
-        if num_bytes > layout.MAX_VALUE_BYTES:
-            ids = [record_id.decode("utf-8") for record_id in block.ids.split()]
-            _check_value_size(num_bytes, f"the records from {ids[0]!r} to {ids[-1]!r}")
         # Framed, and with that checksummed, by the thread that writes.
         framed = partial(layout.frame, layout.Kind.BLOCK, self._num_records, len(block.lengths), parts)
         self._put(layout.key_bytes(len(self._starts)), framed, num_bytes)
@@ -134,7 +131,11 @@ class StoreWriter:
         self._environment.close()
 
     def _put_array(self, kind: layout.Kind, array: np.ndarray) -> None:
-        _check_value_size(array.nbytes + 64, f"the {kind.name.lower()} of {self._num_records:,} records")
+        if array.nbytes + layout.HEADER_BYTES > layout.MAX_VALUE_BYTES:
+            raise DataError(
+                f"the {kind.name.lower()} of {self._num_records:,} records take {array.nbytes:,} bytes, more than the "
+                "4 GiB that a value holds; split the source"
+            )
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
         self._thread.wait()
@@ -249,8 +250,3 @@ def _bytes(array: np.ndarray) -> memoryview:
     # Stores travel between machines; on nearly all of them this changes nothing.
     little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian).data.cast("B")
-
-
-def _check_value_size(num_bytes: int, what: str) -> None:
-    if num_bytes > layout.MAX_VALUE_BYTES:
-        raise DataError(f"{what} take {num_bytes:,} bytes, more than the 4 GiB that a value holds; split the source")

@@ -28,11 +28,11 @@ from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.structures import store as layout
-from esmeray.dataset.structures.files import SUFFIXES, is_structure_name, read_structures
 from esmeray.dataset.structures.predictions import keys, predictions_of
 from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
 from esmeray.dataset.table import Table
 
+SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 _SHOWN = 10
 _KIND = layout.MANIFEST_FILE, "structure store"
 _SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
@@ -94,6 +94,11 @@ def _store_name(data: DataSection) -> str:
     first = stores.SAMPLE if data.source == [stores.SAMPLE] else files[_SOURCE][0].name.split(".")[0]
     identities = {key: stores.file_identities(paths) for key, paths in files.items()}
     return stores.name_of_content(f"{first}-structures", [layout.FORMAT_VERSION, _settings(data), identities])
+
+
+def is_structure_name(path: Path) -> bool:
+    """Return whether the name ends like a structure file's."""
+    return path.name.lower().removesuffix(".gz").endswith(SUFFIXES)
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
@@ -191,6 +196,8 @@ def _read(
     files: list[Path], section: StructuresSection, counts: layout.StructureCounts, progress: ProgressCallback
 ) -> list[layout.Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
+    from esmeray.dataset.structures.files import read_structures  # here: plans and refusals need none of biotite
+
     structures: list[layout.Structure] = []
     refused: list[str] = []
     total = sum(path.stat().st_size for path in files)

@@ -4,6 +4,8 @@ Of the first model, atoms of highest occupancy are taken; a modified residue (MS
 unknown one as X; a residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed.
 Residues that are not in the file at all are a break of the chain.
 
+biotite is loaded with this module, in 0.7 s, so that plans and refusals import it where they read.
+
 Shape legend: R residues of a chain.
 """
 
@@ -19,8 +21,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+import biotite.structure as struc
 import msgpack
 import numpy as np
+from biotite.structure import info
+from biotite.structure.io import pdb, pdbx
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, reading
@@ -31,7 +36,6 @@ from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
 from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts
 
-SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 _LONGEST_BOND = 2.5
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
@@ -54,11 +58,6 @@ _LONGEST_LIST = 10_000
 
 _Read: TypeAlias = tuple[int, Any, bool]
 """Number of models, atoms of the first, and whether it is a prediction."""
-
-
-def is_structure_name(path: Path) -> bool:
-    """Return whether the name ends like a structure file's."""
-    return path.name.lower().removesuffix(".gz").endswith(SUFFIXES)
 
 
 def read_structures(path: Path, section: StructuresSection, counts: StructureCounts) -> list[Structure]:
@@ -104,8 +103,6 @@ def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
 
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> tuple[Any, bool]:
     """Atoms of the first model, one position each, and whether the structure is a prediction."""
-    import biotite.structure as struc  # here: plans and refusals need none of it
-
     try:
         with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
@@ -135,9 +132,6 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
 
 
 def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    import biotite.structure as struc
-    from biotite.structure.io import pdb
-
     head, parts = _gathered(_pdb_lines(_lines(path, file, section)), path, section)
     if not parts[0]:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
@@ -148,9 +142,6 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    import biotite.structure as struc
-    from biotite.structure.io import pdbx
-
     head, parts = _gathered(_cif_lines(_lines(path, file, section)), path, section)
     columns = "".join(line for line in head if not line.startswith(_PREDICTED))
     if f"\n{_ATOM_SITE}" not in columns:
@@ -172,8 +163,6 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
 
 
 def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    from biotite.structure.io import pdbx
-
     # MessagePack can't be parsed in parts. One byte more than may be says that there is more.
     content = file.read(section.max_bytes + 1)
     if len(content) > section.max_bytes:
@@ -270,9 +259,6 @@ def _chain(
     atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts, predicted: bool
 ) -> Structure | None:
     """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
-    import biotite.structure as struc
-    from biotite.structure import info
-
     own = atoms[atoms.chain_id == name]
     # A residue that the dictionary of components doesn't know is one by its CA; calcium is an ion of that name.
     unknown = struc.apply_residue_wise(own, (own.atom_name == "CA") & (own.res_name != "CA"), np.any)

@@ -54,8 +54,7 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
     """A structure, and (L,) the state of each residue, 2 * element + buried."""
     random = np.random.Generator(np.random.PCG64([seed, number]))
     elements_L = _elements(random)
-    atoms_B = _built(*_torsions(elements_L, random))
-    coordinates, contacts_L = _best(atoms_B)
+    coordinates, contacts_L = _best(_built(*_torsions(elements_L, random)))
     states_L = 2 * elements_L + (contacts_L >= _CONTACTS_BURIED)
     cumulative = np.cumsum(_distributions(), axis=1)[states_L]
     # By the state alone, so that the best that a model can reach is known.

@@ -89,9 +89,8 @@ def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None
         return None
     tokens_T = _tokenize_joined(joined)
     # Every id below the residues' is then one that joining has put there; anything else in the text adds to them.
-    if np.count_nonzero(tokens_T < FIRST_RESIDUE) != SPECIAL_TOKENS_PER_SEQUENCE * len(sequences):
-        return None
-    return tokens_T
+    is_plain = np.count_nonzero(tokens_T < FIRST_RESIDUE) == SPECIAL_TOKENS_PER_SEQUENCE * len(sequences)
+    return tokens_T if is_plain else None
 
 
 def pack_sequences(sequences: Sequence[str]) -> "PackedBatch":

@@ -142,11 +142,9 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
     automatic = _auto_tokenizer(folder, key)
     # A setting, or what was saved with the tokenizer, is not second-guessed.
-    if spaced != "auto":
-        return HuggingFaceTokenizer(automatic, spaced)
-    if not _has_single_letters(automatic):
-        return HuggingFaceTokenizer(automatic, False)
-    return _of_single_letters(folder, automatic, key)
+    if spaced == "auto" and _has_single_letters(automatic):
+        return _of_single_letters(folder, automatic, key)
+    return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
 
 
 def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTokenizer:
@@ -208,8 +206,7 @@ def _readable(folder: Path, key: str) -> Iterator[None]:
 def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """(T,) the ids of N texts end to end, and (N,) how many each has."""
     lengths_N = sequence_lengths(ids)
-    flat = itertools.chain.from_iterable(ids)
-    return np.fromiter(flat, dtype=np.int32, count=int(lengths_N.sum())), lengths_N
+    return np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths_N.sum())), lengths_N
 
 
 def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -73,8 +73,7 @@ class TokenStore:
             (TOKENS_FILE, tokens_bytes, self.manifest.tokens_xxh128),
             (LENGTHS_FILE, 4 * self.manifest.num_records, self.manifest.lengths_xxh128),
         ):
-            xxh128 = checksum if verify == "full" else None
-            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=xxh128)
+            check_file(self.path / name, _REMEDY, num_bytes=num_bytes, xxh128=checksum if verify == "full" else None)
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
@@ -101,8 +100,8 @@ class TokenStore:
         return self._tokens[first + start : first + start + length]
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("lengths", "_tokens", "_offsets")  # a pickle of a map would carry its content
-        return {name: value for name, value in self.__dict__.items() if name not in mapped}
+        # A pickle of a map would carry its content.
+        return {"path": self.path, "manifest": self.manifest}
 
 
 def ensure_tokens(
@@ -118,8 +117,7 @@ def ensure_tokens(
     with exclusive(target):
         with suppress(DataError):  # then made again from the store, whose blocks are checked as they are read
             tokens = TokenStore(target)
-            made_of = tokens.manifest.store_checksum, tokens.manifest.fingerprint
-            if made_of == (store.checksum, tokenizer.fingerprint):
+            if (tokens.manifest.store_checksum, tokens.manifest.fingerprint) == (store.checksum, tokenizer.fingerprint):
                 return tokens
         with published(target) as folder:
             _write(folder, store, tokenizer, progress)

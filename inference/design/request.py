@@ -9,7 +9,6 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.section import CaOnly, StructuresSection
 from esmeray.dataset.structures.conversion import check_ids, find_structure_files
-from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.models.source import exported_by
 from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Section
@@ -51,6 +50,8 @@ def exported_design(source: Path) -> Path:
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
     refused."""
+    from esmeray.dataset.structures.files import read_structures  # here: refusals need none of biotite
+
     # From one residue on, as the user has named the file: the rules of training are for folders full of them.
     section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only)
     counts = StructureCounts()

@@ -1,11 +1,9 @@
 import threading
 from functools import partial
-from itertools import count
 
 import pytest
 
 from esmeray.common.background_thread import BackgroundThread
-from tests.dataset.interrupting import interrupted_at
 
 
 @pytest.fixture
@@ -31,19 +29,3 @@ def test_closing_waits_for_the_task_and_can_be_repeated(thread):
     thread.close()
     thread.close()
     assert done == [0, 1]
-
-
-def test_an_interrupt_at_any_line_still_lets_it_close():
-    def use(thread):
-        thread.begin(partial(int, "1"))
-        thread.begin(partial(int, "2"))
-        assert thread.wait() == 2
-        thread.close()
-
-    for line in count(1):
-        thread: BackgroundThread[int] = BackgroundThread()
-        reached = interrupted_at(line, partial(use, thread))
-        thread.close()
-        if not reached:
-            break
-    assert line > 20

@@ -1,6 +1,5 @@
 """JSON that others give is a dictionary, or refused in one line."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,3 @@ def test_what_is_no_dictionary_is_refused_in_one_line(tmp_path: Path, content: b
     with pytest.raises(DataError, match=r"^.*esmeray\.json: damaged \(.+\); copy it again$") as refused:
         read_json(path, "copy it again")
     assert len(str(refused.value)) < 400
-
-
-def test_a_dictionary_is_read_and_a_missing_file_named(tmp_path: Path):
-    path = tmp_path / "a.json"
-    with pytest.raises(DataError, match=r"a\.json: can't be read: No such file"):
-        read_json(path, "copy it again")
-    path.write_text(json.dumps({"a": [1, "ä"]}), encoding="utf-8")
-    assert read_json(path, "") == {"a": [1, "ä"]}

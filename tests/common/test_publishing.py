@@ -27,15 +27,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_target_is_replaced_as_a_whole_and_nothing_else_stays(tmp_path):
-    target = tmp_path / "deep" / "target"
-    build(target, "a")
-    (target / "more").write_text("old")
-    build(target, "b")
-    assert names(tmp_path / "deep") == ["target"]
-    assert names(target) == ["file"]
-
-
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     write_atomically(tmp_path / "file", "a")
     with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file") as temporary:
@@ -142,6 +133,7 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
     make(target, "c", overwrite=True)
     make(target, "d", overwrite=True)
     assert (target / MAKERS[make]).read_text() == "d"
+    assert set(names(tmp_path)) <= {"target", ".target.esmeray.json"}
 
 
 def foreign(kind: str, target: Path, make) -> None:
@@ -194,13 +186,10 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path, make, monkeypatch):
+def test_a_place_that_is_no_folder_is_refused_before_the_work(tmp_path, make):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ResourceError, match=r"can't be written: .*/file is no folder"):
         make(tmp_path / "file" / "target", "a")
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(ResourceError, match=f"can't be written: {tmp_path} is read-only"):
-        make(tmp_path / "target", "a")
     assert names(tmp_path) == ["file"]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.dataset.store.sample import sample_records
-from tests.dataset.labelled_stores import proteins
-from tests.dataset.stores import make_store
+from tests.dataset.stores import make_store, proteins
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +19,12 @@ def sample() -> list[tuple[str, str]]:
 def pristine_store(tmp_path_factory: pytest.TempPathFactory, sample: list[tuple[str, str]]) -> Path:
     """The sample's store, to be read only."""
     return make_store(tmp_path_factory.mktemp("pristine"), sample)
+
+
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 120 random proteins, to be read only."""
+    return make_store(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture

@@ -1,15 +1,22 @@
-"""Small real stores for tests of what reads them."""
+"""Small real stores, tables and stores made of them, for tests of what reads them."""
 
+import csv
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from esmeray.dataset.section import IngestSection
+from esmeray.dataset.labels.conversion import ensure_labelled_store
+from esmeray.dataset.labels.store import LabelledStore
+from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+PROTEINS = ["MK", "MKV", "MKL", "MKA", "MKC", "MKD", "MKE", "MKF"]
+TEXT = TokenizerSection(content="text")
 
 
 def write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> Path:
@@ -32,6 +39,12 @@ def make_store(folder: Path, records: Iterable[tuple[str, str]] | None = None, *
     return folder / "store"
 
 
+def contents(path: Path | Store) -> list[tuple[str, str]]:
+    """Ids and residues of a store, of a path verified in full."""
+    store = Store(path, verify="full") if isinstance(path, Path) else path
+    return [(store.id(index), store.text(index)) for index in range(len(store))]
+
+
 def damage_record(store_path: Path, record: int) -> None:
     """Flip one bit in the residues of a record."""
     residues = Store(store_path).sequence(record).tobytes()
@@ -40,3 +53,31 @@ def damage_record(store_path: Path, record: int) -> None:
     # A new file, because the old one is mapped into this process.
     (store_path / "damaged.mdb").write_bytes(data)
     (store_path / "damaged.mdb").replace(store_path / "data.mdb")
+
+
+def write_table(path: Path, *rows: tuple) -> Path:
+    if path.suffix == ".parquet":
+        header, *rest = rows
+        columns = zip(*rest, strict=True)
+        pq.write_table(pa.table({name: list(values) for name, values in zip(header, columns, strict=True)}), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows(rows)
+    return path
+
+
+def data_of(*sources: Path, store: Path | None = None, share: float = 0.25, **labels) -> DataSection:
+    return DataSection(
+        source=[str(source) for source in sources],
+        store=None if store is None else str(store),
+        validation_share=share,
+        labels=LabelsSection(**labels),
+    )
+
+
+def made(data: DataSection, root: Path, tokenizer: TokenizerSection | None = None) -> LabelledStore:
+    return LabelledStore(ensure_labelled_store(data, tokenizer or TokenizerSection(), root), verify="full")
+
+
+def proteins(folder: Path, *labels: str, name: str = "in.csv") -> Path:
+    return write_table(folder / name, ("sequence", "label"), *zip(PROTEINS, labels, strict=False))

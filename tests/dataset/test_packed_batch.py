@@ -10,32 +10,32 @@ from hypothesis import strategies as st
 from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, BatchShape, PackedBatch
 from esmeray.dataset.targets import has_target
 
-LAYOUTS = ["tokens", "classes", "columns", "weighted", "token features", "pooled features", "none"]
+LAYOUTS = ["tokens", "classes", "columns", "pooled features"]
 
 
 def batch_of(lengths: list[int], layout: str) -> PackedBatch:
-    """Sequences of these lengths, every value its own."""
+    """Sequences of these lengths, every value its own; targets by token or by sequence, or features of the latter."""
     T, N = sum(lengths), len(lengths)
-    by_token = {"tokens": {TARGETS: torch.arange(T) + 500}, "token features": {FEATURES: torch.rand(T, 3)}}
-    by_sequence = {
-        "classes": {TARGETS: torch.arange(N)},
-        "columns": {TARGETS: torch.arange(2.0 * N).reshape(N, 2)},
-        "weighted": {WEIGHTS: torch.rand(N)},
-        "pooled features": {FEATURES: torch.rand(N, 3)},
-    }
+    by_token = {FEATURES: torch.rand(T, 3)}
+    by_sequence = {WEIGHTS: torch.rand(N)}
+    if layout == "tokens":
+        by_token[TARGETS] = torch.arange(T) + 500
+    elif layout != "pooled features":
+        by_sequence[TARGETS] = torch.arange(N) if layout == "classes" else torch.arange(2.0 * N).reshape(N, 2)
     batch = PackedBatch(
         tokens=torch.arange(T) + 1000,
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         max_seqlen=max(lengths),
         positions=torch.cat([torch.arange(length) for length in lengths]),
         records=torch.arange(N) + 7,
-        by_token=by_token.get(layout, {}),
-        by_sequence=by_sequence.get(layout, {}),
+        by_token=by_token,
+        by_sequence=by_sequence,
     )
     if layout != "pooled features":
         return batch
     none = torch.zeros(N + 1, dtype=torch.int32)
-    return replace(batch, tokens=batch.tokens[:0], positions=batch.positions[:0], cu_seqlens=none, max_seqlen=0)
+    tokens = {"tokens": batch.tokens[:0], "positions": batch.positions[:0], "cu_seqlens": none, "max_seqlen": 0}
+    return replace(batch, **tokens, by_token={}, by_sequence={FEATURES: torch.rand(N, 3)})
 
 
 @given(
@@ -86,6 +86,19 @@ def test_filled_batch_is_the_batch_and_then_what_counts_for_nothing(lengths, lay
             fillers = after[name][len(tensor) :]
             assert torch.equal(after[name][: len(tensor)], tensor) and len(after[name]) == rows
             assert not (has_target(fillers) if name == TARGETS else fillers).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_filler_has_the_form_of_the_batch_and_nothing_that_counts(layout):
+    batch = batch_of([3, 5], layout)
+    filler = batch.without_targets()
+    assert (filler.num_sequences, filler.records.numel()) == (1, 0)
+    for before, after in ((batch.by_token, filler.by_token), (batch.by_sequence, filler.by_sequence)):
+        assert {name: rows.dtype for name, rows in before.items()} == {name: rows.dtype for name, rows in after.items()}
+        assert all(rows.shape[1:] == after[name].shape[1:] for name, rows in before.items())
+    targets = filler.named(TARGETS)
+    assert targets is None or not has_target(targets).any()
+    assert not filler.by_sequence.get(WEIGHTS, torch.zeros(1)).any()
 
 
 @pytest.mark.parametrize("shape", [(8, 9, 9), (30, 3, 9), (30, 2, 9), (30, 9, 4)])

@@ -102,12 +102,6 @@ def test_a_bad_csv_is_refused_with_the_place(tmp_path, content, message):
     assert message in refusal(tmp_path / "in.csv", content)
 
 
-def test_a_truncated_gzip_is_refused(tmp_path):
-    whole = gzip.compress(b"text,label\n" + b"".join(b"%d,a\n" % number for number in range(20_000)))
-    message = refusal(tmp_path / "in.csv.gz", whole[: len(whole) // 2])
-    assert "in.csv.gz: the compressed file is truncated after line" in message
-
-
 def test_what_is_no_parquet_is_refused(tmp_path):
     assert "in.parquet: not Parquet, or damaged" in refusal(tmp_path / "in.parquet", b"text,label\na,b\n" * 10)
     pq.write_table(pa.table({"text": ["a"], "category": ["b"]}), tmp_path / "other.parquet")

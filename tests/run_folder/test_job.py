@@ -1,4 +1,7 @@
-"""An unfinished folder is removed only by the command that made it, and never with work that can be resumed."""
+"""An unfinished folder is removed only by the command that made it, and never with work that can be resumed.
+
+The journal of a job resumes behind its last sound piece.
+"""
 
 import errno
 import os
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.common.errors import ConfigError, DataError, DiskFullError
+from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError
 from esmeray.common.publishing import MADE_FILE, RECORD_FILE, disk_full
 from esmeray.run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
 from esmeray.run_folder.paths import RAY_SNAPSHOT, Outcome, RunFolder
@@ -41,12 +44,18 @@ def begun(output: Path, made_by: str = "align", pieces: int = 1, error: BaseExce
             raise error
 
 
-def test_the_work_of_another_command_is_refused_by_its_name_and_resumed_by_its_own(tmp_path: Path):
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_the_work_of_another_job_is_refused_and_left_and_resumed_by_its_own_command(tmp_path: Path, pieces: int):
     with pytest.raises(KeyboardInterrupt):
-        begun(tmp_path / "v", error=KeyboardInterrupt())
+        begun(tmp_path / "v", pieces=pieces, error=KeyboardInterrupt())
     before = contents(tmp_path)
     with pytest.raises(ConfigError, match=r"v.partial: holds the work of another job \(of align, this is embed\)"):
         begun(tmp_path / "v", made_by="embed")
+    with (
+        pytest.raises(ConfigError, match=r"input was 'a', is now 'b'\); choose another output, or remove this folder"),
+        unfinished(tmp_path / "v", "align") as folder,
+    ):
+        accept(folder, {"input": "b"})
     assert contents(tmp_path) == before
     begun(tmp_path / "v")
     assert not [*tmp_path.iterdir()]
@@ -58,18 +67,6 @@ def test_what_a_process_leaves_that_is_killed_as_it_begins_is_taken(tmp_path: Pa
     (tmp_path / "v.partial" / name).touch()
     begun(tmp_path / "v")
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_refusal_leaves_the_job_of_an_earlier_process(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt):
-        begun(tmp_path / "v", pieces=0, error=KeyboardInterrupt())
-    before = contents(tmp_path / "v.partial")
-    with (
-        pytest.raises(ConfigError, match=r"input was 'a', is now 'b'\); choose another output, or remove this folder"),
-        unfinished(tmp_path / "v", "align") as folder,
-    ):
-        accept(folder, {"input": "b"})
-    assert contents(tmp_path / "v.partial").keys() == before.keys()
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
@@ -101,3 +98,48 @@ def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tm
         caplog.clear()
         with flipped(run.outcome, bit):
             assert run.read_outcome() == (None if caplog.records else outcome), bit
+
+
+PIECES = [["p1\tq1\t0.5", "p1\tq2 \u2028\x0b\t0.25"], [], ["p2*", "IJ", "ä"], [f"p{n}\t{n}" for n in range(15)]]
+
+
+def resumed(folder: Path) -> str:
+    """All lines once the job has done what is missing."""
+    with journal(folder) as kept:
+        for piece in PIECES[kept.done :]:
+            kept.add(piece)
+        return "".join(kept.lines())
+
+
+def test_a_flipped_bit_or_a_kill_costs_the_pieces_behind_it(tmp_path: Path):
+    wanted = "".join(f"{line}\n" for piece in PIECES for line in piece)
+    assert resumed(tmp_path) == wanted
+    path = tmp_path / JOURNAL_FILE
+    for bit in flips(path, 200, seed=1):
+        with flipped(path, bit):
+            assert resumed(tmp_path) == wanted, bit
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        assert resumed(tmp_path) == wanted, length
+
+
+def test_a_journal_that_is_damaged_while_the_job_runs_is_refused(tmp_path: Path):
+    resumed(tmp_path)
+    with journal(tmp_path) as kept:
+        pass
+    refused = pytest.raises(DataError, match=r"done\.tsv: damaged in piece 1; start the same command again")
+    with flipped(tmp_path / JOURNAL_FILE, 8), refused:
+        list(kept.lines())
+
+
+def test_a_flipped_bit_of_the_identity_of_a_job_is_one_line(tmp_path: Path):
+    job = {"model": "a" * 8, "settings": {"tokens": 64, "layers": [-1]}}
+    accept(tmp_path, job)
+    path = tmp_path / JOB_FILE
+    for bit in range(8 * path.stat().st_size):
+        with flipped(path, bit):
+            try:
+                accept(tmp_path, job)
+            except EsmerayError as refused:
+                assert isinstance(refused, ConfigError | DataError) and "\n" not in str(refused)

@@ -65,33 +65,15 @@ def times(records: Iterable[Record]) -> list[float]:
     return [record["time"] - 1.7e9 for record in records]
 
 
-def test_records_of_all_files_come_by_time(run):
-    tail = RunTail(run)
+def test_records_of_all_files_come_by_time_those_of_a_late_worker_from_its_first(run):
+    append(sample_file(run.monitoring, 0), sample(0, 0))
+    tail = RunTail(run, live=True)
     assert list(tail.poll()) == []
     append(run.metrics, train(1, 2), train(2, 5))
     append(sample_file(run.monitoring, 1), sample(1, 1), sample(1, 6))
     append(sample_file(run.monitoring, 0), sample(0, 3))
     append(run.alerts, {"kind": "alert", "step": 1, "time": 1.7e9 + 4, "name": "memory", "state": "raised"})
     assert times(tail.poll()) == [1, 2, 3, 4, 5, 6]
-
-
-def test_worker_that_appears_late_is_given_from_its_first_sample(run):
-    append(sample_file(run.monitoring, 0), sample(0, 1))
-    tail = RunTail(run, live=True)
-    append(sample_file(run.monitoring, 0), sample(0, 2))
-    append(sample_file(run.monitoring, 1), sample(1, 3), sample(1, 4))
-    assert times(tail.poll()) == [2, 3, 4]
-
-
-def test_resumed_run_adds_its_samples_though_its_steps_are_those_of_before(run):
-    path = sample_file(run.monitoring, 0)
-    tail = RunTail(run)
-    append(path, sample(0, 1, step=10))
-    assert times(tail.poll()) == [1]
-    with path.open("ab") as file:
-        file.write(b'{"kind":"sam')  # killed; the next writer replaces the file
-    append(path, sample(0, 2, step=5))
-    assert times(tail.poll()) == [2]
 
 
 def test_damaged_line_is_reported_once_and_costs_no_other(run):
@@ -142,6 +124,10 @@ def test_what_is_present_is_left_out_and_steps_repeated_by_a_resumed_run_are_giv
         assert steps(tail.poll()) == []
         log.append(train(3, 9))
         assert steps(tail.poll()) == [3]
+    with path.open("ab") as file:
+        file.write(b'{"kind":"tra')  # killed; the next writer replaces the file
+    append(path, train(4, 10))
+    assert steps(tail.poll()) == [4]
 
 
 def test_poll_ends_where_the_file_did_when_it_began(tmp_path):

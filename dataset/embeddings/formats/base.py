@@ -80,16 +80,16 @@ class Format(ABC):
     Attributes:
         name: in manifests and settings.
         suffix: of its files.
-        holds: what may have a row.
-        dtypes: in which it stores values.
+        holds: what may have a row; by default a protein alone.
+        dtypes: in which it stores values; by default those of a table of vectors.
         has_keys: each record has a dataset of its own, named in the index.
         read: opens an output.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str]
-    holds: ClassVar[frozenset[Per]]
-    dtypes: ClassVar[tuple[Dtype, ...]]
+    holds: ClassVar[frozenset[Per]] = frozenset({"protein"})
+    dtypes: ClassVar[tuple[Dtype, ...]] = ("fp32", "fp16", "int8")
     has_keys: ClassVar[bool] = False
     read: ClassVar[type[Rows]]
 

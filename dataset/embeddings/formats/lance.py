@@ -36,9 +36,8 @@ class _LanceRows(TableRows):
 
     def stored(self, start: int, stop: int) -> NDArray:
         with parsing(self.path, REMEDY):
-            table = self._dataset.take(range(start, stop), columns=["embedding"])
-            values = table.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            return values.reshape(stop - start, self.shape[1])
+            column = self._dataset.take(range(start, stop), columns=["embedding"]).column(0).combine_chunks()
+            return column.flatten().to_numpy(zero_copy_only=False).reshape(stop - start, self.shape[1])
 
 
 class Lance(Format):
@@ -46,8 +45,6 @@ class Lance(Format):
 
     name = "lance"
     suffix = ".lance"
-    holds = frozenset({"protein"})
-    dtypes = ("fp32", "fp16", "int8")
     read = _LanceRows
 
     def check(self) -> None:

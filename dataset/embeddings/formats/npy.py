@@ -35,8 +35,6 @@ class Npy(Format):
 
     name = "npy"
     suffix = ".npy"
-    holds = frozenset({"protein"})
-    dtypes = ("fp32", "fp16", "int8")
     read = _NpyRows
 
     @contextmanager

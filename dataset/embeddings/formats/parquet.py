@@ -59,8 +59,6 @@ class Parquet(Format):
 
     name = "parquet"
     suffix = ".parquet"
-    holds = frozenset({"protein"})
-    dtypes = ("fp32", "fp16", "int8")
     read = _ParquetRows
 
     @contextmanager
@@ -82,8 +80,9 @@ def vector_table(block: Block, output: OutputManifest) -> pa.Table:
     schema = _schema(output)
     values = pa.array(narrowed(block.values, output).reshape(-1))
     vectors = pa.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type)
-    lengths = pa.array(block.lengths.astype(np.uint32))
-    return pa.Table.from_arrays([pa.array(block.ids), lengths, vectors], schema=schema)
+    return pa.Table.from_arrays(
+        [pa.array(block.ids), pa.array(block.lengths.astype(np.uint32)), vectors], schema=schema
+    )
 
 
 def _schema(output: OutputManifest) -> pa.Schema:

@@ -3,9 +3,9 @@
 import gc
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import lmdb
 import numpy as np
@@ -27,23 +27,6 @@ NUM_RECORDS = 500
 @pytest.fixture(scope="module")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("hidden_costs"), random_proteins([200] * NUM_RECORDS))
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often LMDB opened a file, and how often a value's checksum was computed."""
-    counts: Counter[str] = Counter()
-
-    def counted(name: str, function):
-        def call(*args, **options):
-            counts[name] += 1
-            return function(*args, **options)
-
-        return call
-
-    monkeypatch.setattr(lmdb, "open", counted("opened", lmdb.open))
-    monkeypatch.setattr(store_format, "unframe", counted("checked", store_format.unframe))
-    return counts
 
 
 BATCH = BatchSection(tokens=1024, global_tokens=2048, packing_window=64)
@@ -82,7 +65,10 @@ def batches_of(batches: TrainingSteps, epochs: int) -> Iterator[PackedBatch]:
     return (batch for epoch in range(epochs) for step in batches.epoch(epoch) for batch in step)
 
 
-def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(store_path, read, tmp_path):
+def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(store_path, tmp_path, monkeypatch):
+    opened, checked = Mock(wraps=lmdb.open), Mock(wraps=store_format.unframe)
+    monkeypatch.setattr(lmdb, "open", opened)
+    monkeypatch.setattr(store_format, "unframe", checked)
     store_path = Path(shutil.copytree(store_path, tmp_path / "store"))  # one that this process has not open
     readers = [Store(store_path) for _ in range(3)]
     trained = sum(batch.num_sequences for batch in batches_of(training(store_path), 2))
@@ -91,7 +77,7 @@ def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epo
     assert (trained, validated) == (2 * NUM_RECORDS, 2 * NUM_RECORDS)
     assert all(reader.lengths.size == NUM_RECORDS and reader.id(7) == "protein7" for reader in readers)
     arrays = 2  # lengths, and where blocks start
-    assert read == {"opened": 1, "checked": readers[0].manifest.num_blocks + arrays}
+    assert (opened.call_count, checked.call_count) == (1, readers[0].manifest.num_blocks + arrays)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the maps of a process are read from /proc")

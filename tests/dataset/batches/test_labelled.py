@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from esmeray.dataset.batches.labelled import LabelledSource, Labels
 from esmeray.dataset.batches.steps import TrainingSteps
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS, WEIGHTS
 from esmeray.dataset.section import BatchSection
-from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.dataset.targets import IGNORED_TARGET
 
 BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
 NO_LABELS = Labels(np.zeros(1, dtype=np.int64))
@@ -90,26 +89,3 @@ def test_labels_of_residues_follow_their_residues_through_the_crop(crop):
     targets = made.batch.by_token[TARGETS].tolist()
     assert targets == [ignored, *inner, ignored, ignored, ignored, 0, 1, 2, 3, ignored, ignored]
     assert made.num_targets == 10
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        Labels(np.zeros(4, dtype=np.int64)),
-        Labels(np.zeros((4, 3), dtype=np.float32), weights=np.ones(4, dtype=np.float32)),
-        Labels(LabelSpace("multilabel", ("a", "b", "c")).encode([["a"], [], ["b", "c"], []])),
-        Labels(np.zeros(4, dtype=np.int64), per_residue=True),
-    ],
-    ids=["classes", "numbers", "lists of names", "residues"],
-)
-def test_a_filler_has_the_form_of_a_batch_and_no_target(labels):
-    cut = source(Tokens([1, 1, 1, 1]), labels)
-    made = cut.batch(0, np.array([0]))
-    filler, batch = made.without_targets().batch, made.batch
-    assert filler.records.numel() == 0
-    assert filler.by_token.keys() == batch.by_token.keys()
-    assert filler.by_sequence.keys() == batch.by_sequence.keys()
-    assert filler.named(TARGETS).dtype == batch.named(TARGETS).dtype
-    assert filler.named(TARGETS).shape[1:] == batch.named(TARGETS).shape[1:]
-    assert not has_target(filler.named(TARGETS)).any()
-    assert not filler.by_sequence.get(WEIGHTS, torch.zeros(1)).any()

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,34 +28,29 @@ MAX_LENGTH = 200
 
 
 @pytest.fixture(scope="module")
-def store_path(tmp_path_factory) -> Path:
-    return make_store(tmp_path_factory.mktemp("loader"))
+def split(small_store) -> tuple[np.ndarray, np.ndarray]:
+    return split_records(Store(small_store).sequence_hashes, 0.2)
 
 
 @pytest.fixture(scope="module")
-def split(store_path) -> tuple[np.ndarray, np.ndarray]:
-    return split_records(Store(store_path).sequence_hashes, 0.2)
-
-
-@pytest.fixture(scope="module")
-def with_processes(store_path, split) -> Iterator[TrainingSteps]:
+def with_processes(small_store, split) -> Iterator[TrainingSteps]:
     """Steps that two loader processes prepare; each iteration begins anew."""
-    with training(store_path, split[0], 2) as batches:
+    with training(small_store, split[0], 2) as batches:
         yield batches
 
 
 def training(
-    store_path, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH, **others
+    small_store, indices, num_workers=0, masking=MASKED, seed=0, rank=0, world_size=1, batch=BATCH, **others
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
-    source = ResidueSource(Store(store_path), settings)
+    source = ResidueSource(Store(small_store), settings)
     ahead = {"num_workers": num_workers, "prefetch": 2}
     return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **ahead, **others)
 
 
-def validation(store_path, indices, masking=MASKED, **others) -> ValidationSteps:
+def validation(small_store, indices, masking=MASKED, **others) -> ValidationSteps:
     settings = PreparationSettings(MAX_LENGTH, 0, random_crops=False, masking=masking)
-    return ValidationSteps(ResidueSource(Store(store_path), settings), indices, batch=BATCH, **others)
+    return ValidationSteps(ResidueSource(Store(small_store), settings), indices, batch=BATCH, **others)
 
 
 def plain(batch: PackedBatch) -> tuple:
@@ -81,9 +75,9 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
 
 
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(store_path, split, world_size):
-    alone = list(training(store_path, split[0]).epoch(0))
-    ranks = [list(training(store_path, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
+def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(small_store, split, world_size):
+    alone = list(training(small_store, split[0]).epoch(0))
+    ranks = [list(training(small_store, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(alone)}
     assert sorted(by_record(alone)) == split[0].tolist(), "each record once"
     for batch in (batch for step in alone for batch in step):
@@ -96,7 +90,7 @@ def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(st
         assert step.num_targets == sum(part.num_targets for part in parts)
         assert len({len(part) for part in parts}) == 1
         assert seeds(step) == {records: seed for part in parts for records, seed in seeds(part).items()}
-    drawn = [seed for step in (*alone, *training(store_path, split[0]).epoch(1)) for seed in seeds(step).values()]
+    drawn = [seed for step in (*alone, *training(small_store, split[0]).epoch(1)) for seed in seeds(step).values()]
     assert len(set(drawn)) == len(drawn), "no two batches of a run draw the same"
 
 
@@ -106,15 +100,15 @@ def seeds(step: StepBatches) -> dict[tuple, int]:
     return {records: seed for records, seed in by_records.items() if records}
 
 
-def test_loader_processes_change_nothing(store_path, split, with_processes):
-    expected = [contents(training(store_path, split[0]).epoch(epoch)) for epoch in (0, 1)]
+def test_loader_processes_change_nothing(small_store, split, with_processes):
+    expected = [contents(training(small_store, split[0]).epoch(epoch)) for epoch in (0, 1)]
     assert contents(with_processes.epoch(0)) == expected[0]
     before = [process.pid for process in with_processes.loader._processes]
     assert contents(with_processes.epoch(1)) == expected[1]
     assert [process.pid for process in with_processes.loader._processes] == before
 
 
-def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store_path, split, with_processes):
+def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(small_store, split, with_processes):
     steps = with_processes.epoch(0)
     next(steps)
     ahead = 2 * 2  # batches that two processes prepare ahead
@@ -122,44 +116,44 @@ def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(store
     while with_processes.loader.queue_depth < ahead and time.monotonic() < deadline:
         time.sleep(0.01)
     assert with_processes.loader.queue_depth == ahead
-    assert training(store_path, split[0], 0).loader.queue_depth is None
+    assert training(small_store, split[0], 0).loader.queue_depth is None
 
 
 @pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (1, (-1,))])
-def test_resuming_from_a_position_equals_never_stopping(store_path, split, num_workers, offsets):
-    whole = [step for epoch in (0, 1) for step in contents(training(store_path, split[0]).epoch(epoch))]
+def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_workers, offsets):
+    whole = [step for epoch in (0, 1) for step in contents(training(small_store, split[0]).epoch(epoch))]
     first_epoch = sum(epoch == 0 for epoch, _, _ in whole)
     for stop in (first_epoch + offset for offset in offsets):
         seen: list[tuple] = []
-        with training(store_path, split[0], num_workers) as batches:
+        with training(small_store, split[0], num_workers) as batches:
             position = (0, 0)
             for step in (step for epoch in (0, 1) for step in batches.epoch(epoch)):
                 seen += contents([step])
                 position = (step.next_epoch, step.next_step)
                 if len(seen) == stop:
                     break
-        with training(store_path, split[0], num_workers) as resumed:
+        with training(small_store, split[0], num_workers) as resumed:
             epoch, start = position
             seen += contents(resumed.epoch(epoch, start))
             seen += contents(step for later in range(epoch + 1, 2) for step in resumed.epoch(later))
         assert seen == whole
 
 
-def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(store_path, split, with_processes):
+def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(small_store, split, with_processes):
     replaced = with_processes.epoch(0)
     next(replaced)
     current = with_processes.epoch(1)
     first = contents([next(current)])
     with pytest.raises(RuntimeError, match="another iteration"):
         list(replaced)
-    assert first + contents(current) == contents(training(store_path, split[0]).epoch(1))
+    assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_position(store_path, split, num_workers):
+def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_position(small_store, split, num_workers):
     batch = BATCH.model_copy(update={"first_global_tokens": 512, "ramp_steps": 20})
     masking = MaskedLMSection(first_mask_share=0.9, mask_share=0.1, mask_share_steps=10)
-    with training(store_path, split[0], num_workers, masking, batch=batch) as batches:
+    with training(small_store, split[0], num_workers, masking, batch=batch) as batches:
         whole, first_steps = [], [0]
         for epoch in range(3):
             whole += [(epoch, step) for step in batches.epoch(epoch, first_step=first_steps[-1])]
@@ -179,25 +173,25 @@ def sequences_of(step: StepBatches) -> int:
     return sum(batch.num_sequences for batch in step)
 
 
-def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(store_path, split):
+def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(small_store, split):
     shapes = set()
     kinds = (
-        training(store_path, split[0], world_size=3),
-        training(store_path, split[0], world_size=3, fixed_shapes=True),
+        training(small_store, split[0], world_size=3),
+        training(small_store, split[0], world_size=3, fixed_shapes=True),
     )
     for epoch in (0, 1):
         ragged, fixed = ([*steps.epoch(epoch)] for steps in kinds)
         assert by_record(ragged) == by_record(fixed)
         assert [(s.num_tokens, s.num_targets) for s in ragged] == [(s.num_tokens, s.num_targets) for s in fixed]
         shapes |= {(b.num_tokens, b.num_sequences, b.max_seqlen) for step in fixed for b in step}
-    held_out = validation(store_path, split[1], fixed_shapes=True)
-    assert by_record([*held_out.steps()]) == by_record([*validation(store_path, split[1]).steps()])
+    held_out = validation(small_store, split[1], fixed_shapes=True)
+    assert by_record([*held_out.steps()]) == by_record([*validation(small_store, split[1]).steps()])
     (shape,) = shapes
     assert shape[0] == BATCH.tokens and shape[2] == MAX_LENGTH + 2
 
 
-def test_filler_counts_for_nothing(store_path, split):
-    more_workers_than_batches = training(store_path, split[0], rank=6, world_size=7)
+def test_filler_counts_for_nothing(small_store, split):
+    more_workers_than_batches = training(small_store, split[0], rank=6, world_size=7)
     for step in more_workers_than_batches.epoch(0):
         (filler,) = step
         assert (filler.num_sequences, filler.records.numel(), filler.find_targets().numel()) == (1, 0, 0)
@@ -214,24 +208,24 @@ def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
     assert "\n" not in str(caught.value)
 
 
-def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(store_path, split, with_processes):
+def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(small_store, split, with_processes):
     steps = with_processes.epoch(0)
     next(steps)
     os.kill(with_processes.loader._processes[0].pid, signal.SIGKILL)
     with pytest.raises(LoaderProcessLost, match="killed by signal 9"):
         list(steps)
-    assert contents(with_processes.epoch(0)) == contents(training(store_path, split[0]).epoch(0))
+    assert contents(with_processes.epoch(0)) == contents(training(small_store, split[0]).epoch(0))
 
 
-def test_validation_is_the_same_every_time_and_for_any_number_of_workers(store_path, split):
-    batches = validation(store_path, split[1])
+def test_validation_is_the_same_every_time_and_for_any_number_of_workers(small_store, split):
+    batches = validation(small_store, split[1])
     once, again = by_record(list(batches.steps())), by_record(list(batches.steps()))
     assert once == again
     assert sorted(once) == split[1].tolist()
-    ranks = [validation(store_path, split[1], rank=rank, world_size=3) for rank in range(3)]
+    ranks = [validation(small_store, split[1], rank=rank, world_size=3) for rank in range(3)]
     assert {len(rank) for rank in ranks} == {-(-len(batches) // 3)}
     together = {record: value for rank in ranks for record, value in by_record(list(rank.steps())).items()}
     assert together == once
     for indices, number in ((split[1], 2), (split[1][:0], 0)):
-        bounded = validation(store_path, indices, max_batches=2)
+        bounded = validation(small_store, indices, max_batches=2)
         assert len(bounded) == len(list(bounded.steps())) == number

@@ -15,7 +15,6 @@ from esmeray.dataset.batches.loader_process import LoaderProcess, LoaderProcessL
 from esmeray.dataset.batches.preparation import PreparationSettings, prepare_batch
 from esmeray.dataset.store.reader import Store
 from esmeray.tasks.masked_lm.section import MaskedLMSection
-from tests.dataset.stores import make_store
 
 SETTINGS = PreparationSettings(200, 1, True, MaskedLMSection())
 DEADLINE_S = 20.0
@@ -38,14 +37,9 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module")
-def store_path(tmp_path_factory) -> Path:
-    return make_store(tmp_path_factory.mktemp("loader_process"))
-
-
 @pytest.fixture
-def process(store_path):
-    process = LoaderProcess(partial(prepare_batch, Store(store_path), SETTINGS))
+def process(small_store):
+    process = LoaderProcess(partial(prepare_batch, Store(small_store), SETTINGS))
     yield process
     process.close()
 
@@ -63,15 +57,6 @@ def wait_for_end(pid: int) -> bool:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not is_running(pid)
-
-
-def test_replies_are_what_this_process_would_prepare_in_order_however_many_are_asked_ahead(process, store_path):
-    requests = [(epoch, np.arange(first, first + 50)) for epoch in range(100) for first in (0, 50, 20)]
-    for request in requests:
-        process.request(*request)
-    for request in requests:
-        prepared, expected = process.reply(), prepare_batch(Store(store_path), SETTINGS, *request)
-        assert all(map(np.array_equal, prepared, expected))
 
 
 def test_process_imports_neither_torch_nor_ray():
@@ -107,16 +92,16 @@ def test_ctrl_c_does_not_end_the_process(process):
         os.kill(process.pid, signal.SIGINT)
 
 
-def test_process_that_nobody_refers_to_ends(store_path):
-    process = LoaderProcess(partial(prepare_batch, Store(store_path), SETTINGS))
+def test_process_that_nobody_refers_to_ends(small_store):
+    process = LoaderProcess(partial(prepare_batch, Store(small_store), SETTINGS))
     pid = process.pid
     del process
     assert not is_running(pid)
 
 
-def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(store_path):
+def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(small_store):
     forking = WORKER.replace("time.sleep(600)", "import os\nif os.fork(): time.sleep(600)\nelse: time.sleep(30)")
-    worker = subprocess.Popen([sys.executable, "-c", forking, str(store_path)], stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen([sys.executable, "-c", forking, str(small_store)], stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     pid = int(worker.stdout.readline())
     time.sleep(0.3)  # the fork comes after the line

@@ -36,7 +36,7 @@ def batch_tokens(plan: EpochPlan, lengths_N: np.ndarray) -> np.ndarray:
     return np.add.reduceat(lengths_N[plan.records], plan.offsets[:-1])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     lengths_N=lengths,
     window=st.integers(1, 200),
@@ -56,7 +56,7 @@ def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, w
         assert batch_tokens(plan, lengths_N).max() <= BUDGET
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(lengths_N=lengths, groups=st.integers(1, 40), members=st.integers(2, 9), seed=st.integers(0, 2**40))
 def test_members_of_a_group_stand_side_by_side_and_every_record_once(lengths_N, groups, members, seed):
     ids_N = np.random.default_rng(seed).integers(0, groups, lengths_N.size)
@@ -69,7 +69,7 @@ def test_members_of_a_group_stand_side_by_side_and_every_record_once(lengths_N, 
         assert batch_tokens(plan, lengths_N).max() <= BUDGET
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(plan=plans, ramp=st.lists(st.integers(1, 9), max_size=6), world_size=st.integers(1, 4))
 def test_steps_have_as_many_batches_as_planned_on_every_rank_and_each_is_in_one_step(plan, ramp, world_size):
     ramped = replace(plan, ramp=np.cumsum([0, *ramp], dtype=np.int64))

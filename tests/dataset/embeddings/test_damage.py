@@ -111,7 +111,10 @@ def output_with(**changes: Any) -> Callable[[Path], Any]:
 MANY = pa.array(np.zeros(1_000_000, np.int64))
 HOSTILE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "outputs is a list": ("npy", with_manifest(lambda content: content.update(outputs=[]))),
+    "no manifest": ("npy", lambda folder: (folder / MANIFEST_FILE).unlink()),
+    "a missing file": ("npy", lambda folder: (folder / "mean.npy").unlink()),
     "no file": ("npy", output_with(files=[])),
+    "a file elsewhere": ("npy", output_with(files=["../mean.npy"])),
     "negative channels": ("npy", output_with(channels=-8)),
     "many channels": ("npy", output_with(channels=10**12)),
     "many records": ("npy", with_manifest(lambda content: content.update(num_records=10**15))),

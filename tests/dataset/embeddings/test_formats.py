@@ -19,13 +19,7 @@ from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, quantized
 from esmeray.dataset.embeddings.formats.base import Block
 from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
 from esmeray.dataset.embeddings.formats.registry import FORMATS
-from esmeray.dataset.embeddings.manifest import (
-    MANIFEST_FILE,
-    EmbeddingsManifest,
-    OutputManifest,
-    write_index,
-    write_manifest,
-)
+from esmeray.dataset.embeddings.manifest import OutputManifest
 from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.embeddings import make_embeddings
 
@@ -111,24 +105,12 @@ def test_int8_is_near_by_half_a_step_of_each_channel():
     assert (np.abs(as_float32(quantized(VECTORS, scales), scales) - VECTORS) <= scales / 2 + 1e-7).all()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    outputs = {}
-    for file_format in ("parquet", "npy"):
-        name = f"mean{FORMATS[file_format].suffix}"
-        write(tmp_path / name, file_format)
-        outputs[file_format] = OutputManifest(
-            description="", per="protein", channels=6, dtype="fp32", format=file_format, files=[name]
-        )
-    write_index(tmp_path, [{"id": IDS, "length": LENGTHS, "sequence": np.arange(4), "hash": LENGTHS.astype(np.uint64)}])
-    write_manifest(tmp_path, EmbeddingsManifest(num_records=4, num_sequences=4, outputs=outputs))
-    return tmp_path
-
-
-@pytest.mark.parametrize("output", ["parquet", "npy"])
-def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
-    opened = read_embeddings(folder, output)
-    assert isinstance(np.load(folder / "mean.npy", mmap_mode="r"), np.memmap), "NumPy itself maps it"
+@pytest.mark.parametrize("file_format", ["parquet", "npy"])
+def test_vectors_are_found_by_id_number_and_slice(tmp_path: Path, file_format: str):
+    folder = make_embeddings(tmp_path / "v", VECTORS, IDS, file_format, block=3)
+    opened = read_embeddings(folder)
+    if file_format == "npy":
+        assert isinstance(np.load(folder / "mean.npy", mmap_mode="r"), np.memmap), "NumPy itself maps it"
     assert (len(opened), opened.channels, opened.ids) == (4, 6, IDS)
     for number, name in enumerate(IDS):
         np.testing.assert_array_equal(opened[name], VECTORS[number])
@@ -140,19 +122,5 @@ def test_vectors_are_found_by_id_number_and_slice(folder: Path, output: str):
         opened["nobody"]
     with pytest.raises(IndexError):
         opened[4]
-
-
-def test_a_folder_that_is_damaged_or_no_folder_of_embeddings_is_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"no output 'maen'.*there are parquet, npy"):
+    with pytest.raises(ConfigError, match=r"no output 'maen' \(did you mean mean\?\); there are mean"):
         read_embeddings(folder, "maen")
-    manifest = (folder / MANIFEST_FILE).read_text()
-    for name in ("../mean.npy", "/mean.npy", ""):
-        (folder / MANIFEST_FILE).write_text(manifest.replace('"mean.npy"', f'"{name}"'))
-        with pytest.raises(DataError, match=r"embeddings\.json: damaged"):
-            read_embeddings(folder, "npy")
-    (folder / MANIFEST_FILE).write_text(manifest)
-    (folder / "mean.npy").unlink()
-    with pytest.raises(DataError, match=r"mean\.npy is missing"):
-        read_embeddings(folder, "npy")
-    with pytest.raises(DataError, match="no embeddings there"):
-        read_embeddings(tmp_path / "nowhere")

@@ -81,12 +81,8 @@ def test_folders_and_globs_give_their_files_once_and_in_order(tmp_path):
     assert find_files([str(tmp_path / "**/*.faa")]) == [paths[2]]
     literal = write(tmp_path / "set[1].fasta", TWO)
     assert find_files([str(literal)]) == [literal], "a name with the characters of globs is first taken as it stands"
-
-
-@pytest.mark.parametrize("pattern", ["nothing.fasta", "*.fasta", "."])
-def test_sources_that_stand_for_nothing_are_refused(tmp_path, pattern):
-    with pytest.raises(DataError, match=r"no such file|no file matches|holds no FASTA"):
-        find_files([str(tmp_path / pattern)])
+    with pytest.raises(DataError, match="no file matches"):
+        find_files([str(tmp_path / "*.pep")])
 
 
 @pytest.mark.parametrize(("suffix", "cut"), [("gz", 0.999), ("bz2", 0.5), ("xz", 0.999), ("zst", 0.5)])

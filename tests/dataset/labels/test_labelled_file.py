@@ -1,18 +1,19 @@
-"""Labelled files come back record by record; a bad record is refused with its place, or counted where a policy says."""
+"""Labelled files come back record by record; a bad record is refused with its place, or counted where a policy says.
 
-import csv
+Labels of residues in a FASTA file of their own, and a mask beside it, are read as biotrainer and FLIP write them.
+"""
+
 import gzip
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
 from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
-from tests.dataset.stores import write_fasta
+from tests.dataset.stores import data_of, made, write_fasta, write_table
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}
@@ -33,17 +34,6 @@ def read(
 
 def counted(records: LabelledRecords) -> dict[str, int]:
     return records.counts.model_dump(exclude_defaults=True, exclude={"records_read"})
-
-
-def write_table(path: Path, *rows: tuple) -> Path:
-    if path.suffix == ".parquet":
-        header, *rest = rows
-        columns = zip(*rest, strict=True)
-        pq.write_table(pa.table({name: list(values) for name, values in zip(header, columns, strict=True)}), path)
-        return path
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows(rows)
-    return path
 
 
 def refusal(*sources: Path, error: type[Exception] = DataError, **settings) -> str:
@@ -215,6 +205,11 @@ def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, header
     assert message in refusal(path, **settings)
 
 
+def test_a_record_of_the_sample_is_named_by_its_id():
+    message = refusal(Path("sample"), content="text", header_pattern="loc=(.)")
+    assert "; record 'track_order_00000': data.labels.header_pattern 'loc=(.)' finds no label in the" in message
+
+
 def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     first = write_fasta(tmp_path / "a.fasta", [("p1 x", "MK"), ("p2 x", "MK")])
     second = write_table(tmp_path / "b.csv", ("id", "sequence", "label"), ("p3", "MK", "x"), ("p2", "MK", "x"))
@@ -222,16 +217,6 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     where = "b.csv, row 2, record 'p2'"
     assert message.startswith(f"{where}: the id 'p2' stands already in a.fasta, line 3, record 2 'p2'")
     assert len(read(first, held_out=(second,), header_field=1, id_column="id", duplicate_ids="first")) == 3
-
-
-def test_a_repeated_id_is_reported_beside_what_ended_the_reading(tmp_path):
-    first = write_table(tmp_path / "a.csv", ("id", "sequence", "label"), ("p1", "MK", "x"), ("p1", "ML", "x"))
-    write_table(tmp_path / "b.csv", ("id", "label"), ("p2", "x"))
-    with pytest.raises(DataError) as raised:
-        read(first, tmp_path / "b.csv", id_column="id")
-    summary, repeated, ended = raised.value.problems
-    assert summary == "2 faults: 1 id that stood before, 1 fault that ended the reading"
-    assert f"the id 'p1' stands already in {first}, row 1" in repeated and "no column 'sequence'" in ended
 
 
 @pytest.mark.parametrize(
@@ -249,3 +234,78 @@ def test_a_repeated_id_is_reported_beside_what_ended_the_reading(tmp_path):
 def test_settings_that_do_not_fit_are_errors_of_the_settings(tmp_path, settings, message):
     path = write_fasta(tmp_path / "in.fasta", [("a x", "MK")])
     assert message in refusal(path, error=ConfigError, **settings)
+
+
+RESIDUES = [("a", "MKV"), ("b", "MKLA"), ("c", "MK*")]
+LETTERS = [("b SET=train VALIDATION=True", "HHEC"), ("a SET=train VALIDATION=False", "CHE"), ("c SET=test", "EE")]
+MASK = [("a", "011"), ("b", "1111"), ("c", "10")]
+BY_HEADER = {"split": "column", "split_column": "SET"}
+
+
+@pytest.fixture
+def sequences(tmp_path: Path) -> Path:
+    return write_fasta(tmp_path / "sequences.fasta", RESIDUES)
+
+
+def label_files(folder: Path, labels: list = LETTERS, mask: list | None = None) -> dict[str, str]:
+    """The settings that name the files that are written."""
+    named = {"kind": "per_residue", "labels_file": str(write_fasta(folder / "labels.fasta", labels))}
+    return named if mask is None else named | {"mask_file": str(write_fasta(folder / "mask.fasta", mask))}
+
+
+def test_labels_find_their_sequences_by_id_with_masks_and_who_is_held_out(tmp_path, sequences):
+    records: LabelledRecords = read(sequences, **label_files(tmp_path))
+    assert list(zip(records.ids, records.labels, strict=True)) == [("a", "CHE"), ("b", "HHEC"), ("c", "EE")]
+    assert read(sequences, **label_files(tmp_path, mask=MASK)).labels == [".HE", "HHEC", "E."]
+    assert records.parts is None
+    assert read(sequences, **label_files(tmp_path), **BY_HEADER).parts == ["training", "validation", "test"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "mask", "message"),
+    [
+        (LETTERS[:2], None, "sequences.fasta, line 5, record 3 'c': no labels of this id in labels.fasta; complete"),
+        ([*LETTERS, ("d SET=test", "HH"), ("e SET=test", "H")], None, "labels.fasta, line 7, record 4 'd': no seq"),
+        ([*LETTERS[:2], ("c SET=test", "E")], None, "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta"),
+        ([*LETTERS, ("a SET=test", "CCC")], None, "labels.fasta, line 7, record 4 'a': the id 'a' stands already in"),
+        (LETTERS, MASK[:2], "labels.fasta, line 5, record 3 'c': no mask of this id in mask.fasta; add it"),
+        (LETTERS, [*MASK[:2], ("c", "1x")], "mask.fasta, line 5, record 3 'c': no mask of 2 letters (labels.fasta"),
+        ([*LETTERS[:2], ("c VALIDATION=x", "EE")], None, "labels.fasta, line 5, record 3 'c': no SET= in the header"),
+        ([*LETTERS[:2], ("c SET=x", "EE")], None, "labels.fasta, line 5, record 3 'c': SET: the split 'x' is not"),
+    ],
+)
+def test_labels_that_do_not_fit_sequences_are_refused_with_their_place(tmp_path, sequences, labels, mask, message):
+    found = refusal(sequences, **label_files(tmp_path, labels, mask), **BY_HEADER).replace(f"{tmp_path}/", "")
+    assert found.startswith(message)
+
+
+def test_sequences_without_labels_and_labels_without_sequences_can_be_left_out_counted(tmp_path, sequences):
+    records = read(sequences, **label_files(tmp_path, [*LETTERS[:2], ("d", "HH")]), missing_labels="skip")
+    assert records.ids == ["a", "b"]
+    skipped = {"records_skipped_missing_label": 1, "labels_without_sequence": 1}
+    assert counted(records) == {"stops_dropped": 1, **skipped}
+
+
+def test_settings_of_labels_files_that_do_not_fit_are_refused(tmp_path):
+    (tmp_path / "in.csv").write_text("sequence,label\nMK,HH\n")
+    message = refusal(tmp_path / "in.csv", error=ConfigError, **label_files(tmp_path))
+    assert "data.labels.labels_file is for FASTA" in message
+    for settings, message in (
+        ({"labels_file": "l.fasta"}, "labels_file is for kind per_residue, not for multiclass"),
+        ({"mask_file": "m.fasta", "kind": "per_residue"}, "mask_file goes with labels_file"),
+        ({"labels_file": "l.fasta", "kind": "per_residue", "header_field": 1}, "can't both be set"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LabelsSection(**settings)
+
+
+def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):
+    labels, stores = label_files(tmp_path, LETTERS, MASK), tmp_path / "stores"
+    unnamed, named = (data_of(sequences, store=store, share=0.0, **labels) for store in (None, tmp_path / "named"))
+    first = ensure_labelled_store(unnamed, TokenizerSection(), stores)
+    assert made(named, stores).residue_targets(0).tolist() == [-100, 2, 1]
+    assert ensure_labelled_store(unnamed, TokenizerSection(), stores) == first
+    write_fasta(tmp_path / "mask.fasta", [("a", "110"), *MASK[1:]])
+    assert ensure_labelled_store(unnamed, TokenizerSection(), stores) != first
+    with pytest.raises(DataError, match=r"made with other data\.labels\.labels_file or mask_file"):
+        made(named, stores)

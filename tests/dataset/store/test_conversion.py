@@ -5,7 +5,9 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
@@ -24,9 +26,7 @@ from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from tests.dataset.interrupting import interrupted_at
-from tests.dataset.labelled_stores import TEXT, data_of, made
-from tests.dataset.stores import damage_record, make_store, write_fasta
+from tests.dataset.stores import TEXT, contents, damage_record, data_of, made, make_store, write_fasta
 
 SMALL = DataSection(sample=SampleSection(records=30, families=3))
 FORK = multiprocessing.get_context("fork")
@@ -36,11 +36,6 @@ def section(source: Path, store: Path | None = None, **ingest: str) -> DataSecti
     return DataSection(
         source=[str(source)], store=None if store is None else str(store), ingest=IngestSection(**ingest)
     )
-
-
-def contents(path: Path) -> list[tuple[str, str]]:
-    store = Store(path, verify="full")
-    return [(store.id(index), store.sequence(index).tobytes().decode()) for index in range(len(store))]
 
 
 def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
@@ -102,23 +97,49 @@ def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_
 
 def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
     with ProcessPoolExecutor(2, mp_context=FORK) as pool:
-        (path,) = {*pool.map(ensure_store, [DataSection()] * 2, [tmp_path] * 2)}
-    assert len(Store(path, verify="full")) == 2000
+        (path,) = {*pool.map(ensure_store, [SMALL] * 2, [tmp_path] * 2)}
+    assert len(contents(path)) == 30
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]) -> bool:
+    """Raise KeyboardInterrupt at the ``line``-th line of these files that is run, from 1; whether it came so far."""
+    passed = 0
+
+    def trace(frame, event, _argument):
+        nonlocal passed
+        if frame.f_code.co_filename not in files:
+            return None
+        passed += event == "line"
+        if event == "line" and passed == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
+    files = {module.__file__ for module in (background_thread, fasta, store_writer)}
     for line in count(1, 23):
-        if not interrupted_at(line, conversion, modules=(background_thread, fasta, store_writer)):
+        if not interrupted_at(line, conversion, files):
             break
         assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
     assert line > 100
     assert contents(tmp_path / "store") == [("a", "MKV"), ("b", "MKL")]
 
 
-def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
+def test_an_existing_target_is_kept_unless_told_otherwise_and_what_is_no_store_always(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     convert([str(source)], tmp_path / "store", IngestSection())
     write_fasta(source, [("b", "MK")])
@@ -130,6 +151,14 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     with pytest.raises(DataError):
         convert([str(source)], tmp_path / "store", IngestSection(), overwrite=True)
     assert contents(tmp_path / "store") == [("b", "MK")], "a conversion that fails keeps the old one"
+    (tmp_path / "store" / "thesis.txt").write_text("a thesis")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"name": "a thesis"}')
+    for target in (tmp_path / "store", tmp_path / "other"):
+        before = sorted(target.iterdir())
+        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
+            convert([str(source)], target, IngestSection(), overwrite=True)
+        assert sorted(target.iterdir()) == before
 
 
 def test_the_sample_is_made_once_and_found_again(tmp_path):
@@ -172,34 +201,17 @@ def test_a_named_store_must_be_made_of_the_source(tmp_path):
         ensure_store(section(source, store), tmp_path)
 
 
-def test_a_store_may_be_given_as_the_source(tmp_path):
+def test_a_store_may_be_given_as_the_source_but_none_of_texts(tmp_path):
     store = ensure_store(SMALL, tmp_path)
     assert ensure_store(DataSection(source=[str(store)]), tmp_path / "elsewhere") == store
     assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(DataError, match="only source"):
         ensure_store(DataSection(source=[str(store), "sample"]), tmp_path)
-
-
-def test_a_store_of_texts_is_refused_where_proteins_are_wanted(tmp_path):
     (tmp_path / "in.csv").write_text("id,sequence,label\né,Grüße,x\nö,Tschüs,y\n", encoding="utf-8")
     store = made(data_of(tmp_path / "in.csv", share=0.0, id_column="id"), tmp_path, TEXT).store
     assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7, 7])
     with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
         ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
-
-
-def test_what_is_no_store_is_never_overwritten(tmp_path):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
-    with_notes, other = tmp_path / "with notes", tmp_path / "other"
-    convert([str(source)], with_notes, IngestSection())
-    (with_notes / "thesis.txt").write_text("a thesis")
-    other.mkdir()
-    (other / "manifest.json").write_text('{"name": "a thesis"}')
-    for target in (with_notes, other):
-        before = sorted(target.iterdir())
-        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
-            convert([str(source)], target, IngestSection(), overwrite=True)
-        assert sorted(target.iterdir()) == before
 
 
 @pytest.mark.parametrize("transaction_bytes", [1, 300_000])
