@@ -1,12 +1,10 @@
-"""A search on a made-up cluster of two devices: ``-m tests.tuning.made_up_cluster FOLDER``."""
+"""A search on the cluster at hand, whose two GPUs are made up: ``-m tests.tuning.made_up_cluster FOLDER``."""
 
 import functools
 import os
 import sys
 import time
 from pathlib import Path
-
-import ray
 
 from esmeray.tuning.records import Job
 from esmeray.tuning.run import tune
@@ -35,7 +33,6 @@ class MeetingGroup(FormulaGroup):
 
 def main(folder: Path) -> int:
     """Search in a folder."""
-    ray.init(num_cpus=DEVICES, num_gpus=DEVICES, include_dashboard=False, log_to_driver=False)
     search = TuneConfig.model_validate({"name": "fast", "space": SPACE, "search": {"max_trials": TRIALS}})
     group = functools.partial(MeetingGroup, delay_s=0.1, failing=False)
     return tune(Job(tiny_config(folder, ray={"num_workers": 1}), search, group))
