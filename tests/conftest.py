@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    RAY_FILES.update(item.path for item in items if "ray_address" in getattr(item, "fixturenames", ()))
+    RAY_FILES.update(item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ()))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
