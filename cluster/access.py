@@ -56,10 +56,9 @@ def own_token() -> dict[str, str]:
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()  # it may have been made since
     try:
-        header: dict[str, str] = loader.get_token_for_http_header(ignore_auth_mode=True)
+        return dict(loader.get_token_for_http_header(ignore_auth_mode=True))
     except AuthenticationError as error:
         raise ResourceError(f"Ray's token can't be read: {error.message}") from error
-    return header
 
 
 def _channel(address: str) -> grpc.Channel:

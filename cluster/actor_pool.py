@@ -105,11 +105,10 @@ class ActorPool:
         """Wait for one actor; the others join as they are ready."""
         while not self._ended.is_set():
             for actor, _, result in self._replies():
-                if isinstance(result, RayActorError):
-                    self._replace(actor, False, result)
-                    continue
-                self._ready.append(actor)
-                return result
+                if not isinstance(result, RayActorError):
+                    self._ready.append(actor)
+                    return result
+                self._replace(actor, False, result)
         return None
 
     def _replies(self) -> Iterator[tuple[Any, int | None, Any]]:

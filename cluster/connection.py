@@ -126,9 +126,8 @@ def _resources(resources: dict[str, float], cpus: int = 0, gpus: int = 0) -> Nod
 
 def worker_environment() -> dict[str, Any]:
     """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
-    variables = {"PYTHONPATH": python_path(), "TOKENIZERS_PARALLELISM": "false"}
-    storage = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-    return {"env_vars": variables | storage}
+    storage = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    return {"env_vars": {"PYTHONPATH": python_path(), "TOKENIZERS_PARALLELISM": "false"} | storage}
 
 
 @contextmanager
@@ -198,8 +197,7 @@ def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
     folder = ray_folder()
-    lock = take_lock(folder.with_name("starting.lock"))
-    with _loopback(), closing(os.fdopen(lock)):
+    with _loopback(), closing(os.fdopen(take_lock(folder.with_name("starting.lock")))):
         return ray.init(
             address=LOCAL,
             _temp_dir=str(folder),
@@ -261,5 +259,4 @@ def hardware() -> str:
             kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
             gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
             machines.append(f"{resources.get('CPU', 0):g} CPU cores, {gpus}")
-    counts = Counter(machines)
-    return "; ".join(f"{count} x {machine}" for machine, count in sorted(counts.items()))
+    return "; ".join(f"{count} x {machine}" for machine, count in sorted(Counter(machines).items()))

@@ -174,8 +174,7 @@ def _started_here() -> str:
 
 def address_file() -> Path:
     """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
-    folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))
-    return Path(folder, "ray", "ray_current_cluster")
+    return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")
 
 
 def _cpu_quota() -> int:

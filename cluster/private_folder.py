@@ -47,8 +47,8 @@ def _runtime_folder() -> str | None:
     systemd removes it at the logout, under a run that continues in tmux, unless the user lingers.
     """
     folder = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"))
-    lingering = Path("/var/lib/systemd/linger")
-    is_removed = folder.parent == _OF_LOGINS and not (lingering / pwd.getpwuid(os.geteuid()).pw_name).exists()
+    lingering = Path("/var/lib/systemd/linger", pwd.getpwuid(os.geteuid()).pw_name)
+    is_removed = folder.parent == _OF_LOGINS and not lingering.exists()
     return str(folder) if folder.is_dir() and _is_private(folder) and not is_removed else None
 
 

@@ -31,10 +31,11 @@ def listen(address: str, workers: int) -> int:
     # The store gets the socket itself: a port that was only found free could be taken before.
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port: int = listener.getsockname()[1]
-    store = dist.TCPStore(
-        address, port, workers, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    _stores[:] = [store]
+    _stores[:] = [
+        dist.TCPStore(
+            address, port, workers, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    ]
     return port
 
 

@@ -59,12 +59,12 @@ class StartedCluster:
     def address(self) -> str:
         return (self._folder / "ray" / "ray_current_cluster").read_text()
 
-    def add(self, cpus: int, *wrapper: str) -> subprocess.Popen[bytes]:
+    def add(self, cpus: int, *wrapper: str, gpus: int = 0) -> subprocess.Popen[bytes]:
         """Start a node, the head first, by a program if one is given, and wait until it is there."""
         head = ["--head", "--port=0", f"--ray-client-server-port={self._client_port}", "--include-dashboard=false"]
         joined = ["--address", self.address] if self.nodes else head
         log = self._folder / f"node-{len(self.nodes)}.log"
-        size = [f"--num-cpus={cpus}", f"--object-store-memory={100 * 1024 * 1024}"]
+        size = [f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--object-store-memory={100 * 1024 * 1024}"]
         command = [*wrapper, RAY, "start", "--block", *size, *joined]
         # One after the other: two that start at once may choose the same port.
         with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{os.getuid()}"):
@@ -109,12 +109,12 @@ class StartedCluster:
 
 
 @contextmanager
-def started_cluster(*cpus: int, mode: str = "token") -> Iterator[StartedCluster]:
-    """A cluster of nodes with so many cores, for the length of the block."""
+def started_cluster(*cpus: int, gpus: int = 0, mode: str = "token") -> Iterator[StartedCluster]:
+    """A cluster of nodes with so many cores, and made-up GPUs, for the length of the block."""
     cluster = StartedCluster(mode)
     try:
         for count in cpus:
-            cluster.add(count)
+            cluster.add(count, gpus=gpus)
         yield cluster
     finally:
         cluster.close()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from esmeray.dataset.store.conversion import ensure_store
-from tests.clusters import REPOSITORY, TOKEN
+from tests.clusters import REPOSITORY, TOKEN, StartedCluster, started_cluster
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    RAY_FILES.update(item.path for item in items if "ray_address" in getattr(item, "fixturenames", ()))
+    RAY_FILES.update(item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ()))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
@@ -185,17 +185,27 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
+def ray_cluster() -> Iterator[StartedCluster]:
     """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
     from esmeray.cluster.connection import connected
     from esmeray.cluster.section import RaySection
-    from tests.clusters import started_cluster
 
     cluster = RAY.enter_context(started_cluster(4))
     RAY.enter_context(connected(RaySection(address=cluster.address)))
     os.environ.pop("RAY_AUTH_MODE")  # programs that tests start find the cluster's mode themselves
-    yield cluster.address
+    yield cluster
     RAY.close()
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_cluster: StartedCluster) -> str:
+    return ray_cluster.address
+
+
+@pytest.fixture(scope="session")
+def open_cluster(ray_cluster: StartedCluster) -> StartedCluster:
+    """A second one, without tokens, whose node has two made-up GPUs."""
+    return RAY.enter_context(started_cluster(2, gpus=2, mode="disabled"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
-import importlib
 import multiprocessing
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -18,7 +16,10 @@ TIMEOUT_S = 170.0
 
 
 class WorkerGroup:
-    """Ranks of a gloo group, one thread each, kept since importing torch and DeepSpeed takes them longest."""
+    """Ranks of a gloo group, one thread each: forks of a process that has imported what they need.
+
+    They stay while there are as many: DeepSpeed 0.19.8 keeps what it knows of a group as long as its process lives.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,21 +29,17 @@ class WorkerGroup:
 
     def run(self, function: Callable[..., None], *arguments: Any, workers: int = 2) -> None:
         """Call ``function(rank, *arguments)`` in all; what one failed with is an AssertionError that ends all."""
-        self._start(workers)
         if self._joined != workers:
+            self._start(workers)
             self._joins += 1
-            rendezvous = str(self._folder / f"rendezvous-{self._joins}")
-            self._call(_leave, len(self._processes))
-            self._call(_join, workers, workers, rendezvous)
+            self._call(_join, workers, str(self._folder / f"rendezvous-{self._joins}"))
             self._joined = workers
-        self._call(_run, workers, dict(os.environ), function, arguments)
+        self._call(_run, dict(os.environ), function, arguments)
 
     def results(self, *functions: Callable[[], Any]) -> list[Any]:
         """What functions return, each called in a process of its own that is in no group, and may make one."""
         self._start(len(functions))
-        self._joined = 0
-        self._call(_leave, len(self._processes))
-        return self._call(_run_alone, len(functions), dict(os.environ), functions)
+        return self._call(_run_alone, dict(os.environ), functions)
 
     def close(self) -> None:
         for pool in self._processes:
@@ -52,12 +49,13 @@ class WorkerGroup:
         self._processes, self._joined = [], 0
 
     def _start(self, count: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        while len(self._processes) < count:
-            self._processes.append(ProcessPoolExecutor(1, spawn))
+        self.close()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["esmeray.training.loop.worker", "transformers.modeling_utils"])
+        self._processes = [ProcessPoolExecutor(1, context) for _ in range(count)]
 
-    def _call(self, function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
-        calls = [pool.submit(function, rank, *arguments) for rank, pool in enumerate(self._processes[:count])]
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        calls = [pool.submit(function, rank, *arguments) for rank, pool in enumerate(self._processes)]
         wait(calls, TIMEOUT_S, FIRST_EXCEPTION)
         if any(not call.done() or call.exception() for call in calls):
             wait(calls, GRACE_S)
@@ -65,26 +63,6 @@ class WorkerGroup:
             self.close()
             raise AssertionError("\n".join(failures))
         return [call.result() for call in calls]
-
-
-def _leave(rank: int) -> None:
-    """Forget the last group, and what DeepSpeed 0.19.8 keeps of it for as long as a process lives."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if "deepspeed" not in sys.modules:
-        return
-    from deepspeed.comm import comm
-    from deepspeed.runtime.zero import parameter_offload, partition_parameters
-    from deepspeed.utils import groups
-
-    comm.cdb = None
-    importlib.reload(groups)
-    # ZeRO-3 numbers modules and parameters, and ranks compare these: a new process has seen fewer.
-    parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
-    partition_parameters.Init.param_id = 0
-    # It replaces torch's linear, whose gradients then come in another order than in a process that saw no ZeRO-3.
-    patch = partition_parameters.InsertPostInitMethodToModuleSubClasses
-    torch.nn.functional.linear = getattr(patch, "linear_bk", torch.nn.functional.linear)
 
 
 def _join(rank: int, workers: int, rendezvous: str) -> None:

@@ -18,7 +18,7 @@ from esmeray.run_folder.section import RunSection, StorageSection
 from esmeray.tasks.section import ModelSection, TaskSettings
 from esmeray.train_config.loading import load_settings
 from esmeray.train_config.natures import FIXED, UNSEEN
-from esmeray.train_config.section import KeyPath, Overrides, Section
+from esmeray.train_config.section import Overrides, Section
 from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
 
 
@@ -84,13 +84,10 @@ def load_recorded(path: str | Path | None, overrides: Overrides | None = None) -
     return load_settings(Config, path, _without_sizes(overrides or {}))
 
 
-_BACKBONE: KeyPath = ("model", "backbone")
-
-
 def _without_sizes(overrides: Overrides) -> Overrides:
     """Drop the file's size of random weights where the command line names trained weights, which have their own."""
-    source = overrides.get((*_BACKBONE, "source"))
+    source = overrides.get(("model", "backbone", "source"))
     # A name without a slash is a size of random weights, unless a folder has it.
     if not source or not ("/" in source or Path(source).expanduser().is_dir()):
         return overrides
-    return {**{(*_BACKBONE, size): None for size in ("layers", "hidden_size", "heads")}, **overrides}
+    return {**{("model", "backbone", size): None for size in ("layers", "hidden_size", "heads")}, **overrides}

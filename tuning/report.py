@@ -81,8 +81,7 @@ def write_tune_report(results: Results, folder: SearchFolder) -> None:
 def print_table(results: Results, console: Console) -> None:
     """The fastest that fit, or every token budget of a search over these alone, and what limits the fastest."""
     if results.space.varied == ["tokens"]:
-        by_budget = sorted(results.trials, key=lambda trial: trial.settings.tokens)
-        console.print(_table("Token budgets", by_budget, results))
+        console.print(_table("Token budgets", sorted(results.trials, key=lambda trial: trial.settings.tokens), results))
     else:
         fastest = results.ranked[:SHOWN]
         console.print(_table(f"The fastest {len(fastest)} of {len(results.trials)} configurations", fastest, results))
@@ -123,7 +122,6 @@ def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
     table.add_column("result")
     for trial in trials:
         measurement = trial.measurement
-        values = [value_text(name, getattr(trial.settings, name)) for name in results.space.varied]
         speed = "" if measurement.tokens_per_s is None else f"{measurement.tokens_per_s:,.0f}"
         peak = "" if measurement.peak_memory_bytes is None else memory_text(measurement.peak_memory_bytes)
         result = f"{STATUSES[measurement.status]}: {measurement.reason}"
@@ -132,6 +130,7 @@ def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
             result = f"limited by {advice_for(trial, results)[0].topic}"
         if trial is results.best:
             style = "bold"
+        values = [value_text(name, getattr(trial.settings, name)) for name in results.space.varied]
         table.add_row(str(trial.number), *values, speed, peak, result, style=style)
     return table
 

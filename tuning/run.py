@@ -73,8 +73,8 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     from esmeray.tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
 
     space, error = search_on_cluster(replace(job, store_path=str(store_path)), data_tokens, signals)
-    margin = job.search.memory_margin
-    results = Results(read_trials(folder.trials), space, margin, job.search.measurement.agreement)
+    search = job.search
+    results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
     return _conclude(job, results, signals, error)
 
 

@@ -129,12 +129,10 @@ class WorkerGroup:
         waiting = {reference: rank for rank, reference in enumerate(references)}
         replies: list[Measurement | None] = [None] * len(references)
         deadline = time.monotonic() + timeout_s
-        folder = self._job.folder
         while waiting and time.monotonic() < deadline:
-            if folder.stop_requested():
+            if self._job.folder.stop_requested():
                 raise StoppedError
-            left_s = max(0.0, deadline - time.monotonic())
-            done, _ = ray.wait(list(waiting), timeout=min(left_s, POLL_S))
+            done, _ = ray.wait(list(waiting), timeout=min(max(0.0, deadline - time.monotonic()), POLL_S))
             for reference in done:
                 reply = replies[waiting.pop(reference)] = _reply(reference)
                 if not reply.reusable:  # of those that agreed a machine under load may take its time to let go

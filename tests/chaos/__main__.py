@@ -31,7 +31,7 @@ OTHERS: dict[str, tuple[type[Round], int]] = {
 """Rounds of other commands, with shards, trials or seconds between their faults, about."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15)
@@ -42,8 +42,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
     parser.add_argument("--only", nargs="+", help="attacks, or things of which bits are flipped, by name")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    given = parser.parse_args(arguments)
     parts = [ALONE[phase] for phase in given.phases if phase in ALONE]
     parts += [disturbed] if {*PHASES} & {*given.phases} else []
     results = [part(given) for part in parts]
@@ -138,4 +137,5 @@ def table(rounds: list[Round]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

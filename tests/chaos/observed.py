@@ -17,14 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import ray.train
 import torch
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.run_folder.checkpoints import Manifest
-from esmeray.training.config import Config
 from train_ray import main
 
 WRITER = "checkpoint-writer"
@@ -161,15 +158,6 @@ def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Call
         train(arguments)
 
     return loop
-
-
-def train_observed(rank: int, folder: Path, config: Config, store: str) -> None:
-    """Train as worker of two, in a process that takes other work after it."""
-    from esmeray.training.loop.worker import train_worker
-
-    with pytest.MonkeyPatch.context() as patch:
-        observe(Observer(folder, rank, 2), patch.setattr)
-        train_worker(config, WorkerContext(rank, 2, rank), store)
 
 
 if __name__ == "__main__":

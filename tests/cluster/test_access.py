@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esmeray.train_config.loading import dump_config
-from tests.clusters import TOKEN, python, started_cluster
+from tests.clusters import TOKEN, StartedCluster, python
 from tests.runs import tiny_config
 
 OTHER = "0" * 64
@@ -23,28 +23,26 @@ COMMANDS = {
 PROGRAM = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from esmeray.cluster.connection import connected, hardware
+import ray
+from esmeray.cluster.connection import capacity, connected, hardware
+from esmeray.cluster.placement import Workers
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import run
 from esmeray.tools.__main__ import main
 
-def connect(change=None):
+def connect():
     with connected(RaySection()):
-        print(hardware())
-        if change == "version":  # the cluster's own is another from now on
-            of_cluster = {"key": b"CLUSTER_METADATA", "namespace": b"cluster"}
-            changed = json.loads(_internal_kv_get(**of_cluster)) | {"ray_version": "1.2.3"}
-            _internal_kv_put(value=json.dumps(changed).encode(), overwrite=True, **of_cluster)
+        print(hardware(), capacity(Workers(1, 1, use_gpu=False)).whole, sep="; ")
     return 0
 
 replies = []
 for words, variables in json.loads(sys.argv[1]):
+    ray.__version__ = variables.pop("version", ray.__version__)
     os.environ.update(variables)
     with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as refused:
-        code = connect(*words[1:]) if words[0] == "connect" else run(main, words)
+        code = connect() if words == ["connect"] else run(main, words)
     replies.append([code, said.getvalue(), refused.getvalue()])
-    for name in variables.keys() - {"HOME"}:
+    for name in variables.keys() - {"HOME", "RAY_ADDRESS"}:
         del os.environ[name]
 print(json.dumps(replies))
 """
@@ -95,21 +93,24 @@ def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_
 
 
 def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(
-    ray_address: str, tmp_path: Path
+    ray_cluster: StartedCluster, tmp_path: Path
 ):
     own = with_token(tmp_path / "own", 0o600)
-    modes = [("connect", own | {"RAY_AUTH_MODE": mode}) for mode in ("token", "disabled")]
-    *found, others = replies(tmp_path, ray_address, *modes, ("train", with_token(tmp_path / "others", 0o644)))
-    assert found == 2 * [(0, "1 x 4 CPU cores, 0 GPUs\n", "")]
+    here = [own | {"RAY_AUTH_MODE": mode} for mode in ("token", "disabled")]
+    # From outside, then by a Ray of another version, and back.
+    here += [own | {"RAY_ADDRESS": ray_cluster.client}]
+    calls = [("connect", variables) for variables in here]
+    of_other_version = ("train", {"RAY_ADDRESS": ray_cluster.address, "version": "1.2.3"})
+    of_others = ("train", with_token(tmp_path / "others", 0o644))
+    *found, other, others = replies(tmp_path, ray_cluster.address, *calls, of_other_version, of_others)
+    assert found == 3 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
+    line = refusal(*other)
+    assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
     assert "another user owns it or has access to it; make it anew" in refusal(*others)
 
 
 @pytest.mark.slow
-def test_a_cluster_without_tokens_and_one_of_another_version(tmp_path: Path):
-    said = [{"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}]
-    calls = [("connect", variables) for variables in said]
-    with started_cluster(1, mode="disabled") as cluster:
-        *found, other = replies(tmp_path, cluster.address, *calls, ("connect version", {}), ("train", {}))
-    assert found == 4 * [(0, "1 x 1 CPU cores, 0 GPUs\n", "")]
-    line = refusal(*other)
-    assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
+def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(open_cluster: StartedCluster, tmp_path: Path):
+    said = [{"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}, {}]
+    found = replies(tmp_path, open_cluster.address, *(("connect", variables) for variables in said))
+    assert found == 4 * [(0, "1 x 2 CPU cores, 2 GPUs; 1\n", "")]

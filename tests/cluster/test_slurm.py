@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from esmeray.cluster.placement import Capacity
 from tests.conftest import REPOSITORY
 
 SRUN = f"""#!{sys.executable}
@@ -27,7 +28,9 @@ assert "--nodes=2" in options and "--ntasks-per-node=1" in options and "--cpus-p
 with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{{os.getuid()}}"):
     for number in range(2):
         environment = os.environ | {{"SLURM_NODEID": str(number)}}
-        nodes.append(subprocess.Popen(sys.argv[1 + len(options) :], env=environment, stdout=subprocess.PIPE, text=True))
+        # Its dashboard takes longer to start than all else.
+        command = [word.replace("--head", "--head --include-dashboard=false") for word in sys.argv[1 + len(options) :]]
+        nodes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         for line in nodes[-1].stdout:
             print(line, end="", flush=True)
             if "Ray runtime started" in line:
@@ -35,19 +38,30 @@ with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{{os.getuid()}}")
 sys.exit(max(abs(node.wait()) for node in nodes))
 """
 COMMAND = """
-import signal, sys
-from esmeray.cluster.connection import connected, hardware
+import pathlib, signal, sys
+import ray
+from esmeray.cluster.connection import capacity, connected, hardware, worker_environment
+from esmeray.cluster.placement import Workers
 from esmeray.cluster.section import RaySection
+
+class Probe:
+    def has_the_code(self):
+        here = pathlib.Path.cwd()
+        return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
 
 with connected(RaySection()):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-    print(hardware(), flush=True)
+    print(hardware())
+    probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()
+    print(ray.get(probe.has_the_code.remote()))
+    print(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2))), flush=True)
     signal.pause()
 """
 
 
 @pytest.mark.slow
 def test_a_slurm_job_has_its_nodes_a_token_of_its_own_and_the_exit_code_and_signals_of_its_command(tmp_path: Path):
+    """Its nodes get the code, and what others hold of them counts."""
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(SRUN)
@@ -63,7 +77,10 @@ def test_a_slurm_job_has_its_nodes_a_token_of_its_own_and_the_exit_code_and_sign
         command = [REPOSITORY / "docker" / "slurm.sh", "python", "-c", COMMAND]
         streams = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
         batch = subprocess.Popen(command, cwd=tmp_path, env=inherited | job | user, **streams)
-        assert batch.stdout.readline() == "2 x 1 CPU cores, 0 GPUs\n", (tmp_path / "ray-5.log").read_text()
+        said = [batch.stdout.readline() for _ in range(3)]
+        held = Capacity(1, 2, "the cluster has 2 CPU cores and 0 GPUs on 2 machines")
+        expected = f"2 x 1 CPU cores, 0 GPUs\n[True, True]\n{held}\n"
+        assert "".join(said) == expected, (tmp_path / "ray-5.log").read_text()
         batch.send_signal(signal.SIGTERM)
         assert batch.wait(60) == 7
     assert "Ray runtime started" in (tmp_path / "ray-5.log").read_text()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -106,34 +107,31 @@ class LostError(ResourceError):
 @contextmanager
 def lost_in_step(number: int) -> Iterator[None]:
     """The process is lost in its step of this number, from 1."""
-    with pytest.MonkeyPatch.context() as patch, suppress(LostError):
-        honest, calls = TrainingEngine.step, []
+    honest, calls = TrainingEngine.step, []
 
-        def step(self: TrainingEngine, *rates: float) -> object:
-            calls.append(1)
-            if len(calls) == number:
-                raise LostError("lost")
-            return honest(self, *rates)
+    def step(self: TrainingEngine, *rates: float) -> object:
+        calls.append(1)
+        if len(calls) == number:
+            raise LostError("lost")
+        return honest(self, *rates)
 
-        patch.setattr(TrainingEngine, "step", step)
+    with mock.patch.object(TrainingEngine, "step", step), suppress(LostError):
         yield
 
 
 @contextmanager
 def nan_in_steps(steps: set[int] | range) -> Iterator[None]:
     """Losses of these steps of the process, from 0, are not finite."""
-    with pytest.MonkeyPatch.context() as patch:
-        honest, honest_step, taken = TrainingEngine.backward, TrainingEngine.step, []
+    honest, honest_step, taken = TrainingEngine.backward, TrainingEngine.step, []
 
-        def backward(self: TrainingEngine, loss_sum: torch.Tensor, global_targets: int) -> None:
-            honest(self, loss_sum * (float("nan") if len(taken) in steps else 1.0), global_targets)
+    def backward(self: TrainingEngine, loss_sum: torch.Tensor, global_targets: int) -> None:
+        honest(self, loss_sum * (float("nan") if len(taken) in steps else 1.0), global_targets)
 
-        def step(self: TrainingEngine, *rates: float) -> object:
-            taken.append(1)
-            return honest_step(self, *rates)
+    def step(self: TrainingEngine, *rates: float) -> object:
+        taken.append(1)
+        return honest_step(self, *rates)
 
-        patch.setattr(TrainingEngine, "backward", backward)
-        patch.setattr(TrainingEngine, "step", step)
+    with mock.patch.multiple(TrainingEngine, backward=backward, step=step):
         yield
 
 

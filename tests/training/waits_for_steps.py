@@ -1,6 +1,4 @@
-"""train_ray.py whose workers wait before each step until a file allows so many, or until they are asked to end.
-
-Once, worker 1 is out of memory when the others already wait for it in a backward pass.
+"""train_ray.py whose workers keep a history and wait before each step until a file allows so many, or they are to end.
 
 As a program: ``python -m tests.training.waits_for_steps --config FILE``, with the options of train_ray.py.
 """
@@ -11,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-import torch
 
 from esmeray.run_folder.paths import RunFolder
-from esmeray.training.config import Config
-from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.launch import trainers
 from esmeray.training.launch.trainers import ray_train_loop
 from esmeray.training.loop.observing import Observers
+from tests.chaos.observed import Observer, observe
 from train_ray import main
-
-FAILING_PASS = 3
-"""Of worker 1, from 1: in the second of its steps, each of which has two."""
 
 
 def allowed_steps(run: RunFolder) -> Path:
@@ -40,23 +33,9 @@ def loop_that_waits(arguments: dict[str, Any]) -> None:
         return honest(self)
 
     Observers.end_requested = end_requested
-    section = Config.model_validate(arguments["config"]).run
-    ran_out_before = RunFolder(section.storage_path, section.name).memory_guard.exists()
-    if ray.train.get_context().get_world_rank() == 1 and not ran_out_before:
-        _run_out()
+    folder, launched = Path(arguments["config"]["run"]["storage_path"]), ray.train.get_context()
+    observe(Observer(folder, launched.get_world_rank(), launched.get_world_size()))
     ray_train_loop(arguments)
-
-
-def _run_out() -> None:
-    honest, calls = TrainingEngine.backward, []
-
-    def backward(self: TrainingEngine, *arguments: Any) -> None:
-        honest(self, *arguments)
-        calls.append(1)
-        if len(calls) == FAILING_PASS:
-            raise torch.OutOfMemoryError("injected: out of memory")
-
-    TrainingEngine.backward = backward
 
 
 if __name__ == "__main__":

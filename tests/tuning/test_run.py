@@ -16,19 +16,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from esmeray.cluster.placement import Workers
+from esmeray.cluster.placement import Workers, local_resources
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.training.config import load_config
 from esmeray.training.launch.driver import dry_run
+from esmeray.tuning import ray_tune
 from esmeray.tuning.records import Job, SearchFolder, read_trials
 from esmeray.tuning.run import tune
-from esmeray.tuning.section import TuneConfig
+from esmeray.tuning.section import MeasurementSection, TuneConfig
+from esmeray.tuning.space import make_space
 from tests.runs import merged, tiny_config
-from tests.tuning import made_up_cluster
-from tests.tuning.formula_group import STATUSES, FailingGroup, FormulaGroup, RefusingGroup
+from tests.tuning import formula_group
+from tests.tuning.formula_group import STATUSES, FormulaGroup, RefusingGroup
 from tests.tuning.injected_faults import a_group
 
+QUICK = {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 
 
@@ -46,15 +49,40 @@ def configurations_of(folder: SearchFolder) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def finished(ray_address, tmp_path_factory):
-    """A search that met every kind of failure, and what it printed."""
+    """A search that was interrupted, resumed with a higher limit and met every kind of failure.
+
+    Its folder, what it printed, and the configurations that it had measured before.
+    """
     folder = SearchFolder(tmp_path_factory.mktemp("finished"), "fast")
+
+    def interrupt() -> None:
+        while len(read_trials(folder.trials)) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    slow = functools.partial(FormulaGroup, delay_s=0.5)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert tune(a_job(folder.path.parent, ray_address, slow, search={"max_trials": 5})) == 130
+        assert folder.best.exists() and folder.report.exists()
+        before = configurations_of(folder)
+        *_, state = sorted(folder.ray_tune.glob("experiment_state-*.json"))
+        state.write_bytes(state.read_bytes()[:-20])  # as a search leaves it that is killed while it is written
         assert tune(a_job(folder.path.parent, ray_address)) == 0
-    return folder, printed.getvalue()
+    return folder, printed.getvalue(), before
+
+
+def test_interrupted_search_keeps_its_trials_and_resumes_and_with_a_higher_limit_measures_what_is_left(finished):
+    folder, printed, before = finished
+    assert 2 <= len(before) < 5
+    assert f"resumes from {len(before)} trials" in printed
+    after = configurations_of(folder)
+    assert after[: len(before)] == before
+    assert len(set(after)) == len(after) == 7
 
 
 def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
-    folder, printed = finished
+    folder, printed, _ = finished
     best = load_config(folder.best)
     assert (best.batch.tokens, best.data.num_workers, best.batch.global_tokens) == (256, 1, 512)
     assert (best.ray.num_workers, best.model.backbone.hidden_size) == (1, 16)
@@ -71,19 +99,20 @@ def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
 
 
 def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(finished):
-    folder, _ = finished
+    folder, *_ = finished
     seen = {(t.settings.tokens, t.settings.num_workers): t.measurement.reason for t in read_trials(folder.trials)}
-    assert len(seen) == len(configurations_of(folder)) == 7
     assert (512, 1) not in seen, "it needs as much memory"
     for key in ((512, 0), (128, 1), (64, 1)):
         assert seen[key] == f"injected {STATUSES[key]}"
+    statuses = {trial.id: trial.measurement.status for trial in read_trials(folder.trials)}
+    assert {*statuses.values()} == {"ok", "nan", "out_of_memory", "timeout"}
     records = [json.loads(path.read_text()) for path in folder.ray_tune.glob("*/result.json")]
-    assert {record["trial_id"] for record in records} == {trial.id for trial in read_trials(folder.trials)}
-    assert {record["measurement"]["status"] for record in records} == {"ok", "nan", "out_of_memory", "timeout"}
+    by_ray = {record["trial_id"]: record["measurement"]["status"] for record in records}
+    assert by_ray and by_ray.items() <= statuses.items()
 
 
 def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
-    folder, _ = finished
+    folder, *_ = finished
     storage = folder.path.parent
     with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, and the trials .* were measured"):
         tune(a_job(storage, ray_address, model={"backbone": {"hidden_size": 32}}))
@@ -96,55 +125,27 @@ def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mix
     folder.hardware.write_text(here)
 
 
-def test_interrupted_search_keeps_and_reports_its_trials_resumes_and_with_a_higher_limit_measures_what_is_left(
-    ray_address, tmp_path, capfd
-):
-    folder = SearchFolder(tmp_path, "fast")
-
-    def interrupt() -> None:
-        while len(read_trials(folder.trials)) < 2:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    slow = functools.partial(FormulaGroup, delay_s=0.5)
-    assert tune(a_job(tmp_path, ray_address, slow, search={"max_trials": 5})) == 130
-    thread.join()
-    before = configurations_of(folder)
-    assert 2 <= len(before) < 5
-    assert folder.best.exists()
-    assert folder.report.exists()
-    *_, state = sorted(folder.ray_tune.glob("experiment_state-*.json"))
-    state.write_bytes(state.read_bytes()[:-20])  # as a search leaves it that is killed while it is written
-    assert tune(a_job(tmp_path, ray_address)) == 0
-    assert f"resumes from {len(before)} trials" in capfd.readouterr().out
-    after = configurations_of(folder)
-    assert after[: len(before)] == before
-    assert len(set(after)) == len(after) == 7
-
-
-@pytest.mark.parametrize(
-    ("group", "reason"),
-    [(FailingGroup, r"no configuration of .* fits.*out of memory"), (RefusingGroup, "did not start: no room")],
-)
-def test_search_in_which_nothing_fits_or_starts_ends_with_the_reason(ray_address, tmp_path, group, reason):
-    with pytest.raises(ResourceError, match=reason) as refusal:
-        tune(a_job(tmp_path, ray_address, group))
-    assert refusal.value.exit_code == 4
-    assert not SearchFolder(tmp_path, "fast").best.exists()
+def test_search_in_which_nothing_starts_or_fits_ends_with_the_reason(ray_address, tmp_path, monkeypatch):
+    with pytest.raises(ResourceError, match="did not start: no room"):
+        tune(a_job(tmp_path, ray_address, RefusingGroup))
+    job = a_job(tmp_path, "local")
+    space = make_space(job, [*local_resources()])
+    monkeypatch.setattr(ray_tune, "search_on_cluster", lambda *_: (space, None))
+    with pytest.raises(ResourceError, match=r"no configuration of 0 fits and leaves 8% .* \(none was measured\)"):
+        tune(job)
+    assert not job.folder.best.exists()
 
 
 @pytest.mark.slow
-def test_two_devices_take_two_trials_side_by_side_in_a_process_each(tmp_path):
-    command = [sys.executable, "-m", "tests.tuning.made_up_cluster", str(tmp_path)]
+def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster, tmp_path):
+    command = [sys.executable, "-m", "tests.tuning.formula_group", str(tmp_path)]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    ours = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR", "/tmp"), "TMPDIR": str(temporary), "RAY_AUTH_MODE": "disabled"}
-    subprocess.run(command, env=os.environ | ours, stdout=subprocess.DEVNULL, timeout=120, check=True)
+    environment = open_cluster.environment | {"TMPDIR": str(temporary)}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=120, check=True)
     configurations = {trial.settings for trial in read_trials(SearchFolder(tmp_path, "fast").trials)}
-    assert len(configurations) == made_up_cluster.TRIALS
-    assert len([*(tmp_path / "meeting").iterdir()]) == made_up_cluster.DEVICES
+    assert len(configurations) == formula_group.TRIALS
+    assert len([*(tmp_path / "meeting").iterdir()]) == formula_group.DEVICES
     assert not [*temporary.iterdir()]
 
 
@@ -152,14 +153,8 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(tmp_path):
 def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
     faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256
-    job = a_job(
-        tmp_path,
-        ray_address,
-        functools.partial(a_group, faults),
-        space={"tokens": [128, 256, 512], "num_workers": [0]},
-        measurement={"window_s": 0.1, "warmup_steps": 1, "max_windows": 1, "timeout_s": 5.0},
-    )
-    assert tune(job) == 0
+    search = {"space": {"tokens": [128, 256, 512], "num_workers": [0]}, "measurement": QUICK | {"timeout_s": 5.0}}
+    assert tune(a_job(tmp_path, ray_address, functools.partial(a_group, faults), **search)) == 0
     results = {trial.settings.tokens: trial.measurement for trial in read_trials(folder.trials)}
     assert {tokens: result.status for tokens, result in results.items()} == {256: "ok", 512: "crash", 128: "timeout"}
     assert results[128].reason == "a worker did not end within 5 s"
@@ -169,7 +164,6 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_
     assert dry_run(best) == 0
 
 
-QUICK = TuneConfig.model_validate({"measurement": {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}})
 FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
 
 
@@ -179,7 +173,8 @@ def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
 ):
     monkeypatch.setattr("esmeray.tuning.workers.GRACE_S", 0.0)  # those that agree need none, on any machine
     workers = Workers(2, 1, use_gpu=False)
-    job = Job(tiny_config(tmp_path, ray={"num_workers": 2}), QUICK, store_path=str(store_path))
+    search = TuneConfig(measurement=MeasurementSection(**QUICK))
+    job = Job(tiny_config(tmp_path, ray={"num_workers": 2}), search, store_path=str(store_path))
     group = a_group(FAULTS, workers, job)
 
     def measured(prefetch: int):

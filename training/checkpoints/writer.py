@@ -75,8 +75,9 @@ def load_tensors(path: Path, map_location: Any = "cpu", mmap: bool = False) -> A
         with torch.serialization.safe_globals(SAFE_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:  # torch raises pickle, zip and runtime errors alike; each means: not ours
-        reason = first_line(error)
-        raise CheckpointError(f"{path}: can't be loaded as tensors, nothing in it was run ({reason})") from error
+        raise CheckpointError(
+            f"{path}: can't be loaded as tensors, nothing in it was run ({first_line(error)})"
+        ) from error
 
 
 def copy_to_host(value: Any) -> Any:

@@ -95,8 +95,7 @@ def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) 
 
 def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
     """ZeRO's stage of a run. Raises ConfigError, as :func:`deepspeed_settings`."""
-    stage: int = deepspeed_settings(training, section)["zero_optimization"]["stage"]
-    return stage
+    return int(deepspeed_settings(training, section)["zero_optimization"]["stage"])
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

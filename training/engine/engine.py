@@ -86,8 +86,12 @@ def make_optimizer(
     model: nn.Module, training: TrainingSection, rate_shares: Mapping[nn.Parameter, float]
 ) -> ClippingAdamW:
     """The optimizer of a model's trainable parameters; Muon has the matrices of the backbone's layers."""
-    settings: dict[str, Any] = {"lr": training.learning_rate, "betas": training.betas, "eps": training.eps}
-    settings["fused"] = True  # the kernel that clips, and leaves updates out, by itself
+    settings: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "betas": training.betas,
+        "eps": training.eps,
+        "fused": True,  # the kernel that clips, and leaves updates out, by itself
+    }
     if training.optimizer == "adamw":
         return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
     matrices = layer_matrices(model.layers)  # type: ignore[arg-type]
@@ -170,8 +174,7 @@ class TrainingEngine:
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
         """Accumulate the gradient of ``loss_sum``, a scalar sum over this batch's targets, over ``global_targets``."""
         # Times the workers, over whose number DeepSpeed averages. A global batch without a target has no gradient.
-        loss = loss_sum * (self.world_size / max(1, global_targets))
-        self._engine.backward(loss, scale_wrt_gas=False)
+        self._engine.backward(loss_sum * (self.world_size / max(1, global_targets)), scale_wrt_gas=False)
 
     @property
     def can_discard(self) -> bool:
@@ -206,15 +209,16 @@ class TrainingEngine:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
             if MOMENTUM in group and momentum is not None:
                 group[MOMENTUM] = momentum
-        # Before the update, which lowers it where gradients have overflowed.
-        loss_scale = _loss_scale(self._engine.optimizer)
-        self._engine.step()
         optimizer = self._engine.optimizer
+        # Before the update, which lowers it where gradients have overflowed. Only fp16 has one.
+        loss_scale = getattr(optimizer, "loss_scale", None)
+        is_lowest = not isinstance(loss_scale, int | float) or loss_scale <= LOWEST_LOSS_SCALE
+        self._engine.step()
         norm = optimizer.norm if isinstance(optimizer, ClippingAdamW) else self._engine.get_global_grad_norm()
         # DeepSpeed's own skipping leaves a norm of an earlier step, or none.
         if norm is None or getattr(optimizer, "overflow", False):
             norm = math.nan
-        return StepResult(torch.as_tensor(norm), loss_scale <= LOWEST_LOSS_SCALE)
+        return StepResult(torch.as_tensor(norm), is_lowest)
 
     def copy_shards(self, with_model: bool = False) -> list[tuple[str, Any]]:
         """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it.
@@ -283,9 +287,3 @@ class TrainingEngine:
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()
-
-
-def _loss_scale(optimizer: Any) -> float:
-    # Only fp16 has one.
-    scale = getattr(optimizer, "loss_scale", None)
-    return float(scale) if isinstance(scale, int | float) else LOWEST_LOSS_SCALE

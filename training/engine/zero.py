@@ -87,8 +87,7 @@ def add_up_in_place(zero: Any) -> None:
         return
 
     def add_up(parameter: Any, group: int) -> None:
-        index = zero.get_param_id(parameter)
-        total = zero._get_compact_grad_partition_slice(group, 0, index, parameter.numel())
+        total = zero._get_compact_grad_partition_slice(group, 0, zero.get_param_id(parameter), parameter.numel())
         # In fp32: in bf16 the sum of many micro-batches would lose the small ones.
         total.add_(parameter.grad.flatten())
         parameter.grad = None

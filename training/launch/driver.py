@@ -150,7 +150,6 @@ def dry_run(config: Config) -> int:
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
     resumption = Resumption(with_absolute_paths(config))
-    run = resumption.run
     remarks = resumption.check()
     finished = resumption.is_finished()
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
@@ -310,8 +309,9 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
     cause: Any = next(iter(failures.values())) if failures else error
     # Better than Ray's reason, which is that a process ended.
     if stacks := left_stacks(run.logs):
-        where = ", ".join(map(str, stacks))
-        raise ResourceError(f"training failed{tried}: workers made no progress, their stacks are in {where}") from error
+        raise ResourceError(
+            f"training failed{tried}: workers made no progress, their stacks are in {', '.join(map(str, stacks))}"
+        ) from error
     raise ResourceError(f"training failed{tried}: {last_line(cause)} (the workers' logs are in {run.logs})") from error
 
 

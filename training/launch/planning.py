@@ -37,8 +37,7 @@ class Plan:
         if batch.first_global_tokens is not None:
             tokens_per_step += f", from {batch.first_global_tokens:,} at the first of {batch.ramp_steps:,} steps on"
         if batch.batch_size is not None:
-            sequences = counted(batch.batch_size, "sequence{s}")
-            tokens_per_step = f"at most {tokens_per_step} of {sequences} at most"
+            tokens_per_step = f"at most {tokens_per_step} of {counted(batch.batch_size, 'sequence{s}')} at most"
         return [
             f"workers          {self.workers.numbers} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"precision        {self.training.precision}",

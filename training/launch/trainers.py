@@ -43,7 +43,7 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
     from esmeray.cluster.connection import worker_environment
     from esmeray.cluster.process_group import ProcessGroupConfig, WithoutDatasets
 
-    trainer = WithoutDatasets(
+    WithoutDatasets(
         ray_train_loop,
         train_loop_config=arguments | {"resized": resized},
         scaling_config=ScalingConfig(
@@ -59,8 +59,7 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
             worker_runtime_env=worker_environment(),
         ),
         torch_config=ProcessGroupConfig(backend="nccl" if workers.use_gpu else "gloo"),
-    )
-    trainer.fit()
+    ).fit()
 
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
@@ -101,12 +100,10 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
             RunMirror(run).pull()
             run.clear_requests()  # of an earlier attempt
         dist.barrier()  # the workers of a node read what the first has fetched
-    logs = run.logs
-    logs.mkdir(parents=True, exist_ok=True)
-    facts = (context.rank, context.world_size, socket.gethostname(), os.getpid())
-    path = logs / f"worker-{context.rank}.log"
-    with logged_to(path, "%(asctime)s %(levelname)s %(name)s: %(message)s"):
-        logger.info("rank %d of %d on %s, process %d", *facts)
+    run.logs.mkdir(parents=True, exist_ok=True)
+    with logged_to(run.logs / f"worker-{context.rank}.log", "%(asctime)s %(levelname)s %(name)s: %(message)s"):
+        where = f"on {socket.gethostname()}, process {os.getpid()}"
+        logger.info("rank %d of %d %s", context.rank, context.world_size, where)
         try:
             train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
         except Exception:

@@ -116,8 +116,9 @@ def build_worker(
         compares_weights=training.checksum_every_steps is not None and context.world_size > 1,
         total_steps=course.total_steps,
     )
-    is_needed = config.run.resume == "must"
-    checkpoints = Checkpoints(store, mirror, control, observers, leads, is_needed, course, experiment.batches)
+    checkpoints = Checkpoints(
+        store, mirror, control, observers, leads, config.run.resume == "must", course, experiment.batches
+    )
     guard = _memory_guard(training, context.device, observers)
     if training.gpu_log_interval > 0:
         observers.sampler = _sampler(training, config.monitoring, context, run, flops_per_token).start()

@@ -58,8 +58,9 @@ class Saver:
         # Copied now, written in the background: the next step changes the weights in place.
         shards = self.engine.copy_shards(with_model=self.memory is not None)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        changes = {"position": position, "validation_cost": validation_cost, "created": created}
-        manifest = self.template.model_copy(update=changes)
+        manifest = self.template.model_copy(
+            update={"position": position, "validation_cost": validation_cost, "created": created}
+        )
         if self.memory is not None and position.step < self.total_steps:
             self.memory.write(shards, manifest, self.control)
         if on_disk:
@@ -171,8 +172,7 @@ def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
         store.sweep()
     control.all_true(True)  # nobody looks before it is swept
     # Those that every worker has a part of: a lost one took its own along.
-    copies = saver.memory.common(control) if saver.memory is not None else []
-    folder, warnings = checkpoints.newest(copies)
+    folder, warnings = checkpoints.newest([] if saver.memory is None else saver.memory.common(control))
     if folder is None:
         _refuse_to_begin_again(checkpoints)
         position = Position()

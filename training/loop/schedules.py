@@ -22,8 +22,7 @@ def course_of(training: TrainingSection, batches: TrainingSteps) -> Course:
     """The steps of a run by these settings on these batches."""
     total_steps = training.max_steps or batches.total_steps(training.epochs)
     # Only wsd has a part that does not depend on the end: a cosine decays from its first step after the warm-up.
-    branch_step = steps_before_decay(total_steps, training) if training.schedule == "wsd" else None
-    return Course(total_steps, branch_step)
+    return Course(total_steps, steps_before_decay(total_steps, training) if training.schedule == "wsd" else None)
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:

@@ -109,8 +109,7 @@ class Stepper:
                 seed_draws(self._engine.device, seed)
                 # No fillers, which collectives of a backward pass alone would need; without gradients to keep it needs
                 # less memory than the same piece will.
-                pieces = batch.pieces(parts)
-                vectors.append(torch.cat([model.vectors(self._copies.copy(piece)) for piece in pieces]))
+                vectors.append(torch.cat([model.vectors(self._copies.copy(piece)) for piece in batch.pieces(parts)]))
                 self._progress()
         with self._clock.phase("communication"):
             return model.related(step.batches, vectors, self._control.gather, self._control.rank)

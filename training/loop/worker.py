@@ -6,7 +6,6 @@ step, so that all end after the same step.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +44,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
             store_path = str(task_plan(config.data, config.model).prepare(run.stores))
         worker = build_worker(config, context, run, store_path, wandb_run_id)
         try:
-            outcome = loop(worker, start(worker, context.resized))
-            return finish(worker, outcome)
+            return finish(worker, loop(worker, start(worker, context.resized)))
         except Exception as error:
             worker.leave(is_over=repeatable(error) is not None)
             raise
@@ -92,7 +90,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     observers, saver, course = worker.observers, worker.saver, worker.course
     training = worker.training
     observers.step = position.step
-    stopping = EarlyStopping(experiment.patience, _earlier_costs(experiment, control, observers, position.step))
+    costs = _earlier_costs(experiment, control, observers, position.step)
     if position.step == 0:
         # The first point of every curve is the model as it starts.
         validate(experiment, engine, control, observers, position)
@@ -142,15 +140,16 @@ def loop(worker: Worker, position: Position) -> Outcome:
         # Before saving: the manifest of a checkpoint holds its cost.
         cost = validate(experiment, engine, control, observers, position) if due.evaluation else None
         if cost is not None:
-            stopping.costs.append(cost)
-            saves |= stopping.since_best == 0 and experiment.exports_best
+            costs.append(cost)
+            saves |= evaluations_since_best(costs) == 0 and experiment.exports_best
         if saves or due.copy:
             with clock.phase("checkpoint"):
                 saver.save(position, cost, on_disk=saves)
         elif due.comparison:
             saver.check_weights()
-        # After saving: what is exported then is a checkpoint.
-        if stopping.is_over and position.step < course.total_steps:
+        # After saving: what is exported then is a checkpoint. Early stopping is Prechelt's (1998).
+        is_over = experiment.patience is not None and evaluations_since_best(costs) >= experiment.patience
+        if is_over and position.step < course.total_steps:
             waited = f"{experiment.patience} evaluations without a better one"
             return Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         clock.start()
@@ -174,32 +173,21 @@ def _due(step: int, course: Course, training: TrainingSection, checkpoint: Check
     saving = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
     # A checkpoint is one of the best only if its loss is known.
     evaluating = is_last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
-    copying = _divides(checkpoint.memory_every_steps, step)
-    return Due(evaluating, saving, copying, _divides(training.checksum_every_steps, step))
+    return Due(
+        evaluating,
+        saving,
+        _divides(checkpoint.memory_every_steps, step),
+        _divides(training.checksum_every_steps, step),
+    )
 
 
 def _divides(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
 
 
-@dataclass
-class EarlyStopping:
-    """Early stopping by the costs of the evaluations so far, lower being better (Prechelt 1998).
-
-    It is over after ``patience`` of them without a lower one; None for never.
-    """
-
-    patience: int | None
-    costs: list[float]
-
-    @property
-    def since_best(self) -> int:
-        """Evaluations after the best one, of equals the first: only a lower cost is better."""
-        return len(self.costs) - 1 - self.costs.index(min(self.costs)) if self.costs else 0
-
-    @property
-    def is_over(self) -> bool:
-        return self.patience is not None and self.since_best >= self.patience
+def evaluations_since_best(costs: list[float]) -> int:
+    """Evaluations after the one of lowest cost, of equals the first: only a lower cost is better."""
+    return len(costs) - 1 - costs.index(min(costs)) if costs else 0
 
 
 def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Observers, until_step: int) -> list[float]:

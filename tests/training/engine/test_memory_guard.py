@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -49,8 +50,7 @@ def forward_needs_memory(from_call: int = 3) -> Iterator[list[int]]:
                 sizes.append(batch.num_tokens)
         return output
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingEngine, "__call__", call)
+    with mock.patch.object(TrainingEngine, "__call__", call):
         yield sizes
 
 
@@ -73,8 +73,22 @@ def second_backward_needs_memory() -> Iterator[None]:
     def fail(gradient):
         raise out_of_memory()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingEngine, "backward", backward)
+    with mock.patch.object(TrainingEngine, "backward", backward):
+        yield
+
+
+@contextmanager
+def backward_needs_memory_after(passes: int) -> Iterator[None]:
+    """Memory runs out where others have joined already in a collective of that pass."""
+    honest, calls = TrainingEngine.backward, []
+
+    def backward(self, loss_sum, global_targets):
+        honest(self, loss_sum, global_targets)
+        calls.append(1)
+        if len(calls) == passes:
+            raise out_of_memory()
+
+    with mock.patch.object(TrainingEngine, "backward", backward):
         yield
 
 
@@ -162,3 +176,17 @@ def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_b
     for in_parts, broken in pairs:
         assert parts(broken) == parts(in_parts) == [(0, 2)]
         assert_same_run(broken, in_parts)
+
+
+@pytest.mark.slow
+def test_what_runs_out_while_another_worker_waits_starts_both_anew_with_smaller_batches(
+    worker_group, store_path, tmp_path
+):
+    batch = {"global_tokens": 1024}
+    whole, broken = (config_for(tmp_path / name, batch=batch, checkpoint={"every_steps": 1}) for name in "ab")
+    fault = partial(on_worker_1, partial(backward_needs_memory_after, 3))
+    with pytest.raises(AssertionError, match="starts again from the last checkpoint, with every batch in 2 parts"):
+        train_in_turn(worker_group, 2, Turn(broken, store_path, fault))
+    train_in_turn(worker_group, 2, Turn(broken, store_path), Turn(whole, store_path))
+    assert parts(broken) == [(1, 2)] and events(broken, "resumed")[0]["step"] == 1
+    assert_same_to_rounding(broken, whole)

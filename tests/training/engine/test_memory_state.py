@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -104,15 +105,9 @@ def test_copies_of_a_run_whose_process_was_killed_are_removed_when_another_start
 
 
 @contextmanager
-def lost_with_copies_in(folder: Path, rank: int) -> Iterator[None]:
-    with copies_in(folder, rank), lost_in_step(3):
-        yield
-
-
-@contextmanager
-def copies_in(folder: Path, rank: int) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_state, "SHARED_MEMORY", folder)
+def copies_in(folder: Path, lost_in: int, rank: int) -> Iterator[None]:
+    """Copies in a folder of the test's own; the worker is lost in a step, from 1."""
+    with mock.patch.object(memory_state, "SHARED_MEMORY", folder), lost_in_step(lost_in):
         yield
 
 
@@ -140,9 +135,8 @@ def test_two_workers_resume_from_memory_to_the_same_bits_under_each_stage(
         )
         for every_steps in (None, 1)
     )
-    shared = partial(copies_in, shared_memory)
-    first = Turn(lost, store_path, partial(lost_with_copies_in, shared_memory))
-    train_in_turn(worker_group, 2, Turn(whole, store_path, shared), first)
+    shared, until_lost = (partial(copies_in, shared_memory, lost_in) for lost_in in (0, 3))
+    train_in_turn(worker_group, 2, Turn(whole, store_path, shared), Turn(lost, store_path, until_lost))
     if stage == 2:
         for rank in range(2):
             assert_size(next(shared_memory.glob(f"*/rank-{rank:05d}/step-00000002")))

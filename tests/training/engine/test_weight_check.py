@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -59,8 +60,7 @@ def bit_flipped_after_step_3(rank: int) -> Iterator[None]:
         return honest(model, *arguments)
 
     differ = pytest.raises(WeightsDifferError, match=r"worker 0 .*, 1 .* are not each other's")
-    with pytest.MonkeyPatch.context() as patch, differ:
-        patch.setattr(checkpoints, "differing_weights", flip_once)
+    with mock.patch.object(checkpoints, "differing_weights", flip_once), differ:
         yield
 
 

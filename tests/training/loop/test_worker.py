@@ -67,10 +67,14 @@ def test_stopped_and_resumed_run_equals_one_never_stopped_also_with_leftovers_be
     shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000099.bak")
     shutil.copytree(checkpoints / "step-00000006", checkpoints / "step-00000008.partial")
     (checkpoints / "latest").unlink()
+    logs = run_folder(stopped_at_6).logs
+    logs.mkdir(exist_ok=True)
+    (logs / "stacks-0.txt").write_text("of a worker that a watchdog ended")
     assert train(stopped_at_6, store_path).status == "finished"
     assert (checkpoints / "latest").read_text() == "step-00000008\n"
     assert not (checkpoints / "step-00000008.partial").exists()
     assert events(stopped_at_6, "resumed")[0]["step"] == 6
+    assert events(stopped_at_6, "hung")[0]["message"].endswith(f"stacks of the workers: {logs / 'hung-1'}")
     assert_same_run(stopped_at_6, undisturbed)
 
 
@@ -90,11 +94,12 @@ def test_clock_that_jumps_by_a_day_at_each_look_changes_neither_the_result_nor_t
 
 
 def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
-    changes = {"training": {"max_steps": None, "epochs": 2}, "checkpoint": {"every_steps": 3}}
+    batch = {"tokens": 1024, "global_tokens": 2048}
+    changes = {"training": {"max_steps": None, "epochs": 2}, "checkpoint": {"every_steps": 2}, "batch": batch}
     whole, resumed = tiny_config(tmp_path / "whole", **changes), tiny_config(tmp_path / "resumed", **changes)
     train(whole, store_path)
     steps = len(train_losses(whole))
-    stop_after(resumed, store_path, (steps - 2) // 3 * 3)
+    stop_after(resumed, store_path, (steps - 1) // 2 * 2)
     train(resumed, store_path)
     last = CheckpointStore(run_folder(resumed).checkpoints).complete()[0].manifest().position
     assert (last.step, last.epoch, last.step_in_epoch) == (steps, 2, 0)
