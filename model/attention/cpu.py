@@ -72,8 +72,7 @@ def cpu_attention(
     inputs = [_by_token(tensor) for tensor in (query, key, value)]
     # Decided out here: within a custom operator gradients are always off.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    out_THd: Tensor = torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
-    return out_THd
+    return torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
 
 
 def _attention(

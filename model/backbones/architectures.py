@@ -83,8 +83,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
             f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
             f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
         )
-    kind: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-    return kind  # type: ignore[no-any-return]
+    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]
 
 
 def is_causal(config: Any) -> bool:
@@ -149,7 +148,7 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
         "llama": (LlamaConfig, decoder),
     }
     kind, own = architectures[section.source]
-    return kind(  # type: ignore[no-any-return]
+    return kind(
         vocab_size=vocabulary_size,
         pad_token_id=pad,
         hidden_size=hidden_size,
@@ -175,7 +174,7 @@ def _folder_config(section: BackboneSection) -> PreTrainedConfig:
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
     try:
-        return CONFIG_MAPPING[kind].from_dict(settings)  # type: ignore[no-any-return]
+        return CONFIG_MAPPING[kind].from_dict(settings)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{SOURCE_KEY}: {path} is no config of a {kind} ({' '.join(str(error).split())})") from error
 

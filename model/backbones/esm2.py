@@ -76,8 +76,7 @@ class EsmBackbone(PackedBackbone):
 
         network: Any = transformers_network(self.model).eval()
         network.set_attn_implementation("eager")
-        probabilities: Tensor = network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0]
-        return probabilities.float()
+        return network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0].float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""
@@ -127,8 +126,7 @@ def _keeping_products() -> tuple[Any, Any]:
         torch.ops.torch_attn._varlen_attn.default,
         torch.ops.esmeray.cpu_attention.default,
     ]
-    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(kept)  # type: ignore[arg-type]
-    return contexts
+    return create_selective_checkpoint_contexts(kept)  # type: ignore[arg-type]
 
 
 class _Layout(NamedTuple):
@@ -190,8 +188,7 @@ def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
 
 def _selective_layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
     """The layer, of which the backward pass computes norms, rotation and GELU again."""
-    result: Tensor = checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
-    return result
+    return checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
 
 
 def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:

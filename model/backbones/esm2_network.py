@@ -233,8 +233,7 @@ class _LanguageModelHead(nn.Module):
         hidden_TD = self.dense(features_TD)
         # Written out, as transformers has it: torch's own GELU has other last bits, and so other recorded losses.
         hidden_TD = hidden_TD * 0.5 * (1.0 + torch.erf(hidden_TD / 2**0.5))
-        logits_TK: Tensor = self.decoder(self.layer_norm(hidden_TD)) + self.bias
-        return logits_TK
+        return self.decoder(self.layer_norm(hidden_TD)) + self.bias
 
 
 class EsmForMaskedLM(nn.Module):

@@ -6,7 +6,6 @@ takes seconds, which those of ESM-2 do without.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ def features_network(section: BackboneSection, vocabulary_size: int, pad: int, e
     Raises as :func:`esmeray.model.backbones.loading.build_backbone`.
     """
     config = read_config(section, vocabulary_size, pad)
-    network: PreTrainedModel = _network(section, config, model_class(config), empty)
-    return network
+    return _network(section, config, model_class(config), empty)
 
 
 def masked_lm(
@@ -59,10 +57,9 @@ def masked_lm(
 def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: dict[str, Any]) -> PackedBackbone:
     """The backbone around a network, padded where the section or the architecture says so."""
     model = transformers_network(network)
-    kind: Any = HuggingFaceBackbone
     if is_padded(section, model.config.model_type):
-        kind = partial(PaddedBackbone, pad=pad)
-    return kind(model, **settings)  # type: ignore[no-any-return]
+        return PaddedBackbone(model, pad=pad, **settings)
+    return HuggingFaceBackbone(model, **settings)
 
 
 def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
@@ -125,7 +122,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _esm_config(config: esm2_network.EsmConfig) -> EsmConfig:
-    return EsmConfig.from_dict(config.to_dict())  # type: ignore[no-any-return]
+    return EsmConfig.from_dict(config.to_dict())
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], empty: bool) -> Any:

@@ -101,5 +101,4 @@ class _Message(nn.Module):
 
     def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, indices_Tk: Tensor) -> Tensor:
         others = functional.embedding(indices_Tk, self.other(hidden_TH))
-        message: Tensor = self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))
-        return message
+        return self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))

@@ -171,9 +171,7 @@ class ESM2Autoencoder(ResidueModel):
 
     def latents(self, features_TD: Tensor) -> Tensor:
         """(T, Z) fp32: the latents of every token's features."""
-        normal_TD = self.normalization(features_TD)
-        latent_TZ: Tensor = self.encoder(normal_TD.to(next(self.encoder.parameters()).dtype))
-        return latent_TZ.float()
+        return self.encoder(self._cast(self.normalization(features_TD))).float()
 
     @torch.no_grad()
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -145,8 +145,7 @@ class SequenceDiffusion(MaskedLM):
         adapted_TD = self.adapter(features_TD, conditions_TH, batch)
         if positions_M is not None:
             adapted_TD = adapted_TD.index_select(0, positions_M)
-        logits: Tensor = self.lm_head(adapted_TD)
-        return logits.float()
+        return self.lm_head(adapted_TD).float()
 
 
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
@@ -202,5 +201,4 @@ class _Adapter(nn.Module):
         scaling = query.shape[-1] ** -0.5
         seen_TD = attend(query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=scaling).flatten(1)
         adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
-        result: Tensor = adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
-        return result
+        return adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
