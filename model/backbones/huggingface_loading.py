@@ -65,14 +65,21 @@ def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: di
 def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
     """The class of transformers with the same parameters, to be saved or run by its own forward; nothing is copied.
 
-    ``state``: in place of the network's own, where that has an adapter.
+    ``network``: of any class, with or without a language-model head. ``state``: in place of the network's own, where
+    that has an adapter.
     """
     if isinstance(network, PreTrainedModel):
         return network
     with empty_weights():  # its own weights are thrown away at once: none are made
-        model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
+        if isinstance(network, esm2_network.EsmModel):
+            model: Any = EsmModel(_esm_config(network.config), add_pooling_layer=False)
+        else:
+            model = EsmForMaskedLM(_esm_config(network.esm.config))
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
-    _number_positions(model)
+    model.tie_weights()
+    # A buffer that is no part of the state: left on the meta device, it could not be moved.
+    numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
+    model.base_model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
     return model
 
 
@@ -88,22 +95,6 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
         setattr(network, name, module)
     return network
-
-
-def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
-    """transformers' ESM-2 with its language-model head, of the same parameters, to be compared with."""
-    with empty_weights():
-        model = EsmForMaskedLM(_esm_config(network.esm.config))
-    model.load_state_dict(network.state_dict(), assign=True)
-    model.tie_weights()
-    _number_positions(model.esm)
-    return model
-
-
-def _number_positions(model: EsmModel) -> None:
-    """Make a buffer that is no part of the state: left on the meta device, it could not be moved."""
-    numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
-    model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import residue_backbone, seeded
+from esmeray.model.backbones.loading import drawn, residue_backbone
 from esmeray.model.heads.normalization import FeatureStatistics, Normalization
 from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
@@ -84,7 +84,7 @@ class ESM2Autoencoder(ResidueModel):
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
         """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
-        with seeded(seed + 1):  # not the backbone's stream again
+        with drawn(seed + 1):  # not the backbone's stream again
             return cls(backbone, section.autoencoder).train()
 
     @property
@@ -229,7 +229,7 @@ class ESM2Autoencoder(ResidueModel):
             "autoencoder",
             lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
         )
-        with seeded(0):  # random weights are overwritten; the caller's random state must not move
+        with drawn(0):  # random weights are overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
         model.load_own_weights(folder / WEIGHTS_FILE)
         return model.eval()

@@ -19,7 +19,7 @@ from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import drawn, residue_masked_lm, seeded
+from esmeray.model.backbones.loading import drawn, residue_masked_lm
 from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder
@@ -160,7 +160,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
         lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
     )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
-    with seeded(0):  # random weights are overwritten; the caller's random state must not move
+    with drawn(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, PackedBatch
-from esmeray.model.backbones.loading import seeded
+from esmeray.model.backbones.loading import drawn
 from esmeray.model.export.exported_folder import WEIGHTS_FILE, exported_folder, read_settings
 from esmeray.model.export.model_card import model_card
 from esmeray.model.heads.normalization import Normalization
@@ -69,7 +69,7 @@ def new_vector_classifier(
 ) -> VectorClassifier:
     """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term."""
     scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
-    with seeded(seed + 1):
+    with drawn(seed + 1):
         model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
     output: Any = model.head.output
     # From the terms' frequencies on: thousands of rare terms would else be predicted at a half, and unlearnt first.

@@ -11,7 +11,7 @@ from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.esm2_network import esm2_config
 from esmeray.model.backbones.fingerprint import weights_fingerprint
-from esmeray.model.backbones.loading import build_backbone, build_masked_lm, load_network, seeded
+from esmeray.model.backbones.loading import build_backbone, build_masked_lm, drawn, load_network
 from esmeray.model.section import BackboneSection
 from tests.model.support import TINY
 
@@ -22,7 +22,7 @@ def transformers_config() -> EsmConfig:
 
 
 def test_the_same_seed_draws_the_weights_that_transformers_draws():
-    with seeded(3):
+    with drawn(3):
         expected = EsmForMaskedLM(transformers_config())
     state = load_network(TINY, seed=3).state_dict()
     assert list(state) == list(expected.state_dict())
