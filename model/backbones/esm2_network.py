@@ -156,9 +156,7 @@ class _SelfAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
         self.attention_head_size = config.head_size
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
         self.dropout = config.attention_probs_dropout_prob
 
 
@@ -282,9 +280,11 @@ class EsmForMaskedLM(nn.Module):
         missing = [name for name in shapes if name not in there]
         lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
         problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
-        for name, shape in shapes.items():
-            if name in there and there[name].shape != shape:
-                problems.append(f"have another shape than config.json says at {name.removeprefix('esm.')}")
+        problems += [
+            f"have another shape than config.json says at {name.removeprefix('esm.')}"
+            for name, shape in shapes.items()
+            if name in there and there[name].shape != shape
+        ]
         if problems:
             raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
@@ -316,5 +316,4 @@ def _draw(modules: nn.Module, config: EsmConfig) -> None:
 
 
 def _depth_first(module: nn.Module) -> list[nn.Module]:
-    children = [inner for child in module.children() for inner in _depth_first(child)]
-    return [*children, module]
+    return [*(inner for child in module.children() for inner in _depth_first(child)), module]

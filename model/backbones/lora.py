@@ -134,11 +134,8 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if not any(word.startswith("lora_") for word in name.split(".")):
-            state[name.replace(".base_layer.", ".")] = tensor
-    return state
+    own = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in f".{name}"}
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
 
 
 def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:

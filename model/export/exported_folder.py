@@ -19,7 +19,6 @@ from esmeray.model.section import ClassifierSection
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
-_TEXT = TypeAdapter(str)
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
 
@@ -67,7 +66,8 @@ def task_of(folder: Path) -> str | None:
     manifest = folder / MODEL_FILE
     if not manifest.is_file():
         return None
-    return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
+    text = TypeAdapter(str)
+    return read_settings_of(manifest, "exported model", lambda settings: text.validate_python(settings["task"]))
 
 
 def read_settings(folder: Path) -> ClassifierSettings:

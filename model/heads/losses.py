@@ -113,9 +113,7 @@ def _label_losses(
         )
     surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
     losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
-    if positive_weights is not None:
-        losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
-    return losses_MK
+    return losses_MK if positive_weights is None else losses_MK * (1 + (positive_weights - 1) * filled_MK)
 
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
