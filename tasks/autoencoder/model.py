@@ -202,15 +202,13 @@ class ESM2Autoencoder(ResidueModel):
             f"{self.latent_size} channels ({self.compression_ratio:g} times) and reconstructs features and residues. "
             f"The backbone is {family} with {size}.\n"
         )
-        alone = network_code("features", "last_hidden_state")
-        opening = f"{_OPENING}\nThe backbone alone, without Esmeray:\n\n{alone}"
-        return Card("feature-extraction", ("autoencoder",), description, opening)
+        alone = f"\nThe backbone alone, without Esmeray:\n\n{network_code('features', 'last_hidden_state')}"
+        return Card("feature-extraction", ("autoencoder",), description, _OPENING + alone)
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)
-        section = self.section.model_dump(mode="json")
-        settings = {"backbone_hidden_size": self.backbone.hidden_size, "autoencoder": section}
-        write_settings(folder / CONFIG_FILE, settings)
+        settings = {"backbone_hidden_size": self.backbone.hidden_size}
+        write_settings(folder / CONFIG_FILE, settings | {"autoencoder": self.section.model_dump(mode="json")})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "ESM2Autoencoder":

@@ -114,8 +114,8 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
             load_adapter(backbone, folder)
-        num_prefix, num_suffix = settings.num_prefix, settings.num_suffix
-        model = Classifier(backbone, settings.classifier, label_space, num_prefix=num_prefix, num_suffix=num_suffix)
+        around = {"num_prefix": settings.num_prefix, "num_suffix": settings.num_suffix}
+        model = Classifier(backbone, settings.classifier, label_space, **around)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 

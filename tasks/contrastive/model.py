@@ -128,8 +128,7 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
             f"# {family} of close relatives\n\n{family} with {size}, the mean of whose features, without special "
             "tokens, lies close for proteins of one group. Compare means by their cosine.\n"
         )
-        opening = network_code("features", "last_hidden_state")
-        return Card("feature-extraction", ("contrastive",), description, opening)
+        return Card("feature-extraction", ("contrastive",), description, network_code("features", "last_hidden_state"))
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` per sequence; none without one."""

@@ -185,10 +185,8 @@ class _Adapter(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
         self.inner_norm = nn.LayerNorm(channels)
         # Zeros at both ends of a residual: the language model's prediction is where training starts.
-        for last in (self.output, self.feed_forward[-1]):
-            assert isinstance(last, nn.Linear)
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+        for weight in (*self.output.parameters(), *self.feed_forward[-1].parameters()):
+            nn.init.zeros_(weight)
 
     def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
         structure_TH = self.structure_norm(structure_TH)
