@@ -15,8 +15,7 @@ Settings = TypeVar("Settings")
 
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:
-    text = json.dumps({"format_version": FORMAT_VERSION, **settings}, indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(f"{json.dumps({'format_version': FORMAT_VERSION, **settings}, indent=2)}\n", encoding="utf-8")
 
 
 def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:

@@ -267,8 +267,7 @@ class EsmForMaskedLM(nn.Module):
             of_layers = {name.removeprefix(prefix): stored[name] for name in stored if name.startswith(prefix)}
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
             network.esm.encoder.layer = StreamedLayers(network.esm.encoder.layer, of_layers)
-        state = {name: tensor.read().to(torch.float32) for name, tensor in stored.items()}
-        network.load_state_dict(state, strict=False, assign=True)
+        network.load_state_dict({name: t.read().float() for name, t in stored.items()}, strict=False, assign=True)
         network._tie()
         config._name_or_path = str(folder)
         return network

@@ -50,8 +50,7 @@ def masked_lm(
     names = MASKED_LM_HEADS[config.model_type]
     heads = [getattr(network, name) for name in names]
     head: nn.Module = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
-    drawn = any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
-    return network.base_model, head, drawn
+    return network.base_model, head, any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
 
 
 def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: dict[str, Any]) -> PackedBackbone:
@@ -139,8 +138,9 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
+        raise DataError(
+            f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
+        ) from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]

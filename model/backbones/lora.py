@@ -151,11 +151,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
     kind = type(model)
     library = getattr(kind, "library", kind.__module__)
     config.save_pretrained(
-        str(folder),
-        auto_mapping_dict={
-            "base_model_class": kind.__name__,
-            "parent_library": library,
-        },
+        str(folder), auto_mapping_dict={"base_model_class": kind.__name__, "parent_library": library}
     )
     state = {f"{_PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
     save_file(state, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})

@@ -105,21 +105,13 @@ def random_size(section: BackboneSection) -> BackboneSize:
     return size
 
 
-def check_source(section: BackboneSection) -> None:
-    """Raise ConfigError (unknown source, impossible size) or ResourceError (hub) before weights are read."""
-    if has_random_weights(section):
-        random_size(section)
-    else:
-        source_type(section)
-
-
 def config_folder(section: BackboneSection) -> Path:
-    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`check_source`."""
+    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`source_type`."""
     return _folder(section, [CONFIG_FILE])
 
 
 def weights_folder(section: BackboneSection) -> Path:
-    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`check_source`."""
+    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`source_type`."""
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if any((folder / name).is_file() for name in _WEIGHT_FILES):
         return folder
@@ -143,9 +135,10 @@ def model_type(folder: Path) -> str:
 def source_type(section: BackboneSection) -> str:
     """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
 
-    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
+    Raises ConfigError (unknown source, impossible size) or ResourceError (the hub can't be reached).
     """
     if has_random_weights(section):
+        random_size(section)
         return "esm" if section.source in SIZES else section.source
     return model_type(config_folder(section))
 

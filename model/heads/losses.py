@@ -38,8 +38,7 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
         # Block by block: targets of all records as one tensor may not fit where terms are thousands.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
         positives_K, negatives_K = torch.as_tensor(counts_2K).double()
-        ratios_K = negatives_K / positives_K
-        return torch.where((positives_K > 0) & (negatives_K > 0), ratios_K, 1.0).float()
+        return torch.where((positives_K > 0) & (negatives_K > 0), negatives_K / positives_K, 1.0).float()
     counted = (torch.bincount(targets[targets != IGNORED_TARGET], minlength=num_classes) for targets in blocks)
     counts_K = torch.as_tensor(sum(counted)).double()
     return torch.where(counts_K > 0, counts_K.sum() / (num_classes * counts_K), 1.0).float()
@@ -74,8 +73,9 @@ class TargetLoss(Float32Buffers):
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
         if self.kind == "multilabel":
-            losses_MK = _label_losses(outputs_MK, targets, self.class_weights, gamma)
-            return _mean_of_known(losses_MK, targets, self.label_weights)
+            return _mean_of_known(
+                _label_losses(outputs_MK, targets, self.class_weights, gamma), targets, self.label_weights
+            )
         return _class_losses(outputs_MK, targets, self.class_weights, gamma, self.section.label_smoothing)
 
 

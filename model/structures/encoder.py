@@ -6,6 +6,8 @@ but invariant features enters, so that no rotation or translation of the input c
 Shape legend: T tokens in the batch, k neighbours of each, H channels.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,9 +35,8 @@ class StructureEncoder(nn.Module):
         self.neighbours, self._checkpointing = section.neighbours, checkpointing
         self.embed_pairs = nn.Sequential(nn.Linear(PAIR_FEATURES, channels), nn.LayerNorm(channels))
         self.embed_residues = nn.Sequential(nn.Linear(RESIDUE_FEATURES, channels), nn.LayerNorm(channels))
-        last = section.layers - 1
         self.layers = nn.ModuleList(
-            _Layer(channels, section.dropout, ends=number == last) for number in range(section.layers)
+            _Layer(channels, section.dropout, ends=number == section.layers) for number in range(1, section.layers + 1)
         )
         self.unknown = nn.Parameter(torch.zeros(channels))  # learnt: a new one adds nothing
 
@@ -53,10 +54,8 @@ class StructureEncoder(nn.Module):
             pairs = pair_features(atoms, neighbours, chains_T).to(dtype)
         hidden_TH, pairs_TkH = self.embed_residues(residues), self.embed_pairs(pairs)
         for layer in self.layers:
-            if self._checkpointing:
-                hidden_TH, pairs_TkH = checkpoint(layer, hidden_TH, pairs_TkH, neighbours, use_reentrant=False)
-            else:
-                hidden_TH, pairs_TkH = layer(hidden_TH, pairs_TkH, neighbours)
+            run = partial(checkpoint, layer, use_reentrant=False) if self._checkpointing else layer
+            hidden_TH, pairs_TkH = run(hidden_TH, pairs_TkH, neighbours)
         return torch.where(known_T[:, None], hidden_TH, self.unknown)
 
 
@@ -81,8 +80,9 @@ class _Layer(nn.Module):
         hidden_TH = self.norms[1](hidden_TH + self.dropout(self.feed_forward(hidden_TH)))
         if self.to_pair is None:
             return hidden_TH, pairs_TkH
-        changed = self.to_pair(hidden_TH, pairs_TkH, neighbours.indices)
-        return hidden_TH, self.norms[2](pairs_TkH + self.dropout(changed))
+        return hidden_TH, self.norms[2](
+            pairs_TkH + self.dropout(self.to_pair(hidden_TH, pairs_TkH, neighbours.indices))
+        )
 
 
 class _Message(nn.Module):
