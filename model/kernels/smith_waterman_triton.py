@@ -24,8 +24,8 @@ def scores(profile_LS: Tensor, block: tuple[Tensor, Tensor, Tensor], lanes: int,
     letters, starts, _ = block
     # Whole strips: rows of padding score as padding does everywhere, so that no alignment enters them.
     rows = -(-len(profile_LS) // ROWS) * ROWS
-    profile = functional.pad(profile_LS, (0, 0, 0, rows - len(profile_LS)), value=int(profile_LS[0, -1]))
-    profile = profile.to(letters.device)
+    padding = (0, 0, 0, rows - len(profile_LS))
+    profile = torch.nn.functional.pad(profile_LS, padding, value=int(profile_LS[0, -1])).to(letters.device)
     h, f = (torch.empty_like(letters, dtype=torch.int32) for _ in range(2))
     best = torch.empty(len(starts) * lanes, dtype=torch.int32, device=letters.device)
     # One warp a program: its 32 lanes are the sequences of a group, and never wait for another warp.

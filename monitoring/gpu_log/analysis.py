@@ -28,7 +28,6 @@ _SUSTAINED_SAMPLES = 3
 """Clocks take a moment to follow the load; shorter stretches are no throttling."""
 _CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
 """NVML's bits of clocks lowered by a setting: application clocks, sync boost, display clocks."""
-_FEW_SAMPLES = 30
 
 
 class GpuSummary(NamedTuple):
@@ -184,7 +183,7 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
     notes = []
     if rows["throttle_reasons"].isna().all():
         notes.append("no throttle reasons: throttling is detected by clocks alone")
-    if len(rows) < _FEW_SAMPLES:
+    if len(rows) < 30:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
     if not worked and rows["util"].notna().any():
         notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")

@@ -41,7 +41,6 @@ _DRIVER_GONE = (
 )
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, *_DRIVER_GONE)
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-_ALL_LINKS = 0xFFFFFFFF
 _DRIVER_NODE = Path("/dev/nvidiactl")
 
 Metrics = dict[str, float]
@@ -170,13 +169,16 @@ class _Gpu:
 
     def _nvlink_traffic(self) -> Metrics:
         """Payload over all links; NVML counts it in KiB."""
-        names = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
-        fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in fields])
+        fields = {
+            "nvlink_tx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            "nvlink_rx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        }
+        all_links = 0xFFFFFFFF
+        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, all_links) for field in fields.values()])
         for value in values:  # the call itself succeeds where a field does not
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)
-        return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(names, values, strict=True)})
+        return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(fields, values, strict=True)})
 
     def _pcie_traffic(self) -> Metrics:
         """NVML gives KB/s, counted during 20 ms."""

@@ -227,7 +227,8 @@ class PrometheusExporter:
 
     def export(self, values: Mapping[str, float]) -> None:
         """Set the gauges of the finite values whose names are known."""
-        if not ray_is_running():
+        ray = sys.modules.get("ray")  # not imported here: who has not imported it is in no cluster
+        if ray is None or not ray.is_initialized():
             return
         for name, value in values.items():
             known = find(name)
@@ -240,12 +241,6 @@ class PrometheusExporter:
 
                 self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", (*tags,))
             self._gauges[metric].set(value, tags)
-
-
-def ray_is_running() -> bool:
-    """Test whether this process belongs to a Ray cluster. Does not import Ray."""
-    ray = sys.modules.get("ray")  # who has not imported it is in no cluster
-    return ray is not None and ray.is_initialized()
 
 
 def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:

@@ -120,12 +120,11 @@ class AlertSink:
         return gpus
 
     def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:
-        key = (name, subject)
-        if holds == (key in self._raised):
+        if holds == ((name, subject) in self._raised):
             return
-        self._raised ^= {key}
-        alert = {"name": name, "subject": subject, "state": "raised" if holds else "cleared", "message": message}
-        self._append(alert, record)
+        self._raised ^= {(name, subject)}
+        state = "raised" if holds else "cleared"
+        self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
 
     def _clear_earlier(self) -> None:
         last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}

@@ -59,8 +59,16 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
             for step in resumed:
                 axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
         if resumed:
-            look = {"fontsize": 8, "color": INK, "rotation": 90, "ha": "right", "va": "bottom"}
-            losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), **look)
+            losses.annotate(
+                "resumed",
+                (resumed[0], 0.02),
+                xycoords=("data", "axes fraction"),
+                fontsize=8,
+                color=INK,
+                rotation=90,
+                ha="right",
+                va="bottom",
+            )
         for axes in (rates, speeds):
             axes.set_xlabel("step", color=INK)
 
@@ -180,8 +188,7 @@ def _by_kind(records: Iterable[Record]) -> Kinds:
             events.append(record)
         elif record["kind"] in latest:
             latest[record["kind"]][record["step"]] = record
-    ordered = {kind: [by_step[step] for step in sorted(by_step)] for kind, by_step in latest.items()}
-    return {**ordered, "event": events}
+    return {"event": events} | {kind: [by_step[step] for step in sorted(by_step)] for kind, by_step in latest.items()}
 
 
 def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,6 @@ _EVENTS = {
 _NO_STEP: Record = {"step": 0}
 _STEPS = 50
 """Logged steps over which everything is averaged."""
-_STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
 
 
 class Pace:
@@ -107,7 +106,8 @@ class Pace:
         step_s = self.mean("step_s")
         if not step_s:
             return Facts()
-        seconds = {name: self.mean(f"{name}_s") for name in _STEP_PARTS}
+        parts = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
+        seconds = {name: self.mean(f"{name}_s") for name in parts}
         # Parts that a run does not measure stay unknown: a share of zero would be a fact.
         shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
         return Facts(**shares)
@@ -141,8 +141,7 @@ class ProgressSink:
         kind, text = record["kind"], self._text(record)
         if self._live is not None:
             if text and record.get("event") != "checkpoint":  # those would scroll all else off the screen
-                style = _STYLES.get(record.get("state") or kind)
-                self._console.print(text, markup=False, highlight=False, style=style)
+                self._console.print(text, markup=False, highlight=False, style=_STYLES.get(record.get("state") or kind))
             return
         if kind == "train":
             # The last step in any case: it is what a log is read for.

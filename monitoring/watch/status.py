@@ -31,10 +31,8 @@ class RunStatus:
         folder = folder.resolve()
         self.files = RunFolder(folder.parent, folder.name)
         if not self.files.config.exists():
-            runs = {path.parent.name for path in folder.parent.glob("*/config.yaml")}
-            raise ConfigError(
-                f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}; give runs/NAME"
-            )
+            nearest = did_you_mean(folder.name, {path.parent.name for path in folder.parent.glob("*/config.yaml")})
+            raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{nearest}; give runs/NAME")
         self._pace = Pace()
         self._alerts: dict[tuple[str, str], Record] = {}
         self._heard_s: float | None = None  # by the monotonic clock
