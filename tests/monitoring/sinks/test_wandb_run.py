@@ -115,24 +115,33 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in history if name in row]
 
 
-def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, monkeypatch, mark, server):
+def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_figures_of_its_own_and_new_alerts(
+    tmp_path, monkeypatch, mark
+):
     assert WandbSection().mode == "offline"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     Run(tmp_path / "none", "disabled").start().close()
     assert not [*tmp_path.glob("none/wandb*/")]
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", runs="per_worker")
+    for worker in (0, 1):
+        append(sample_file(run.folder.monitoring, worker), sample(worker, 200 + worker, gpu__0__util=worker))
     append(run.folder.metrics, *RECORDS[:50])
-    wandb = run.start()
+    wandb = run.start(workers=2)
     append(run.folder.metrics, *RECORDS[50:])
+    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
+    append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
     wandb.close()
     assert run.warnings == [] and marked_processes(mark) == [] and not [*tmp_path.glob("tmp*")]
-    (file,) = run.files()
-    assert read_history(file) == VALUES
-    assert read_run_id(file) == RUN_ID
-    assert read_config(file)["wandb"]["mode"] == "offline"
-    command = [sys.executable, "-m", "wandb", "sync", str(file.parent)]
-    subprocess.run(command, cwd=file.parent.parent, check=True, capture_output=True, timeout=PATIENCE_S)
-    assert server.values() == VALUES
+    files = {read_run_id(file): file for file in run.files()}
+    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
+    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
+    assert read_config(files[RUN_ID])["wandb"]["mode"] == "offline"
+    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
+    assert [row for row in first if "train/loss" in row] == VALUES
+    assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
+    assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
+    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
+    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")], "that of before the start is history"
 
 
 def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
@@ -146,25 +155,6 @@ def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mar
     assert series(server.values(), "train/loss") == [1.0] * 100
     assert series(server.values(), "node/a/gpu/0/util") == [0, 1, 2, 3]
     assert marked_processes(mark) == []
-
-
-def test_alerts_of_this_start_are_sent_and_a_run_per_worker_has_its_own_figures(tmp_path, mark):
-    run = Run(tmp_path / "run", runs="per_worker")
-    for worker in (0, 1):
-        append(sample_file(run.folder.monitoring, worker), sample(worker, 1 + worker, gpu__0__util=worker))
-    wandb = run.start(workers=2)
-    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
-    append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
-    wandb.close()
-    assert run.warnings == [] and marked_processes(mark) == []
-    files = {read_run_id(file): file for file in run.files()}
-    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
-    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
-    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
-    assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
-    assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
-    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
-    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")]
 
 
 def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
