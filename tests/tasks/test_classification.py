@@ -32,8 +32,8 @@ CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
     "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
     "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
-    "training": {"max_steps": 40, "evaluate_every_steps": 10, "learning_rate": 2e-2},
-    "checkpoint": {"every_steps": 20},
+    "training": {"max_steps": 28, "evaluate_every_steps": 7, "learning_rate": 2e-2},
+    "checkpoint": {"every_steps": 14},
 }
 RICH_IN = {"acid": "DE", "base": "KR", "greasy": "LVIF"}
 
@@ -165,7 +165,7 @@ def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes_and_sequenc
     path = prepared(config)
 
     def report(metrics):
-        if metrics["step"] >= 20:
+        if metrics["step"] >= 14:
             run.request_stop()
 
     assert train_worker(config, WorkerContext(report=report), str(path)).status == "stopped"
@@ -239,7 +239,7 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}" for s in sequences]
         path = write_table(tmp_path / f"{name}.csv", "text,label", rows)
         labels = {"kind": "regression", "split": "hash", "text_column": "text"}
-        config = config_of(tmp_path / name, path, data={"labels": labels})
+        config = config_of(tmp_path / name, path, data={"labels": labels}, training={"max_steps": 40})
         _, stored = train(config)
         best = min(validations(config)[1:], key=lambda record: -record["spearman"])
         targets, predicted = held_out(LabelledStore(stored), ClassifierPipeline.load(run_folder(config).export))
