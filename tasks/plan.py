@@ -31,9 +31,6 @@ from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import task_named
 from esmeray.tasks.section import ModelSection
 
-HEAD_RECORDS = 50_000
-"""Records that an estimate reads."""
-
 
 @dataclass(frozen=True)
 class DataSize:
@@ -173,7 +170,8 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)
-        if len(lengths) >= HEAD_RECORDS:
+        # Records enough for an estimate.
+        if len(lengths) >= 50_000:
             # Never 0, as sizes are divided by it.
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0

@@ -72,7 +72,6 @@ MASKED_LM_HEADS = {
 one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
-_ROTARY = (*SIZES, "esmc", "modernbert", "qwen2", "llama")
 
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
@@ -93,7 +92,7 @@ def random_size(section: BackboneSection) -> BackboneSize:
         section.layers or default.layers, section.hidden_size or default.hidden_size, section.heads or default.heads
     )
     _, hidden_size, heads = size
-    multiple = 2 if section.source in _ROTARY else 1  # rotary positions turn pairs of channels
+    multiple = 1 if section.source in ("bert", "t5") else 2  # rotary positions turn pairs of channels
     if hidden_size % (heads * multiple):
         fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
         advice = f"one of {fitting}" if fitting else "an even hidden_size"

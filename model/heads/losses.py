@@ -20,9 +20,6 @@ from esmeray.model.backbones.base import Float32Buffers
 from esmeray.model.heads.settings import loss_name
 from esmeray.model.section import ClassifierSection
 
-_SMALLEST_DOUBT = 1e-8
-"""Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
-
 
 def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
     """(K,) fp32 weights that make rare classes count as much as frequent ones.
@@ -119,7 +116,8 @@ def _label_losses(
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
     """(1 - p)^gamma from -log p."""
     # expm1: 1 - exp(-x) of a small x would be rounded to 0, and with it the gradient of answers that are nearly right.
-    return torch.expm1(-surprise).neg().clamp(min=_SMALLEST_DOUBT).pow(gamma)
+    # clamp: below 1e-8 fp32 is 0, where a power under 1 has no derivative.
+    return torch.expm1(-surprise).neg().clamp(min=1e-8).pow(gamma)
 
 
 def _filled(targets_MK: Tensor) -> Tensor:

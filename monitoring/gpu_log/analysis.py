@@ -13,12 +13,6 @@ from esmeray.monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_RE
 
 HOT_C = 80.0
 """From here on lowered clocks are put down to heat. NVIDIA's slowdown temperatures lie between 83 and 95 °C."""
-_IDLE_PERCENT = 10.0
-"""Utilisation below which a GPU counts as idle."""
-_SMOOTHING = 5
-"""Samples whose median utilisation decides where work begins and ends, so that a stray kernel is none."""
-_LONGEST_STEP = 3.0
-"""A sample stands for at most this many usual distances between samples: beyond, the log has a hole."""
 _LOW_CLOCK_SHARE, _FULL_CLOCK_SHARE = 0.9, 0.97
 """Shares of the highest clock: below the first, a hot GPU or one at its power limit is throttled; above the second, a
 power limit costs no speed."""
@@ -59,11 +53,12 @@ class GpuSummary(NamedTuple):
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        advice = [
-            {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
-            for entry in self.advice
-        ]
-        return {**self._asdict(), "advice": advice}
+        return self._asdict() | {
+            "advice": [
+                {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
+                for entry in self.advice
+            ]
+        }
 
     def __str__(self) -> str:
         parts = [
@@ -93,7 +88,8 @@ def interval_s(rows: pd.DataFrame) -> float:
 def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     usual = interval_s(rows)
     # Each sample stands for the time until the next: nvidia-smi falls behind on a machine under load.
-    weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=_LONGEST_STEP * usual)
+    # Beyond three usual distances the log has a hole.
+    weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=3.0 * usual)
     working, busy = _work(rows["util"])
     thermal, power_capped = _throttling(rows, busy)
     facts = Facts(
@@ -127,8 +123,9 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
 
 def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
-    busy = utilisation.ffill() >= _IDLE_PERCENT
-    smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
+    busy = utilisation.ffill() >= 10.0  # percent
+    # By the median of five samples, so that a stray kernel is no work.
+    smooth = busy.astype(float).rolling(5, center=True, min_periods=1).median() > 0.5
     work = smooth & busy  # the median alone would begin before the first kernel
     working = work.cummax() & work[::-1].cummax()[::-1]
     return working, working & busy

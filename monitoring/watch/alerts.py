@@ -14,8 +14,6 @@ from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, stead
 
 BAND_PERCENT = 5.0
 """Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""
-FINITE_LOSSES = 3
-"""Finite losses in a row after which the loss counts as finite again."""
 _GIB = 2.0**30
 
 
@@ -57,7 +55,7 @@ class AlertSink:
             remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
             message = f"the loss is not finite at step {record['step']}: {remedy}"
             self._set("nonfinite_loss", "loss", True, message, record)
-        elif self._finite_losses >= FINITE_LOSSES:
+        elif self._finite_losses >= 3:  # in a row: one alone may be luck
             self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
 
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:

@@ -30,8 +30,6 @@ from esmeray.common.figure_style import (
 )
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
-SMOOTHING_SHARE = 0.02
-"""Share of the run's points over which the smoothed loss is averaged."""
 LOWEST_METRIC = -1.0
 """Lower end of the metrics' axis; lower values are marked there."""
 
@@ -117,7 +115,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     validated, validation_losses = _series(kinds["validation"], "loss")
     others = {label.curve: _series(kinds["validation"], name) for name, label in labels.items() if label.is_loss}
     if len(steps):
-        window = max(1, round(len(steps) * SMOOTHING_SHARE))
+        window = max(1, round(len(steps) / 50))
         if window > 1:  # else both curves are the same
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
         smooth = pd.Series(losses).rolling(window, min_periods=1).mean()

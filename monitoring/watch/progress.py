@@ -22,8 +22,6 @@ from esmeray.common.text import amount, duration
 from esmeray.monitoring.advice import Facts
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
-MIN_BAR_COLUMNS = 150
-"""Terminal width below which the bar gives way to the metrics."""
 BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
 """Of alerts by state, and of the words for metrics."""
@@ -170,7 +168,7 @@ class ProgressSink:
         """The line on a terminal, by rich, which keeps what others print above it."""
         line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
         bar = []
-        if width >= MIN_BAR_COLUMNS:
+        if width >= 150:  # else it gives way to the metrics
             bar = [ProgressBar(self._pace.total_steps, (self._pace.step or _NO_STEP)["step"], BAR_COLUMNS)]
             width -= BAR_COLUMNS + 1
         line.add_row(*bar, Text(self._describe(width), no_wrap=True, overflow="ellipsis"))

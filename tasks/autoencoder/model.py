@@ -116,8 +116,15 @@ class ESM2Autoencoder(ResidueModel):
             ),
         }
         has_target_T = targets_T != IGNORED_TARGET
+        weighted = [
+            (self.section.feature_loss_weight, terms["feature_loss"]),
+            (self.section.cosine_loss_weight, 1 - terms["cosine"]),
+            (self.section.residue_loss_weight, terms["residue_loss"]),
+        ]
+        # Terms of weight 0 stay out of the graph.
+        loss_T = torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
         # where and not a product: a NaN at a token without a target would come through as NaN times 0.
-        loss_T = torch.where(has_target_T, self._weigh(terms), 0.0)
+        loss_T = torch.where(has_target_T, loss_T, 0.0)
         with torch.no_grad():
             terms["correct"] = logits_TK.argmax(-1) == targets_T
             terms["feature_square"] = wanted_TD.square().mean(-1)
@@ -238,16 +245,6 @@ class ESM2Autoencoder(ResidueModel):
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.residue_head.weight.dtype)
-
-    def _weigh(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """(T,) the weighted loss of each token; terms of weight 0 stay out of the graph."""
-        section = self.section
-        weighted = [
-            (section.feature_loss_weight, terms["feature_loss"]),
-            (section.cosine_loss_weight, 1 - terms["cosine"]),
-            (section.residue_loss_weight, terms["residue_loss"]),
-        ]
-        return torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
 
     def _encode_batch(self, batch: PackedBatch) -> tuple[Tensor, ...]:
         latent_TZ = self.latents(self.backbone(batch))

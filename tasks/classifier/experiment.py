@@ -159,7 +159,6 @@ class ClassifierExperiment(LabelledExperiment):
     def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
         """Metrics of all held-out records, each counted once, from the predictions of all workers."""
         model, kind = engine.module, self._labelled.label_space.kind
-        assert isinstance(model, Classifier)
         predicted: list[Tensor] = []
         wanted: list[Tensor] = []
         weights: list[Tensor] = []

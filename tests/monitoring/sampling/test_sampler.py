@@ -196,7 +196,7 @@ class SampledWorker:
         self.sampler = Sampler(interval_s=0.2, prometheus=True, warn=print, **own)
         self.sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
         as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
-        self.sampler._exporter.export(as_if_of_a_gpu)
+        self.sampler._export(as_if_of_a_gpu)
         self.sampler.start()
 
     def end(self) -> None:
