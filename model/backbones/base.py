@@ -124,17 +124,14 @@ class PackedBackbone(nn.Module, ABC):
 
         Raises ConfigError (a sequence is longer than :attr:`longest`).
         """
-        return self.hidden_states(batch, [self.num_layers])[self.num_layers]
-
-    def hidden_states(self, batch: PackedBatch, layers: Sequence[int]) -> dict[int, Tensor]:
-        """(T, D) of every token after each of these layers, as transformers' ``hidden_states`` has them.
-
-        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. Raises as :meth:`forward`.
-        """
-        return self.hidden_states_of([batch], layers)[0]
+        return self.hidden_states_of([batch], [self.num_layers])[0][self.num_layers]
 
     def hidden_states_of(self, batches: Sequence[PackedBatch], layers: Sequence[int]) -> list[dict[int, Tensor]]:
-        """:meth:`hidden_states` of each batch, all of which pass a layer before the next where layers are read."""
+        """(T, D) of every token of each batch after each of these layers, as transformers' ``hidden_states`` has them.
+
+        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. All batches pass a layer before the
+        next where layers are read. Raises as :meth:`forward`.
+        """
         # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self._hidden_states_of([self._in_own_vocabulary(batch) for batch in batches], frozenset(layers))

@@ -148,6 +148,8 @@ def _change_config(folder: Path, **changes: Any) -> None:
         ("bert", {"num_hidden_layers": 3}, DataError, r"lack encoder\.layer\.2"),
         ("esm", {"intermediate_size": 128}, DataError, "another shape"),
         ("esm", {"vocab_size": 64}, ConfigError, "vocab_size 64; an ESM-2 has 33"),
+        ("esm", {"hidden_size": "32"}, ConfigError, "hidden_size: input should be"),
+        ("esm", {"num_attention_heads": 3}, ConfigError, "heads can't share"),
     ],
 )
 def test_a_config_that_its_weights_do_not_fit_is_refused(tmp_path, kind, changes, error, message):
