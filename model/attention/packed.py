@@ -112,9 +112,10 @@ def packed_attention(
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
-    """Test that ``varlen_attn`` (FlashAttention: half precision, no dropout, heads of 8, 16 ... 256 channels) fits."""
+    """Test that ``varlen_attn`` (FlashAttention: half precision, 8 to 256 channels a head, no dropout) can be used."""
+    head = query.shape[-1]
     is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and is_half and dropout == 0.0 and query.shape[-1] in range(8, 257, 8)
+    return query.is_cuda and is_half and dropout == 0.0 and head <= 256 and head % 8 == 0
 
 
 # Lengths are read on the host, and a graph would be traced for each set of them. torch.compiler.disable does the same,

@@ -80,9 +80,8 @@ class _Layer(nn.Module):
         hidden_TH = self.norms[1](hidden_TH + self.dropout(self.feed_forward(hidden_TH)))
         if self.to_pair is None:
             return hidden_TH, pairs_TkH
-        return hidden_TH, self.norms[2](
-            pairs_TkH + self.dropout(self.to_pair(hidden_TH, pairs_TkH, neighbours.indices))
-        )
+        changed = self.to_pair(hidden_TH, pairs_TkH, neighbours.indices)
+        return hidden_TH, self.norms[2](pairs_TkH + self.dropout(changed))
 
 
 class _Message(nn.Module):
