@@ -53,6 +53,15 @@ QUICK = {
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
 }
 """What ends a tool early, or makes it measure less."""
+OUTPUTS = {
+    "data convert": "proteins.store",
+    "data structures": "folds_store",
+    "function predict": "predicted.tsv",
+    "mutations fit": "fitted",
+    "mutations propose": "plate6.csv",
+    "embed run": "embeddings",
+}
+"""What a command writes, which others read."""
 
 
 def commands(path: Path) -> Iterator[str]:
@@ -286,18 +295,9 @@ def train_function(folder: Path) -> int:
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code of a tool; of those that start workers only what comes before."""
-    if name == "data convert":
-        shutil.rmtree(workspace / "proteins.store")
-    if name == "data structures":
-        shutil.rmtree(workspace / "folds_store")
-    if name == "function predict":
-        (workspace / "predicted.tsv").unlink()
-    if name == "mutations fit":
-        shutil.rmtree(workspace / "fitted")
-    if name == "mutations propose":
-        (workspace / "plate6.csv").unlink()
-    if name == "embed run":
-        shutil.rmtree(workspace / "embeddings")
+    if name in OUTPUTS:
+        output = workspace / OUTPUTS[name]
+        shutil.rmtree(output) if output.is_dir() else output.unlink()
     if name == "profile model":
         without_stacks(monkeypatch)
     monkeypatch.setattr(trial, "precisions", lambda device: [])

@@ -116,24 +116,18 @@ def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name
     assert driver.warnings == []
 
 
-def test_older_driver_is_asked_by_the_older_name_and_what_failed_once_is_asked_again(driver):
+def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what_cannot_be_said_never(driver):
     devices = driver.devices()
-    driver.failing = {
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # of a slice of a GPU
+    slice_lacks = {(1, f"nvmlDeviceGet{name}"): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
+    driver.failing = slice_lacks | {
         "nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT,
         "nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
     metrics = devices.read()[0].metrics
     assert "power_w" not in metrics and metrics["throttle_reasons"] == 0x44
-    driver.failing = {}
-    assert devices.read()[0].metrics["power_w"] == 350.5
-    assert driver.warnings == []
-
-
-def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(driver):
-    code = pynvml.NVML_ERROR_NOT_SUPPORTED
-    driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
-    devices = driver.devices()
-    for _ in range(3):
+    driver.failing = slice_lacks
+    for _ in range(2):
         whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
         assert whole == FIGURES
         assert FIGURES.keys() - slice_.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
