@@ -25,9 +25,6 @@ from esmeray.model.backbones.architectures import is_causal
 from esmeray.model.backbones.base import Checkpointing, PackedBackbone
 from esmeray.model.backbones.source import SOURCE_KEY
 
-_POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
-"""Names of learnt absolute positions in transformers' modules."""
-
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 _GROUP_PADDING = 512
@@ -150,10 +147,12 @@ def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
 def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
     """The position of a sequence's first token, and how many tokens positions reach; None if without limit."""
     config: Any = model.config
+    # As transformers' modules call learnt absolute positions.
+    names = ("position_embeddings", "wpe", "embed_positions")
     tables = [
         module
         for name, module in model.named_modules()
-        if name.rpartition(".")[2] in _POSITION_TABLES and isinstance(module, nn.Embedding)
+        if name.rpartition(".")[2] in names and isinstance(module, nn.Embedding)
     ]
     if tables:  # beyond its rows there is no position, whatever the config says
         padding = tables[0].padding_idx  # RoBERTa's positions start after it (fairseq's convention)

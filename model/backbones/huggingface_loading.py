@@ -117,9 +117,8 @@ def _esm_config(config: esm2_network.EsmConfig) -> EsmConfig:
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], empty: bool) -> Any:
     with quiet_transformers():
-        if empty or has_random_weights(section):
-            return kind(config)
-        return _load_weights(kind, weights_folder(section), config)
+        has_no_file = empty or has_random_weights(section)
+        return kind(config) if has_no_file else _load_weights(kind, weights_folder(section), config)
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:

@@ -73,9 +73,7 @@ one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
-_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
-_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def has_random_weights(section: BackboneSection) -> bool:
@@ -112,10 +110,11 @@ def config_folder(section: BackboneSection) -> Path:
 def weights_folder(section: BackboneSection) -> Path:
     """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`source_type`."""
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
-    if any((folder / name).is_file() for name in _WEIGHT_FILES):
+    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return folder
     # Named, since a folder with pytorch_model.bin looks complete to whoever made it.
-    pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
+    patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+    pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
     pickle = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
     raise ConfigError(
         f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle or 'no weights at all; '}"

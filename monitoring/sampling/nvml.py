@@ -40,7 +40,6 @@ _DRIVER_GONE = (
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, *_DRIVER_GONE)
-_NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 _DRIVER_NODE = Path("/dev/nvidiactl")
 
 Metrics = dict[str, float]
@@ -71,7 +70,8 @@ class NvmlDevices:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             # A machine without a GPU is no fault; the driver's device file without a driver is one.
-            if error.value not in _NO_DRIVER or _DRIVER_NODE.exists():
+            no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            if error.value not in no_driver or _DRIVER_NODE.exists():
                 warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
             return
         for index in range(count):
