@@ -26,8 +26,8 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_backbone
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 from esmeray.model.heads.normalization import FeatureStatistics, Normalization
-from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection

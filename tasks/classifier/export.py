@@ -33,13 +33,14 @@ from esmeray.model.backbones.loading import build_backbone, drawn
 from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from esmeray.model.export.exported_folder import (
     CONFIG_FILE,
+    REMEDY,
     WEIGHTS_FILE,
     ClassifierSettings,
     exported_folder,
     read_settings,
+    write_settings,
 )
 from esmeray.model.export.model_card import example_text
-from esmeray.model.saved_settings import REMEDY, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier, LabelModel

@@ -20,7 +20,7 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_masked_lm
-from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.task_model import Card, TaskOutput, scalar_sums
