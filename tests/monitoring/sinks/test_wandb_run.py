@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
-from tests.monitoring.samples import append, sample, train
+from tests.monitoring.samples import append, sample, train, wait_until
 from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
 
 PATIENCE_S = 150.0
@@ -62,15 +62,6 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended meanwhile, a zombie, or another user's
             continue
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Run:
@@ -160,7 +151,7 @@ def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mar
 def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
     run = Run(tmp_path / "run", "online", init_timeout_s=1.0)
     wandb = run.start()
-    assert wait_until(lambda: run.warnings)
+    assert wait_until(lambda: run.warnings, PATIENCE_S)
     wandb.close()
     run.assert_harmless(mark)
 
@@ -170,7 +161,7 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
-    assert wait_until(lambda: "file_stream" in server.requests), run.warnings
+    assert wait_until(lambda: "file_stream" in server.requests, PATIENCE_S), run.warnings
     for process in marked_processes(mark):
         if process.name() == "wandb-core":
             process.send_signal(signal.SIGSTOP)
@@ -192,7 +183,7 @@ def test_killed_driver_leaves_no_process(tmp_path, monkeypatch, mark):
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         driver = multiprocessing.get_context("fork").Process(target=drive, args=(run,))
         driver.start()
-        assert wait_until(lambda: any(process.name() == "wandb-core" for process in marked_processes(mark)))
+        assert wait_until(lambda: "wandb-core" in [p.name() for p in marked_processes(mark)], PATIENCE_S)
         driver.kill()
         driver.join()
-        assert wait_until(lambda: not marked_processes(mark)), marked_processes(mark)
+        assert wait_until(lambda: not marked_processes(mark), PATIENCE_S), marked_processes(mark)
