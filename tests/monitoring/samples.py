@@ -42,5 +42,5 @@ def wait_until(condition: Callable[[], object], patience_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(0.02)
     return True
