@@ -115,8 +115,13 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
             load_adapter(backbone, folder)
-        around = {"num_prefix": settings.num_prefix, "num_suffix": settings.num_suffix}
-        model = Classifier(backbone, settings.classifier, label_space, **around)
+        model = Classifier(
+            backbone,
+            settings.classifier,
+            label_space,
+            num_prefix=settings.num_prefix,
+            num_suffix=settings.num_suffix,
+        )
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 
