@@ -59,8 +59,10 @@ def export(
             network.save_pretrained(building)
         model.save(building)
         # EsmTokenizer truncates to the length that ESM-2 was trained with; any other brings that of its source.
-        length = {"model_max_length": 1024} if isinstance(tokenizer, EsmSequenceTokenizer) else {}
-        tokenizer.save(building, **length)
+        if isinstance(tokenizer, EsmSequenceTokenizer):
+            tokenizer.save(building, model_max_length=1024)
+        else:
+            tokenizer.save(building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
         (building / "README.md").write_text(card, encoding="utf-8")
     return target
