@@ -254,7 +254,7 @@ def name_of(command: str) -> str:
 
 STARTING = ("train", "tune", "tune tokens", "serve run")
 PLANNED = [command for command in ALL_COMMANDS if name_of(command) in STARTING]
-PLANS = {" ".join(words_of(command)) for command in PLANNED}
+PLANS = {shlex.join(words_of(command)) for command in PLANNED}
 RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
 
@@ -269,7 +269,7 @@ def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
 def test_a_documented_training_is_planned_and_nothing_is_written(command, without_runs, monkeypatch, capsys):
     monkeypatch.chdir(without_runs)
     before = sorted(without_runs.rglob("*"))
-    options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in command.split()]
+    options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in shlex.split(command)]
     if "train_config/structdiff.yaml" in options:
         options += ["--data.sample.records", "40"]
     assert run(esmeray, [*options, "--dry_run"]) == 0, capsys.readouterr().err

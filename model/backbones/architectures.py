@@ -80,7 +80,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
             f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
             f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
         )
-    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]  # type: ignore[return-value]
 
 
 def is_causal(config: Any) -> bool:

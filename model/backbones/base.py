@@ -181,7 +181,7 @@ def _keep_rotary_float32(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
             # In place of wrapping it: names of the state, and what transformers looks up, stay as they are.
-            module.__class__ = _with_float32_buffers(type(module))
+            module.__class__ = _with_float32_buffers(type(module))  # type: ignore[arg-type]
 
 
 @cache

@@ -45,7 +45,7 @@ class VectorClassifier(LabelModel):
         self.channels = channels
         self.add_head(section, label_space, channels, label_weights=label_weights)
         self.input_scale = Normalization(channels, *(scale or ()))
-        self.head.dropout.p = 0.0  # type: ignore[assignment]  # of the vectors themselves none is dropped
+        self.head.dropout.p = 0.0  # type: ignore[union-attr, assignment]  # of the vectors themselves none is dropped
 
     def logits(self, batch: PackedBatch) -> Tensor:
         return self.head(self.input_scale(batch.by_sequence[FEATURES]))
