@@ -40,8 +40,9 @@ def check_device(device: torch.device | str) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
     # By text as well: what allocates beside the caching allocator raises a plain RuntimeError.
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        text in str(error) for text in OUT_OF_MEMORY_TEXTS
+    )
 
 
 def seed_draws(device: torch.device, seed: int) -> None:

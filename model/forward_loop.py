@@ -6,7 +6,7 @@ batch is made of, and what is computed, is the caller's.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, starmap
 
 import numpy as np
 import torch
@@ -56,8 +56,7 @@ class ForwardLoop:
             # and while the caller takes the rows. One is enough; each more would hold the outputs of a batch.
             while len(launched) > 1:
                 yield _fetched(*launched.popleft())
-        while launched:
-            yield _fetched(*launched.popleft())
+        yield from starmap(_fetched, launched)
 
     def _launched(self, group: Sequence[Indices]) -> list[tuple[Indices, HostCopy]]:
         """Batches on the device, in halves if they are out of memory."""
@@ -98,8 +97,7 @@ def each(
 
 def consecutive(count: int, at_once: int) -> Iterator[Indices]:
     """Batches of ``count`` inputs in their order, so many at once."""
-    for start in range(0, count, at_once):
-        yield np.arange(start, min(start + at_once, count))
+    return (np.arange(start, min(start + at_once, count)) for start in range(0, count, at_once))
 
 
 @record_function("copy back")

@@ -18,8 +18,6 @@ from esmeray.model.backbones.streaming import StreamedLayers
 
 ROWS = 2048
 """Rows of each product in inference on the CPU: the token budget of a batch there, which is nearly filled."""
-_FP8_MULTIPLE = 16
-"""What FP8's kernels want both sides of a weight to be divisible by."""
 
 
 def _in_blocks(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -56,10 +54,9 @@ class FixedRowsLinear(nn.Linear):
 def fix_rows(module: nn.Module) -> None:
     """Make every Linear on the CPU a :class:`FixedRowsLinear`, in place."""
     for child in module.modules():
-        if type(child) is not nn.Linear or child.weight.device.type != "cpu":
-            continue
+        is_on_cpu = type(child) is nn.Linear and child.weight.device.type == "cpu"
         # Without instructions for bf16 its products are sums in order, slow, and the same for any number of rows.
-        if child.weight.dtype != torch.bfloat16 or _multiplies_bf16():
+        if is_on_cpu and (child.weight.dtype != torch.bfloat16 or _multiplies_bf16()):
             child.__class__ = FixedRowsLinear  # in place of wrapping it: heads read their layers' weights
 
 
@@ -142,7 +139,8 @@ def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
         raise ConfigError("training.fp8 needs torchao: pip install torchao") from error
 
     def takes(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and not (module.in_features | module.out_features) % _FP8_MULTIPLE
+        # FP8's kernels want both sides of a weight to be divisible by 16.
+        return isinstance(module, nn.Linear) and not (module.in_features | module.out_features) % 16
 
     # Padded: weights' gradients are products over tokens, of which a part of a batch has any number.
     config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate, pad_inner_dim=True)

@@ -13,9 +13,13 @@ MATRICES = "matrices"
 
 def layer_matrices(layers: nn.Module) -> list[nn.Parameter]:
     """Trained matrices of layers, those of embeddings left out: T5 has one, of positions, in its first layer."""
-    modules = [module for module in layers.modules() if not isinstance(module, nn.Embedding)]
-    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
-    return [parameter for parameter in parameters if parameter.requires_grad and parameter.ndim == 2]
+    return [
+        parameter
+        for module in layers.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad and parameter.ndim == 2
+    ]
 
 
 def parameter_groups(
@@ -39,7 +43,7 @@ def parameter_groups(
         is_apart = parameter in apart
         name = "decay" if decays else "no_decay"
         if is_apart:
-            name = "matrices"
+            name = MATRICES
         if share != 1:
             name += f"_{share:.6g}"
         group = groups.setdefault(

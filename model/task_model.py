@@ -78,8 +78,8 @@ class TaskModel(nn.Module, ABC):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(self.saved_apart)}
 
     def save_own_weights(self, path: Path) -> None:
-        state = {name: tensor.contiguous() for name, tensor in self.own_state().items()}  # safetensors takes no views
-        save_file(state, path, metadata={"format": "pt"})
+        # safetensors takes no views.
+        save_file({name: t.contiguous() for name, t in self.own_state().items()}, path, metadata={"format": "pt"})
 
     def load_own_weights(self, path: Path) -> None:
         """Load what :meth:`save_own_weights` wrote. Raises DataError (the file is damaged, or of another model)."""
@@ -87,9 +87,9 @@ class TaskModel(nn.Module, ABC):
             state = load_file(verified(path))
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path} can't be read ({error}); export the model again") from error
-        own_state = self.own_state()
+        own_shapes = {name: tensor.shape for name, tensor in self.own_state().items()}
         # Held against the model before it is loaded: strict=False, for want of the backbone, would pass over anything.
-        if {name: tensor.shape for name, tensor in state.items()} != {name: t.shape for name, t in own_state.items()}:
+        if {name: tensor.shape for name, tensor in state.items()} != own_shapes:
             raise DataError(f"{path} does not fit the settings beside it; export the model again")
         self.load_state_dict(state, strict=False)
 

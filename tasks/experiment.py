@@ -23,6 +23,7 @@ from esmeray.dataset.batches.preparation import CropCount, Masking, PreparationS
 from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.store.format import SEQUENCES_FOLDER
 from esmeray.dataset.store.reader import Store, stage_once
 from esmeray.model.backbones.loading import residue_tokenizer
 from esmeray.model.export.backbone import export
@@ -157,9 +158,15 @@ class Experiment(ABC):
     def stage(cls, path: Path, stage_dir: Path) -> Path:
         """Copy prepared data to this node, once in a process, and return the path to open.
 
-        Raises DataError where the data is damaged, ResourceError where the node's disk can't be written.
+        Of a folder that holds more than a store its sequences alone, whose reader looks for the copy. Raises DataError
+        where the data is damaged, ResourceError where the node's disk can't be written.
         """
-        return stage_once(path, stage_dir)
+        sequences = path.absolute() / SEQUENCES_FOLDER
+        if not sequences.is_dir():
+            return stage_once(path, stage_dir)
+        # The rest is mapped where it is, read into memory, or what all workers share.
+        stage_once(sequences, stage_dir)
+        return path
 
     @classmethod
     @abstractmethod

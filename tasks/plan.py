@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import task_named
 from esmeray.tasks.section import ModelSection
-
-HEAD_RECORDS = 50_000
-"""Records that an estimate reads."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class ResiduePlan(TaskPlan):
 def size_of_store(store: Store, data: DataSection) -> DataSize:
     """Count the training part of a store."""
     training, held_out = split_records(store.sequence_hashes, data.validation_share)
-    return replace(size_of_lengths(store.lengths[training], data), held_out=held_out.size, counts=store.manifest.counts)
+    return size_of_lengths(store.lengths[training], data, held_out=held_out.size, counts=store.manifest.counts)
 
 
 def estimate_size(data: DataSection) -> DataSize:
@@ -173,13 +170,14 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)
-        if len(lengths) >= HEAD_RECORDS:
+        # Records enough for an estimate.
+        if len(lengths) >= 50_000:
             # Never 0, as sizes are divided by it.
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0
 
 
-def size_of_lengths(lengths_N: np.ndarray, data: DataSection) -> DataSize:
-    """The size of training on records of these lengths (N,), in residues."""
+def size_of_lengths(lengths_N: np.ndarray, data: DataSection, **known: Any) -> DataSize:
+    """The size of training on records of these lengths (N,), in residues; ``known``: other fields."""
     tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
-    return DataSize(lengths_N.size, int(tokens.sum()), count_cropped(lengths_N, data.max_length), exact=True)
+    return DataSize(lengths_N.size, int(tokens.sum()), count_cropped(lengths_N, data.max_length), exact=True, **known)

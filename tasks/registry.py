@@ -55,8 +55,7 @@ def task_names() -> tuple[str, ...]:
 
 def task_named(name: str) -> Task:
     # By its package's name: no second list of modules is kept in step with the first.
-    task: Task = added("tasks").get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
-    return task
+    return added("tasks").get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
 
 
 def metric_labels() -> MetricLabels:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     class ModelSection(SharedModelSection):
         """A type checker knows the sections that tasks share; a task gives its own their types."""
 
-        task: str = "autoencoder"
-
         def __getattr__(self, name: str) -> Any: ...
 
 else:

@@ -15,7 +15,7 @@ from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.model_folder import local_folder
 from esmeray.inference.models.kinds import Limit
-from esmeray.model.backbones.source import SOURCE_KEY, check_source, has_random_weights
+from esmeray.model.backbones.source import SOURCE_KEY, has_random_weights, source_type
 from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Overrides
@@ -62,7 +62,7 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
         )
     if located.task is None:  # an export's manifest has been read, and says what it is
         with naming(key):
-            check_source(BackboneSection(source=located.path))
+            source_type(BackboneSection(source=located.path))
     return located
 
 

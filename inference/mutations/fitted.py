@@ -27,8 +27,7 @@ from esmeray.inference.mutations.section import MutationFitSection, MutationLear
 from esmeray.inference.mutations.table import MutantTable
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
-from esmeray.model.export.exported_folder import exported_folder
-from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
 from esmeray.train_config.section import ComputeSection
 
 TASK = "mutations"

@@ -18,7 +18,6 @@ from torch import Tensor
 from esmeray.common import compiled_code
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_LARGEST_HEAD = 256
 _Pointer = ctypes.c_void_p
 _DONE, _BAD_SEQUENCES = 1, -1
 """The kernel's result; 0 where it is out of memory."""
@@ -39,7 +38,7 @@ def kernel_takes(query: Tensor, key: Tensor) -> bool:
     head = query.shape[-1]
     # What costs most is asked last: a head size that was never seen is compiled, which takes seconds.
     fits = query.device.type == "cpu" and query.dtype in _DTYPES and query.shape == key.shape
-    return fits and head % 2 == 0 and head <= _LARGEST_HEAD and _compiles(head)
+    return fits and head % 2 == 0 and head <= 256 and _compiles(head)
 
 
 def _kernel(head: int) -> ctypes.CDLL | None:
@@ -72,8 +71,7 @@ def cpu_attention(
     inputs = [_by_token(tensor) for tensor in (query, key, value)]
     # Decided out here: within a custom operator gradients are always off.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    out_THd: Tensor = torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
-    return out_THd
+    return torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
 
 
 def _attention(
@@ -104,8 +102,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_query, d_key, d_value = (torch.empty(d_out.shape, dtype=d_out.dtype) for _ in range(3))
     pointers = (_Pointer * 3)(*(gradient.data_ptr() for gradient in (d_query, d_key, d_value)))
-    inputs = [query, key, value, out, _by_token(d_out)]
-    _call("backward", inputs, pointers, log_totals_HT, cu_seqlens, scaling, tables)
+    _call("backward", [query, key, value, out, _by_token(d_out)], pointers, log_totals_HT, cu_seqlens, scaling, tables)
     return d_query, d_key, d_value
 
 

@@ -23,9 +23,6 @@ from esmeray.model.attention.cpu import cpu_attention, kernel_takes
 PACKED_ATTENTION = "esmeray_packed"
 """Name of the attention implementation, for a transformers config's ``_attn_implementation``."""
 
-_LARGEST_FLASH_HEAD = 256
-_FLASH_HEAD_MULTIPLE = 8
-
 
 def attend(
     query: Tensor,
@@ -49,7 +46,7 @@ def attend(
 
         # Named only where it is needed: torch 2.11 does not know it.
         grouped: Any = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
+        return varlen_attn(  # type: ignore[return-value]  # one kernel for all sequences, with no synchronisation
             query,
             key,
             value,
@@ -61,8 +58,6 @@ def attend(
             window_size=(-1, 0) if causal else (-1, -1),
             **grouped,
         )
-        assert isinstance(out_THd, Tensor)
-        return out_THd
     # The CPU's kernel knows neither a causal mask nor dropout.
     if not causal and dropout == 0.0 and kernel_takes(query, key):
         return cpu_attention(query, key, value, cu_seqlens, scaling)
@@ -119,13 +114,8 @@ def packed_attention(
 def _flash_takes(query: Tensor, dropout: float) -> bool:
     """Test that ``varlen_attn`` (FlashAttention: half precision, 8 to 256 channels a head, no dropout) can be used."""
     head = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and dropout == 0.0
-        and head <= _LARGEST_FLASH_HEAD
-        and head % _FLASH_HEAD_MULTIPLE == 0
-    )
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_half and dropout == 0.0 and head <= 256 and head % 8 == 0
 
 
 # Lengths are read on the host, and a graph would be traced for each set of them. torch.compiler.disable does the same,

@@ -40,9 +40,6 @@ from esmeray.model.backbones.source import (
 )
 from esmeray.model.section import BackboneSection
 
-_BERT_POSITIONS = 4096
-_INNER_MULTIPLE = 64
-_ESMC_INNER_MULTIPLE = 256
 _GATED_SHARE = 8 / 3
 """Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
 (Shazeer 2020, section 3)."""
@@ -83,8 +80,7 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
             f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
             f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
         )
-    kind: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-    return kind  # type: ignore[no-any-return]
+    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]  # type: ignore[return-value]
 
 
 def is_causal(config: Any) -> bool:
@@ -103,7 +99,7 @@ def is_causal(config: Any) -> bool:
     )
 
 
-def gated_inner_size(hidden_size: int, multiple: int = _INNER_MULTIPLE) -> int:
+def gated_inner_size(hidden_size: int, multiple: int = 64) -> int:
     return -(-int(_GATED_SHARE * hidden_size) // multiple) * multiple
 
 
@@ -129,12 +125,12 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
             BertConfig,
             {
                 "intermediate_size": 4 * hidden_size,
-                "max_position_embeddings": _BERT_POSITIONS,
+                "max_position_embeddings": 4096,
                 "attention_probs_dropout_prob": 0.0,  # dropped scores would rule out the kernels of packed attention
             },
         ),
         # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
-        "esmc": (EsmcConfig, {"intermediate_size": gated_inner_size(hidden_size, _ESMC_INNER_MULTIPLE)}),
+        "esmc": (EsmcConfig, {"intermediate_size": gated_inner_size(hidden_size, multiple=256)}),
         # GeGLU, no biases; each layer looks at all tokens, as packed attention does
         "modernbert": (
             ModernBertConfig,
@@ -149,7 +145,7 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
         "llama": (LlamaConfig, decoder),
     }
     kind, own = architectures[section.source]
-    return kind(  # type: ignore[no-any-return]
+    return kind(
         vocab_size=vocabulary_size,
         pad_token_id=pad,
         hidden_size=hidden_size,
@@ -175,7 +171,7 @@ def _folder_config(section: BackboneSection) -> PreTrainedConfig:
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
     try:
-        return CONFIG_MAPPING[kind].from_dict(settings)  # type: ignore[no-any-return]
+        return CONFIG_MAPPING[kind].from_dict(settings)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{SOURCE_KEY}: {path} is no config of a {kind} ({' '.join(str(error).split())})") from error
 

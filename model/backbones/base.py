@@ -124,21 +124,17 @@ class PackedBackbone(nn.Module, ABC):
 
         Raises ConfigError (a sequence is longer than :attr:`longest`).
         """
-        return self.hidden_states(batch, [self.num_layers])[self.num_layers]
-
-    def hidden_states(self, batch: PackedBatch, layers: Sequence[int]) -> dict[int, Tensor]:
-        """(T, D) of every token after each of these layers, as transformers' ``hidden_states`` has them.
-
-        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. Raises as :meth:`forward`.
-        """
-        return self.hidden_states_of([batch], layers)[0]
+        return self.hidden_states_of([batch], [self.num_layers])[0][self.num_layers]
 
     def hidden_states_of(self, batches: Sequence[PackedBatch], layers: Sequence[int]) -> list[dict[int, Tensor]]:
-        """:meth:`hidden_states` of each batch, all of which pass a layer before the next where layers are read."""
-        own_batches = [self._in_own_vocabulary(batch) for batch in batches]
+        """(T, D) of every token of each batch after each of these layers, as transformers' ``hidden_states`` has them.
+
+        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. All batches pass a layer before the
+        next where layers are read. Raises as :meth:`forward`.
+        """
         # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self._hidden_states_of(own_batches, frozenset(layers))
+            return self._hidden_states_of([self._in_own_vocabulary(batch) for batch in batches], frozenset(layers))
 
     def _in_own_vocabulary(self, batch: PackedBatch) -> PackedBatch:
         if self.longest is not None and batch.max_seqlen > self.longest:
@@ -146,9 +142,7 @@ class PackedBackbone(nn.Module, ABC):
                 f"a sequence of {batch.max_seqlen} tokens exceeds the {self.longest} positions of this backbone; "
                 f"set data.max_length to at most {self.longest - 2}"
             )
-        if self.residue_ids is not None:
-            batch = replace(batch, tokens=self.residue_ids[batch.tokens])
-        return batch
+        return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
@@ -186,9 +180,8 @@ def _keep_rotary_float32(model: nn.Module) -> None:
     """Give every rotary module of a Hugging Face model :class:`Float32Buffers` as a base, in place."""
     for module in model.modules():
         if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
-            kind: Any = type(module)
             # In place of wrapping it: names of the state, and what transformers looks up, stay as they are.
-            module.__class__ = _with_float32_buffers(kind)
+            module.__class__ = _with_float32_buffers(type(module))  # type: ignore[arg-type]
 
 
 @cache

@@ -76,8 +76,7 @@ class EsmBackbone(PackedBackbone):
 
         network: Any = transformers_network(self.model).eval()
         network.set_attn_implementation("eager")
-        probabilities: Tensor = network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0]
-        return probabilities.float()
+        return network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0].float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""
@@ -108,8 +107,7 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
     # Counts by differences of a running sum: nothing loops over sequences, and nothing waits for the device.
     masks_before = nn.functional.pad(is_mask_T.cumsum(0), (1, 0))
     bounds = batch.cu_seqlens.long()
-    masks_N = (masks_before[bounds[1:]] - masks_before[bounds[:-1]]).float()
-    kept_N = 1 - masks_N / (bounds[1:] - bounds[:-1])
+    kept_N = 1 - masks_before[bounds].diff().float() / bounds.diff()
     kept_T1 = kept_N[batch.segment_ids()].unsqueeze(-1)
     visible_TD = embeddings_TD.masked_fill(is_mask_T.unsqueeze(-1), 0.0)
     return (visible_TD * (1 - _TRAINED_MASK_SHARE) / kept_T1).to(embeddings_TD.dtype)
@@ -127,8 +125,7 @@ def _keeping_products() -> tuple[Any, Any]:
         torch.ops.torch_attn._varlen_attn.default,
         torch.ops.esmeray.cpu_attention.default,
     ]
-    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(kept)  # type: ignore[arg-type]
-    return contexts
+    return create_selective_checkpoint_contexts(kept)  # type: ignore[arg-type]
 
 
 class _Layout(NamedTuple):
@@ -168,8 +165,7 @@ def rotate(x_THd: Tensor, cosines_T1d: Tensor, sines_T1d: Tensor) -> Tensor:
 def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
     attention = model.encoder.layer[0].attention.self
     heads_THd = hidden_TD.unflatten(-1, (attention.num_attention_heads, attention.attention_head_size))
-    dropout = attention.training and attention.dropout > 0
-    by_kernel = not dropout and kernel_takes(heads_THd, heads_THd)
+    by_kernel = not (attention.training and attention.dropout > 0) and kernel_takes(heads_THd, heads_THd)
     rotary = None
     if model.rotary_embeddings is not None:
         rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
@@ -190,8 +186,7 @@ def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
 
 def _selective_layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
     """The layer, of which the backward pass computes norms, rotation and GELU again."""
-    result: Tensor = checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
-    return result
+    return checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
 
 
 def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
@@ -207,7 +202,7 @@ def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tenso
         return cpu_attention(query, key, value, layout.cu_seqlens, scaling, layout.rotary).flatten(1)
     if layout.rotary is not None:
         query, key = rotate(query, *layout.rotary), rotate(key, *layout.rotary)
-    attended = attend(
+    return attend(
         query,
         key,
         value,
@@ -215,5 +210,4 @@ def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tenso
         layout.max_seqlen,
         scaling=scaling,
         dropout=attention.dropout if attention.training else 0.0,
-    )
-    return attended.flatten(1)
+    ).flatten(1)

@@ -156,9 +156,7 @@ class _SelfAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
         self.attention_head_size = config.head_size
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(3))
         self.dropout = config.attention_probs_dropout_prob
 
 
@@ -233,8 +231,7 @@ class _LanguageModelHead(nn.Module):
         hidden_TD = self.dense(features_TD)
         # Written out, as transformers has it: torch's own GELU has other last bits, and so other recorded losses.
         hidden_TD = hidden_TD * 0.5 * (1.0 + torch.erf(hidden_TD / 2**0.5))
-        logits_TK: Tensor = self.decoder(self.layer_norm(hidden_TD)) + self.bias
-        return logits_TK
+        return self.decoder(self.layer_norm(hidden_TD)) + self.bias
 
 
 class EsmForMaskedLM(nn.Module):
@@ -270,8 +267,7 @@ class EsmForMaskedLM(nn.Module):
             of_layers = {name.removeprefix(prefix): stored[name] for name in stored if name.startswith(prefix)}
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
             network.esm.encoder.layer = StreamedLayers(network.esm.encoder.layer, of_layers)
-        state = {name: tensor.read().to(torch.float32) for name, tensor in stored.items()}
-        network.load_state_dict(state, strict=False, assign=True)
+        network.load_state_dict({name: t.read().float() for name, t in stored.items()}, strict=False, assign=True)
         network._tie()
         config._name_or_path = str(folder)
         return network
@@ -283,9 +279,11 @@ class EsmForMaskedLM(nn.Module):
         missing = [name for name in shapes if name not in there]
         lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
         problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
-        for name, shape in shapes.items():
-            if name in there and there[name].shape != shape:
-                problems.append(f"have another shape than config.json says at {name.removeprefix('esm.')}")
+        problems += [
+            f"have another shape than config.json says at {name.removeprefix('esm.')}"
+            for name, shape in shapes.items()
+            if name in there and there[name].shape != shape
+        ]
         if problems:
             raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
@@ -317,5 +315,4 @@ def _draw(modules: nn.Module, config: EsmConfig) -> None:
 
 
 def _depth_first(module: nn.Module) -> list[nn.Module]:
-    children = [inner for child in module.children() for inner in _depth_first(child)]
-    return [*children, module]
+    return [*(inner for child in module.children() for inner in _depth_first(child)), module]

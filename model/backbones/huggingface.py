@@ -25,9 +25,6 @@ from esmeray.model.backbones.architectures import is_causal
 from esmeray.model.backbones.base import Checkpointing, PackedBackbone
 from esmeray.model.backbones.source import SOURCE_KEY
 
-_POSITION_TABLES = ("position_embeddings", "wpe", "embed_positions")
-"""Names of learnt absolute positions in transformers' modules."""
-
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 _GROUP_PADDING = 512
@@ -127,10 +124,9 @@ def _set_packed_attention(model: PreTrainedModel) -> None:
     shared = model.config
     own = copy.deepcopy(shared)
     own.chunk_size_feed_forward = 0  # it would need a number of tokens that it divides
-    modules: Iterator[Any] = model.modules()
-    for module in modules:
+    for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
+            module.config = own  # type: ignore[assignment]
     model.set_attn_implementation(PACKED_ATTENTION)
     assert own._attn_implementation == PACKED_ATTENTION  # any other would let sequences look at each other
 
@@ -151,8 +147,13 @@ def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
 def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
     """The position of a sequence's first token, and how many tokens positions reach; None if without limit."""
     config: Any = model.config
-    names_and_tables = ((name.rpartition(".")[2], module) for name, module in model.named_modules())
-    tables = [table for name, table in names_and_tables if name in _POSITION_TABLES and isinstance(table, nn.Embedding)]
+    # As transformers' modules call learnt absolute positions.
+    names = ("position_embeddings", "wpe", "embed_positions")
+    tables = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in names and isinstance(module, nn.Embedding)
+    ]
     if tables:  # beyond its rows there is no position, whatever the config says
         padding = tables[0].padding_idx  # RoBERTa's positions start after it (fairseq's convention)
         first = 0 if padding is None else int(padding) + 1

@@ -6,7 +6,6 @@ takes seconds, which those of ESM-2 do without.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ def features_network(section: BackboneSection, vocabulary_size: int, pad: int, e
     Raises as :func:`esmeray.model.backbones.loading.build_backbone`.
     """
     config = read_config(section, vocabulary_size, pad)
-    network: PreTrainedModel = _network(section, config, model_class(config), empty)
-    return network
+    return _network(section, config, model_class(config), empty)
 
 
 def masked_lm(
@@ -52,30 +50,35 @@ def masked_lm(
     names = MASKED_LM_HEADS[config.model_type]
     heads = [getattr(network, name) for name in names]
     head: nn.Module = heads[0] if len(heads) == 1 else nn.Sequential(*heads)
-    drawn = any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
-    return network.base_model, head, drawn
+    return network.base_model, head, any(key.split(".")[0] in names for key in getattr(network, "drawn_weights", ()))
 
 
 def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: dict[str, Any]) -> PackedBackbone:
     """The backbone around a network, padded where the section or the architecture says so."""
     model = transformers_network(network)
-    kind: Any = HuggingFaceBackbone
     if is_padded(section, model.config.model_type):
-        kind = partial(PaddedBackbone, pad=pad)
-    return kind(model, **settings)  # type: ignore[no-any-return]
+        return PaddedBackbone(model, pad=pad, **settings)
+    return HuggingFaceBackbone(model, **settings)
 
 
 def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
     """The class of transformers with the same parameters, to be saved or run by its own forward; nothing is copied.
 
-    ``state``: in place of the network's own, where that has an adapter.
+    ``network``: of any class, with or without a language-model head. ``state``: in place of the network's own, where
+    that has an adapter.
     """
     if isinstance(network, PreTrainedModel):
         return network
     with empty_weights():  # its own weights are thrown away at once: none are made
-        model = EsmModel(_esm_config(network.config), add_pooling_layer=False)
+        if isinstance(network, esm2_network.EsmModel):
+            model: Any = EsmModel(_esm_config(network.config), add_pooling_layer=False)
+        else:
+            model = EsmForMaskedLM(_esm_config(network.esm.config))
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
-    _number_positions(model)
+    model.tie_weights()
+    # A buffer that is no part of the state: left on the meta device, it could not be moved.
+    numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
+    model.base_model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
     return model
 
 
@@ -91,22 +94,6 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
         setattr(network, name, module)
     return network
-
-
-def esm_masked_lm(network: esm2_network.EsmForMaskedLM) -> EsmForMaskedLM:
-    """transformers' ESM-2 with its language-model head, of the same parameters, to be compared with."""
-    with empty_weights():
-        model = EsmForMaskedLM(_esm_config(network.esm.config))
-    model.load_state_dict(network.state_dict(), assign=True)
-    model.tie_weights()
-    _number_positions(model.esm)
-    return model
-
-
-def _number_positions(model: EsmModel) -> None:
-    """Make a buffer that is no part of the state: left on the meta device, it could not be moved."""
-    numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
-    model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
 
 
 @contextmanager
@@ -125,14 +112,13 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _esm_config(config: esm2_network.EsmConfig) -> EsmConfig:
-    return EsmConfig.from_dict(config.to_dict())  # type: ignore[no-any-return]
+    return EsmConfig.from_dict(config.to_dict())
 
 
 def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any], empty: bool) -> Any:
     with quiet_transformers():
-        if empty or has_random_weights(section):
-            return kind(config)
-        return _load_weights(kind, weights_folder(section), config)
+        has_no_file = empty or has_random_weights(section)
+        return kind(config) if has_no_file else _load_weights(kind, weights_folder(section), config)
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
@@ -151,8 +137,9 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise DataError(f"the weights in {folder} can't be read ({reason}); fetch or export them again") from error
+        raise DataError(
+            f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
+        ) from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]

@@ -45,6 +45,7 @@ def build_backbone(
         network: nn.Module = _esm2(section, seed, empty, stream).esm
     else:
         rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
+        # Also where weights are read: a head that the folder lacks is drawn.
         with drawn(seed, empty=empty):
             network = _huggingface().features_network(section, rows, pad, empty)
     backbone = _wrap(network, section, pad)
@@ -109,23 +110,18 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
 
 def load_network(section: BackboneSection, seed: int) -> Any:
     """transformers' EsmForMaskedLM of an ESM-2, in fp32 on the CPU; raises as :func:`build_backbone`."""
-    return _huggingface().esm_masked_lm(_esm2(section, seed, empty=False))
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Draw CPU random numbers from ``seed`` within the block, and restore the global state after it."""
-    # CPU alone, where weights are drawn: to fork the state of a GPU would start CUDA in processes that do without.
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        yield
+    return _huggingface().transformers_network(_esm2(section, seed, empty=False))
 
 
 @contextmanager
 def drawn(seed: int, *, empty: bool = False) -> Iterator[None]:
-    """Draw a module's weights from ``seed`` within the block; ``empty``: leave them out, to count them."""
-    # Seeded also where weights are read: a head that the folder lacks is drawn.
-    with seeded(seed), empty_weights() if empty else nullcontext():
+    """Draw a module's weights on the CPU from ``seed`` within the block, and restore the global random state after it.
+
+    ``empty``: leave the weights out, to count them.
+    """
+    # CPU alone, where weights are drawn: to fork the state of a GPU would start CUDA in processes that do without.
+    with torch.random.fork_rng(devices=[]), empty_weights() if empty else nullcontext():
+        torch.random.default_generator.manual_seed(seed)
         yield
 
 
@@ -173,8 +169,7 @@ def _huggingface() -> Any:
 
 def _wrap(network: nn.Module, section: BackboneSection, pad: int) -> PackedBackbone:
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
+    # In training mode, but for a frozen one, which stays as it is.
     if isinstance(network, EsmModel) and not section.padded:
-        backbone: PackedBackbone = EsmBackbone(network, **settings)
-    else:
-        backbone = _huggingface().wrapped(network, section, pad, settings)
-    return backbone.train()  # type: ignore[return-value]  # Module's own signature; a frozen one stays as it is
+        return EsmBackbone(network, **settings).train()
+    return _huggingface().wrapped(network, section, pad, settings).train()

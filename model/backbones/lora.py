@@ -134,11 +134,8 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if not any(word.startswith("lora_") for word in name.split(".")):
-            state[name.replace(".base_layer.", ".")] = tensor
-    return state
+    own = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in f".{name}"}
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
 
 
 def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
@@ -154,11 +151,7 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
     kind = type(model)
     library = getattr(kind, "library", kind.__module__)
     config.save_pretrained(
-        str(folder),
-        auto_mapping_dict={
-            "base_model_class": kind.__name__,
-            "parent_library": library,
-        },
+        str(folder), auto_mapping_dict={"base_model_class": kind.__name__, "parent_library": library}
     )
     state = {f"{_PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
     save_file(state, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})

@@ -72,11 +72,8 @@ MASKED_LM_HEADS = {
 one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
-_ROTARY = (*SIZES, "esmc", "modernbert", "qwen2", "llama")
 
-_WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
-_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def has_random_weights(section: BackboneSection) -> bool:
@@ -93,7 +90,7 @@ def random_size(section: BackboneSection) -> BackboneSize:
         section.layers or default.layers, section.hidden_size or default.hidden_size, section.heads or default.heads
     )
     _, hidden_size, heads = size
-    multiple = 2 if section.source in _ROTARY else 1  # rotary positions turn pairs of channels
+    multiple = 1 if section.source in ("bert", "t5") else 2  # rotary positions turn pairs of channels
     if hidden_size % (heads * multiple):
         fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
         advice = f"one of {fitting}" if fitting else "an even hidden_size"
@@ -105,26 +102,19 @@ def random_size(section: BackboneSection) -> BackboneSize:
     return size
 
 
-def check_source(section: BackboneSection) -> None:
-    """Raise ConfigError (unknown source, impossible size) or ResourceError (hub) before weights are read."""
-    if has_random_weights(section):
-        random_size(section)
-    else:
-        source_type(section)
-
-
 def config_folder(section: BackboneSection) -> Path:
-    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`check_source`."""
+    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`source_type`."""
     return _folder(section, [CONFIG_FILE])
 
 
 def weights_folder(section: BackboneSection) -> Path:
-    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`check_source`."""
+    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`source_type`."""
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
-    if any((folder / name).is_file() for name in _WEIGHT_FILES):
+    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return folder
     # Named, since a folder with pytorch_model.bin looks complete to whoever made it.
-    pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in folder.glob(pattern))
+    patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+    pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
     pickle = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
     raise ConfigError(
         f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle or 'no weights at all; '}"
@@ -143,9 +133,10 @@ def model_type(folder: Path) -> str:
 def source_type(section: BackboneSection) -> str:
     """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
 
-    Raises ConfigError (unknown source) or ResourceError (the hub can't be reached).
+    Raises ConfigError (unknown source, impossible size) or ResourceError (the hub can't be reached).
     """
     if has_random_weights(section):
+        random_size(section)
         return "esm" if section.source in SIZES else section.source
     return model_type(config_folder(section))
 

@@ -69,10 +69,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise DataError(f"the weights in {folder} can't be read ({first_line(error)}); {REMEDY}") from error
         for key, entry in header.items():
             if key != "__metadata__" and entry["dtype"] in _DTYPES:
-                stored = StoredTensor(
-                    path, _DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+                offset = 8 + size + entry["data_offsets"][0]
+                tensors.setdefault(
+                    _own_name(key), StoredTensor(path, _DTYPES[entry["dtype"]], tuple(entry["shape"]), offset)
                 )
-                tensors.setdefault(_own_name(key), stored)
     return tensors
 
 

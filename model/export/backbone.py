@@ -25,9 +25,6 @@ from esmeray.model.task_model import ResidueModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LONGEST_TOKENIZED = 1024
-"""Tokens that EsmTokenizer truncates to when asked to, the length that ESM-2 was trained with."""
-
 _OPEN_NETWORK = """from transformers import AutoTokenizer, {opener}
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
@@ -61,8 +58,9 @@ def export(
         with quiet_transformers():  # without its progress bar
             network.save_pretrained(building)
         model.save(building)
-        if isinstance(tokenizer, EsmSequenceTokenizer):  # any other brings the length of its source
-            tokenizer.save(building, model_max_length=_LONGEST_TOKENIZED)
+        # EsmTokenizer truncates to the length that ESM-2 was trained with; any other brings that of its source.
+        if isinstance(tokenizer, EsmSequenceTokenizer):
+            tokenizer.save(building, model_max_length=1024)
         else:
             tokenizer.save(building)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})

@@ -1,27 +1,32 @@
 """The folder of an exported model, whole under its final name or not there: the task by which it is opened
-(``esmeray_model.json``), and a classifier's settings.
+(``esmeray_model.json``), and settings of a model in JSON files with a format version.
 
 Nothing here needs torch, so that damage to a folder is reported at once.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import DataError, ResourceError, parsing, read_json
 from esmeray.common.publishing import made_folder
-from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.common.verification import verified
 from esmeray.model.section import ClassifierSection
 
+FORMAT_VERSION = 1
+REMEDY = "export the model again"
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
-_TEXT = TypeAdapter(str)
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
+
+Settings = TypeVar("Settings")
 
 
 class ClassifierSettings(BaseModel):
@@ -67,9 +72,29 @@ def task_of(folder: Path) -> str | None:
     manifest = folder / MODEL_FILE
     if not manifest.is_file():
         return None
-    return read_settings_of(manifest, "exported model", lambda settings: _TEXT.validate_python(settings["task"]))
+    text = TypeAdapter(str)
+    return read_settings_of(manifest, "exported model", lambda settings: text.validate_python(settings["task"]))
 
 
 def read_settings(folder: Path) -> ClassifierSettings:
     """The settings of an exported classifier. Raises DataError (no classifier, another format version, or damage)."""
     return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(f"{json.dumps({'format_version': FORMAT_VERSION, **settings}, indent=2)}\n", encoding="utf-8")
+
+
+def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:
+    """What ``parse`` makes of the settings, the format version left out.
+
+    Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
+    """
+    if not path.is_file():
+        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)")
+    settings = read_json(verified(path), REMEDY)
+    with parsing(path, REMEDY):
+        version = settings.pop("format_version")  # first: settings of another version may be named otherwise
+        if version != FORMAT_VERSION:
+            raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; {REMEDY}")
+        return parse(settings)

@@ -27,8 +27,8 @@ def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapp
     metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
     versions = {"torch": torch.__version__, "transformers": version("transformers"), **facts.get("versions", {})}
     sections = [_section(name, value) for name, value in {**facts, "versions": versions}.items()]
-    text = "\n".join([description, *sections, f"## How to open it\n\n{opening}"])
-    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
+    parts = [f"---\n{metadata.to_yaml()}\n---\n\n{description}", *sections, f"## How to open it\n\n{opening}"]
+    return str(ModelCard("\n".join(parts)))
 
 
 def python_block(lines: str) -> str:

@@ -20,9 +20,6 @@ from esmeray.model.backbones.base import Float32Buffers
 from esmeray.model.heads.settings import loss_name
 from esmeray.model.section import ClassifierSection
 
-_SMALLEST_DOUBT = 1e-8
-"""Least 1 - p in the focal factor: below it fp32 is 0, where a power under 1 has no derivative."""
-
 
 def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
     """(K,) fp32 weights that make rare classes count as much as frequent ones.
@@ -38,8 +35,7 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
         # Block by block: targets of all records as one tensor may not fit where terms are thousands.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
         positives_K, negatives_K = torch.as_tensor(counts_2K).double()
-        ratios_K = negatives_K / positives_K
-        return torch.where((positives_K > 0) & (negatives_K > 0), ratios_K, 1.0).float()
+        return torch.where((positives_K > 0) & (negatives_K > 0), negatives_K / positives_K, 1.0).float()
     counted = (torch.bincount(targets[targets != IGNORED_TARGET], minlength=num_classes) for targets in blocks)
     counts_K = torch.as_tensor(sum(counted)).double()
     return torch.where(counts_K > 0, counts_K.sum() / (num_classes * counts_K), 1.0).float()
@@ -74,8 +70,9 @@ class TargetLoss(Float32Buffers):
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
         if self.kind == "multilabel":
-            losses_MK = _label_losses(outputs_MK, targets, self.class_weights, gamma)
-            return _mean_of_known(losses_MK, targets, self.label_weights)
+            return _mean_of_known(
+                _label_losses(outputs_MK, targets, self.class_weights, gamma), targets, self.label_weights
+            )
         return _class_losses(outputs_MK, targets, self.class_weights, gamma, self.section.label_smoothing)
 
 
@@ -113,15 +110,14 @@ def _label_losses(
         )
     surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
     losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
-    if positive_weights is not None:
-        losses_MK = losses_MK * (1 + (positive_weights - 1) * filled_MK)
-    return losses_MK
+    return losses_MK if positive_weights is None else losses_MK * (1 + (positive_weights - 1) * filled_MK)
 
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
     """(1 - p)^gamma from -log p."""
     # expm1: 1 - exp(-x) of a small x would be rounded to 0, and with it the gradient of answers that are nearly right.
-    return torch.expm1(-surprise).neg().clamp(min=_SMALLEST_DOUBT).pow(gamma)
+    # clamp: below 1e-8 fp32 is 0, where a power under 1 has no derivative.
+    return torch.expm1(-surprise).neg().clamp(min=1e-8).pow(gamma)
 
 
 def _filled(targets_MK: Tensor) -> Tensor:

@@ -14,11 +14,6 @@ from torch import Tensor
 from esmeray.common.errors import DataError
 from esmeray.model.backbones.base import Float32Buffers
 
-_SMALLEST_SCALE_SHARE = 1e-3
-"""Least scale of a channel, as a share of the median one: a nearly constant channel must not become pure noise."""
-
-_SMALLEST_SCALE = 1e-6
-
 
 class FeatureStatistics:
     """Running fp64 sums of features, from which mean and scale of each channel follow.
@@ -52,7 +47,8 @@ class FeatureStatistics:
         scale = (self.sums["squares"] / count - mean.square()).clamp_min(0).sqrt()
         if not (mean.isfinite().all() and scale.isfinite().all()):
             raise DataError("the backbone gives features that are not finite; check its weights or use bf16 or fp32")
-        floor = (scale.median() * _SMALLEST_SCALE_SHARE).clamp_min(_SMALLEST_SCALE)
+        # A nearly constant channel must not become pure noise.
+        floor = (scale.median() * 1e-3).clamp_min(1e-6)
         return mean.float(), torch.maximum(scale, floor).float()
 
 

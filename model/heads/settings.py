@@ -33,8 +33,6 @@ METRICS: dict[TargetKind, tuple[str, ...]] = {
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
 """Metrics of which less is better; of all others, more."""
 
-BEST_METRIC = {"multilabel": "f1_micro", "regression": "spearman"}
-
 
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
     """The loss that the section means for this kind of target; ConfigError where its settings don't go with it."""
@@ -60,7 +58,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
     """The metric that says which checkpoint is best; ConfigError where an evaluation of this kind has none such."""
     name = section.best_metric
     if name == "auto":
-        return BEST_METRIC.get(kind, "mcc")
+        return {"multilabel": "f1_micro", "regression": "spearman"}.get(kind, "mcc")
     known = ("loss", *METRICS[kind])
     if name not in known:
         raise ConfigError(

@@ -46,9 +46,7 @@ def classification_metrics(
     (the shapes don't fit, or a probability is not in 0..1).
     """
     rows = _Rows(kind, probabilities_NC, targets, weights)
-    if not len(rows.targets):
-        return {}
-    return _defined(weighted_metrics(kind, rows.probabilities, rows.targets)(rows.weights))
+    return _defined(weighted_metrics(kind, rows.probabilities, rows.targets)(rows.weights)) if len(rows.targets) else {}
 
 
 def bootstrap_intervals(

@@ -33,9 +33,8 @@ class StructureEncoder(nn.Module):
         self.neighbours, self._checkpointing = section.neighbours, checkpointing
         self.embed_pairs = nn.Sequential(nn.Linear(PAIR_FEATURES, channels), nn.LayerNorm(channels))
         self.embed_residues = nn.Sequential(nn.Linear(RESIDUE_FEATURES, channels), nn.LayerNorm(channels))
-        last = section.layers - 1
         self.layers = nn.ModuleList(
-            _Layer(channels, section.dropout, ends=number == last) for number in range(section.layers)
+            _Layer(channels, section.dropout, ends=number == section.layers) for number in range(1, section.layers + 1)
         )
         self.unknown = nn.Parameter(torch.zeros(channels))  # learnt: a new one adds nothing
 
@@ -101,5 +100,4 @@ class _Message(nn.Module):
 
     def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, indices_Tk: Tensor) -> Tensor:
         others = functional.embedding(indices_Tk, self.other(hidden_TH))
-        message: Tensor = self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))
-        return message
+        return self.rest(self.own(hidden_TH)[:, None] + others + self.pair(pairs_TkH))

@@ -26,7 +26,6 @@ _LONGEST_BOND = 2.5
 """Å between C of a residue and N of the next, beyond which the chain is broken there."""
 _AT_ONCE = 1 << 22
 """Pairs whose distances are in memory at the same time."""
-_CA = 1
 
 
 class Neighbours(NamedTuple):
@@ -79,7 +78,7 @@ def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -
     other_chain = chains_T[indices] != chains_T[:, None]  # where an offset means nothing, and has a class of its own
     along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
     frames_T33 = _frames(atoms_TA3)
-    ca_T3 = atoms_TA3[:, _CA]
+    ca_T3 = atoms_TA3[:, 1]
     to_local = frames_T33.transpose(1, 2)[:, None]
     direction = (to_local @ functional.normalize(ca_T3[indices] - ca_T3[:, None], dim=-1)[..., None])[..., 0]
     orientation = (to_local @ frames_T33[indices]).flatten(2)

@@ -13,12 +13,6 @@ from esmeray.monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_RE
 
 HOT_C = 80.0
 """From here on lowered clocks are put down to heat. NVIDIA's slowdown temperatures lie between 83 and 95 °C."""
-_IDLE_PERCENT = 10.0
-"""Utilisation below which a GPU counts as idle."""
-_SMOOTHING = 5
-"""Samples whose median utilisation decides where work begins and ends, so that a stray kernel is none."""
-_LONGEST_STEP = 3.0
-"""A sample stands for at most this many usual distances between samples: beyond, the log has a hole."""
 _LOW_CLOCK_SHARE, _FULL_CLOCK_SHARE = 0.9, 0.97
 """Shares of the highest clock: below the first, a hot GPU or one at its power limit is throttled; above the second, a
 power limit costs no speed."""
@@ -28,7 +22,6 @@ _SUSTAINED_SAMPLES = 3
 """Clocks take a moment to follow the load; shorter stretches are no throttling."""
 _CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
 """NVML's bits of clocks lowered by a setting: application clocks, sync boost, display clocks."""
-_FEW_SAMPLES = 30
 
 
 class GpuSummary(NamedTuple):
@@ -60,11 +53,12 @@ class GpuSummary(NamedTuple):
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        advice = [
-            {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
-            for entry in self.advice
-        ]
-        return {**self._asdict(), "advice": advice}
+        return self._asdict() | {
+            "advice": [
+                {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
+                for entry in self.advice
+            ]
+        }
 
     def __str__(self) -> str:
         parts = [
@@ -94,7 +88,8 @@ def interval_s(rows: pd.DataFrame) -> float:
 def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     usual = interval_s(rows)
     # Each sample stands for the time until the next: nvidia-smi falls behind on a machine under load.
-    weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=_LONGEST_STEP * usual)
+    # Beyond three usual distances the log has a hole.
+    weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=3.0 * usual)
     working, busy = _work(rows["util"])
     thermal, power_capped = _throttling(rows, busy)
     facts = Facts(
@@ -128,8 +123,9 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
 
 def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
-    busy = utilisation.ffill() >= _IDLE_PERCENT
-    smooth = busy.astype(float).rolling(_SMOOTHING, center=True, min_periods=1).median() > 0.5
+    busy = utilisation.ffill() >= 10.0  # percent
+    # By the median of five samples, so that a stray kernel is no work.
+    smooth = busy.astype(float).rolling(5, center=True, min_periods=1).median() > 0.5
     work = smooth & busy  # the median alone would begin before the first kernel
     working = work.cummax() & work[::-1].cummax()[::-1]
     return working, working & busy
@@ -184,7 +180,7 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
     notes = []
     if rows["throttle_reasons"].isna().all():
         notes.append("no throttle reasons: throttling is detected by clocks alone")
-    if len(rows) < _FEW_SAMPLES:
+    if len(rows) < 30:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
     if not worked and rows["util"].notna().any():
         notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")

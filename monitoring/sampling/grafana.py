@@ -30,8 +30,6 @@ UNITS = {
 """Grafana's names of the units that it calls otherwise than the metrics do."""
 LEGENDS = {"gpu": "{{host}} GPU {{gpu}}", "worker": "worker {{worker}}", "perf": "run", "train": "run"}
 """Labels by which the lines of a metric differ, by the first part of its name; of other metrics it is the machine."""
-STACKED = "Phases of a step"
-"""The panel whose metrics are parts of a whole."""
 
 
 def dashboard() -> dict[str, Any]:
@@ -66,7 +64,7 @@ def dashboard() -> dict[str, Any]:
 
 def _graph(title: str, metrics: Sequence[Metric]) -> dict[str, Any]:
     (unit,) = {metric.unit for metric in metrics}  # a panel has one axis
-    stacked = title == STACKED
+    stacked = title == "Phases of a step"  # its metrics are parts of a whole
     drawn = {
         "lineWidth": 1,
         "fillOpacity": 60 if stacked else 0,

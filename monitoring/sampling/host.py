@@ -14,7 +14,6 @@ import psutil
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-_BLOCKS = Path("/sys/block")
 
 
 class Memory(NamedTuple):
@@ -113,7 +112,7 @@ def _counters() -> dict[str, float]:
     counters: dict[str, float] = {}
     every = psutil.disk_io_counters(perdisk=True) or {}
     # What LVM, encryption or RAID make of disks would count the same bytes again.
-    real = [disk for name, disk in every.items() if (_BLOCKS / name.replace("/", "!") / "device").exists()]
+    real = [disk for name, disk in every.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
     if disks := real or list(every.values()):  # a sandbox's /sys may show no device
         counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
         counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)

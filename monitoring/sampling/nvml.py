@@ -40,8 +40,6 @@ _DRIVER_GONE = (
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, *_DRIVER_GONE)
-_NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-_ALL_LINKS = 0xFFFFFFFF
 _DRIVER_NODE = Path("/dev/nvidiactl")
 
 Metrics = dict[str, float]
@@ -72,7 +70,8 @@ class NvmlDevices:
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             # A machine without a GPU is no fault; the driver's device file without a driver is one.
-            if error.value not in _NO_DRIVER or _DRIVER_NODE.exists():
+            no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            if error.value not in no_driver or _DRIVER_NODE.exists():
                 warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
             return
         for index in range(count):
@@ -170,13 +169,16 @@ class _Gpu:
 
     def _nvlink_traffic(self) -> Metrics:
         """Payload over all links; NVML counts it in KiB."""
-        names = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
-        fields = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, _ALL_LINKS) for field in fields])
+        fields = {
+            "nvlink_tx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            "nvlink_rx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        }
+        all_links = 0xFFFFFFFF
+        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, all_links) for field in fields.values()])
         for value in values:  # the call itself succeeds where a field does not
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)
-        return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(names, values, strict=True)})
+        return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(fields, values, strict=True)})
 
     def _pcie_traffic(self) -> Metrics:
         """NVML gives KB/s, counted during 20 ms."""

@@ -81,7 +81,7 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
     peaks = known_peaks(gpu_name)
     if peaks is None:
         return None
-    value: float | None = getattr(peaks, precision)
+    value = getattr(peaks, precision)
     return peaks.fp32 if value is None and precision == "tf32" else value
 
 

@@ -75,7 +75,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._host_name = socket.gethostname()
-        self._exporter = PrometheusExporter(self.worker, self._host_name)
+        self._gauges: dict[Metric, Gauge] = {}
         self._process = ProcessSampler()
         self._host = HostSampler()
         self._devices: NvmlDevices | None = None  # opened by the thread, which alone may hang in a driver
@@ -151,7 +151,7 @@ class Sampler:
         record |= {name: uuids for name, uuids in (("gpu", self._uuid), ("gpus", self._uuids)) if uuids}
         self._guarded("the file of samples", lambda: self._append(record))
         if self.prometheus:
-            self._guarded("Prometheus", lambda: self._exporter.export(values))
+            self._guarded("Prometheus", lambda: self._export(values))
 
     def _read(self, noted: _Noted) -> Values:
         process = self._guarded("psutil", self._process.read)
@@ -217,35 +217,24 @@ class Sampler:
         except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
             return
 
-
-class PrometheusExporter:
-    """Gauges of a worker, ``ray_esmeray_...``, on the port that Ray opens on each machine; nothing where Ray is not."""
-
-    def __init__(self, worker: int, host: str) -> None:
-        self._tags = {"worker": str(worker), "host": host}
-        self._gauges: dict[Metric, Gauge] = {}
-
-    def export(self, values: Mapping[str, float]) -> None:
-        """Set the gauges of the finite values whose names are known."""
-        if not ray_is_running():
+    def _export(self, values: Mapping[str, float]) -> None:
+        """Set the gauges ``ray_esmeray_...`` of finite values, on the port that Ray opens; nothing where Ray is not."""
+        ray = sys.modules.get("ray")  # not imported here: who has not imported it is in no cluster
+        if ray is None or not ray.is_initialized():
             return
         for name, value in values.items():
             known = find(name)
             if known is None or not math.isfinite(value):
                 continue
             metric, index = known
-            tags = self._tags | ({"gpu": str(index)} if name.startswith("gpu/") else {})
+            tags = {"worker": str(self.worker), "host": self._host_name}
+            if name.startswith("gpu/"):
+                tags["gpu"] = str(index)
             if metric not in self._gauges:
                 from ray.util.metrics import Gauge  # here: without Ray, nothing of it is loaded
 
                 self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", (*tags,))
             self._gauges[metric].set(value, tags)
-
-
-def ray_is_running() -> bool:
-    """Test whether this process belongs to a Ray cluster. Does not import Ray."""
-    ray = sys.modules.get("ray")  # who has not imported it is in no cluster
-    return ray is not None and ray.is_initialized()
 
 
 def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:

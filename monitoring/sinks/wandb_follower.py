@@ -38,10 +38,6 @@ from esmeray.run_folder.paths import RunFolder
 POLL_S = 0.5
 OFFLINE_LIMIT_S = 60.0
 """Seconds in which the rest of an offline file must be written, on a loaded machine."""
-SHUTDOWN_S = 3.0
-"""Seconds that wandb's service may take to close its file beyond finish_timeout_s."""
-FLUSH_S = 1.0
-"""Seconds between wandb's writes to its file: what an untimely end can lose of it."""
 ELAPSED = "elapsed_s"
 """Seconds since the run's first record: the axis of samples and alerts."""
 POSITION = "position"
@@ -137,7 +133,8 @@ class _Follower:
             pass
         self._ended.set()
         self._imported.wait(OFFLINE_LIMIT_S)
-        limit_s = self._section.finish_timeout_s + SHUTDOWN_S if self._mode == "online" else OFFLINE_LIMIT_S
+        # Online with three seconds more, in which wandb's service closes its file.
+        limit_s = self._section.finish_timeout_s + 3.0 if self._mode == "online" else OFFLINE_LIMIT_S
         time.sleep(limit_s)
         _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end")
 
@@ -163,7 +160,8 @@ class _Follower:
             "init_timeout": section.init_timeout_s,
             # A little less than the driver waits, so that wandb itself says what it could not upload.
             "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
-            "x_transaction_log_flush_interval": FLUSH_S,
+            # Seconds between its writes to its file: what an untimely end can lose of it.
+            "x_transaction_log_flush_interval": 1.0,
         }
 
 

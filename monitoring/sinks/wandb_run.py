@@ -21,8 +21,6 @@ from esmeray.run_folder.paths import RunFolder
 
 MARGIN_S = 10.0
 """Seconds that a follower, which ends when its own time is over, may take for that."""
-START_LIMIT_S = 60.0
-"""Seconds in which Python must have imported wandb, or written an offline file, on a loaded machine."""
 PROGRAM = "esmeray.monitoring.sinks.wandb_follower"
 _TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_DIR")
 """Variables of another wandb run that this process may belong to."""
@@ -46,9 +44,9 @@ class WandbFollowers:
     def close(self, timeout_s: float = math.inf) -> None:
         """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
         for _, process in self._followers:
-            assert process.stdin is not None
-            process.stdin.close()  # of all before one is waited for: they end side by side
-        limit_s = START_LIMIT_S if self._section.mode == "offline" else self._section.finish_timeout_s
+            process.stdin.close()  # type: ignore[union-attr]  # of all before one is waited for: they end side by side
+        # Offline, the time in which Python has imported wandb and written its file, on a loaded machine.
+        limit_s = 60.0 if self._section.mode == "offline" else self._section.finish_timeout_s
         for thread, process in self._followers:
             thread.join(min(limit_s + MARGIN_S, timeout_s))
             if thread.is_alive():  # also wandb's own service, which it started, and which holds the pipe open
@@ -80,9 +78,8 @@ class WandbFollowers:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a follower, whenever that is, and report what went wrong."""
-        assert process.stdout is not None
-        with process.stdout:
-            problem = process.stdout.read().decode(errors="replace").strip()
+        with process.stdout as replies:  # type: ignore[union-attr]
+            problem = replies.read().decode(errors="replace").strip()
         if process.wait() != 0 or problem:
             self._report(problem or f"its process ended with code {process.returncode}")
 

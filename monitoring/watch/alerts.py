@@ -14,8 +14,6 @@ from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, stead
 
 BAND_PERCENT = 5.0
 """Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""
-FINITE_LOSSES = 3
-"""Finite losses in a row after which the loss counts as finite again."""
 _GIB = 2.0**30
 
 
@@ -57,7 +55,7 @@ class AlertSink:
             remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
             message = f"the loss is not finite at step {record['step']}: {remedy}"
             self._set("nonfinite_loss", "loss", True, message, record)
-        elif self._finite_losses >= FINITE_LOSSES:
+        elif self._finite_losses >= 3:  # in a row: one alone may be luck
             self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
 
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
@@ -120,12 +118,11 @@ class AlertSink:
         return gpus
 
     def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:
-        key = (name, subject)
-        if holds == (key in self._raised):
+        if holds == ((name, subject) in self._raised):
             return
-        self._raised ^= {key}
-        alert = {"name": name, "subject": subject, "state": "raised" if holds else "cleared", "message": message}
-        self._append(alert, record)
+        self._raised ^= {(name, subject)}
+        state = "raised" if holds else "cleared"
+        self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
 
     def _clear_earlier(self) -> None:
         last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}

@@ -30,8 +30,6 @@ from esmeray.common.figure_style import (
 )
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
-SMOOTHING_SHARE = 0.02
-"""Share of the run's points over which the smoothed loss is averaged."""
 LOWEST_METRIC = -1.0
 """Lower end of the metrics' axis; lower values are marked there."""
 
@@ -59,8 +57,16 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
             for step in resumed:
                 axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
         if resumed:
-            look = {"fontsize": 8, "color": INK, "rotation": 90, "ha": "right", "va": "bottom"}
-            losses.annotate("resumed", (resumed[0], 0.02), xycoords=("data", "axes fraction"), **look)
+            losses.annotate(
+                "resumed",
+                (resumed[0], 0.02),
+                xycoords=("data", "axes fraction"),
+                fontsize=8,
+                color=INK,
+                rotation=90,
+                ha="right",
+                va="bottom",
+            )
         for axes in (rates, speeds):
             axes.set_xlabel("step", color=INK)
 
@@ -109,7 +115,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     validated, validation_losses = _series(kinds["validation"], "loss")
     others = {label.curve: _series(kinds["validation"], name) for name, label in labels.items() if label.is_loss}
     if len(steps):
-        window = max(1, round(len(steps) * SMOOTHING_SHARE))
+        window = max(1, round(len(steps) / 50))
         if window > 1:  # else both curves are the same
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
         smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
@@ -180,8 +186,7 @@ def _by_kind(records: Iterable[Record]) -> Kinds:
             events.append(record)
         elif record["kind"] in latest:
             latest[record["kind"]][record["step"]] = record
-    ordered = {kind: [by_step[step] for step in sorted(by_step)] for kind, by_step in latest.items()}
-    return {**ordered, "event": events}
+    return {"event": events} | {kind: [by_step[step] for step in sorted(by_step)] for kind, by_step in latest.items()}
 
 
 def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:

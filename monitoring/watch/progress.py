@@ -22,8 +22,6 @@ from esmeray.common.text import amount, duration
 from esmeray.monitoring.advice import Facts
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
-MIN_BAR_COLUMNS = 150
-"""Terminal width below which the bar gives way to the metrics."""
 BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
 """Of alerts by state, and of the words for metrics."""
@@ -41,7 +39,6 @@ _EVENTS = {
 _NO_STEP: Record = {"step": 0}
 _STEPS = 50
 """Logged steps over which everything is averaged."""
-_STEP_PARTS = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
 
 
 class Pace:
@@ -107,7 +104,8 @@ class Pace:
         step_s = self.mean("step_s")
         if not step_s:
             return Facts()
-        seconds = {name: self.mean(f"{name}_s") for name in _STEP_PARTS}
+        parts = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
+        seconds = {name: self.mean(f"{name}_s") for name in parts}
         # Parts that a run does not measure stay unknown: a share of zero would be a fact.
         shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
         return Facts(**shares)
@@ -141,8 +139,7 @@ class ProgressSink:
         kind, text = record["kind"], self._text(record)
         if self._live is not None:
             if text and record.get("event") != "checkpoint":  # those would scroll all else off the screen
-                style = _STYLES.get(record.get("state") or kind)
-                self._console.print(text, markup=False, highlight=False, style=style)
+                self._console.print(text, markup=False, highlight=False, style=_STYLES.get(record.get("state") or kind))
             return
         if kind == "train":
             # The last step in any case: it is what a log is read for.
@@ -171,7 +168,7 @@ class ProgressSink:
         """The line on a terminal, by rich, which keeps what others print above it."""
         line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
         bar = []
-        if width >= MIN_BAR_COLUMNS:
+        if width >= 150:  # else it gives way to the metrics
             bar = [ProgressBar(self._pace.total_steps, (self._pace.step or _NO_STEP)["step"], BAR_COLUMNS)]
             width -= BAR_COLUMNS + 1
         line.add_row(*bar, Text(self._describe(width), no_wrap=True, overflow="ellipsis"))

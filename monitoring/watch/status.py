@@ -14,11 +14,6 @@ from esmeray.run_folder.metrics_log import MetricLabels, Record, RecordTail
 from esmeray.run_folder.paths import Outcome, RunFolder
 from esmeray.train_config.loading import read_file
 
-_RECENT_BYTES = 1 << 20
-"""End of a long metrics.jsonl that is read."""
-_QUIET_S = 60.0
-"""Without news for this long, or three usual steps if longer, a run that has not ended is quiet."""
-
 
 class RunStatus:
     """A run; :meth:`update` reads what is new. Raises ConfigError where the folder is none of a run.
@@ -31,16 +26,15 @@ class RunStatus:
         folder = folder.resolve()
         self.files = RunFolder(folder.parent, folder.name)
         if not self.files.config.exists():
-            runs = {path.parent.name for path in folder.parent.glob("*/config.yaml")}
-            raise ConfigError(
-                f"{folder} is not the folder of a run: no config.yaml{did_you_mean(folder.name, runs)}; give runs/NAME"
-            )
+            nearest = did_you_mean(folder.name, {path.parent.name for path in folder.parent.glob("*/config.yaml")})
+            raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{nearest}; give runs/NAME")
         self._pace = Pace()
         self._alerts: dict[tuple[str, str], Record] = {}
         self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
         self._lock: str = "unknown"
-        self._tails = [RecordTail(path, recent_bytes=_RECENT_BYTES) for path in (self.files.metrics, self.files.alerts)]
+        # Of a long file the last MiB.
+        self._tails = [RecordTail(path, recent_bytes=1 << 20) for path in (self.files.metrics, self.files.alerts)]
 
     def update(self) -> None:
         has_news = False
@@ -101,7 +95,8 @@ class RunStatus:
         if self._pace.step is None:
             return "starting, no step is done yet"
         assert self._heard_s is not None  # of the step
-        if time.monotonic() - self._heard_s > max(_QUIET_S, 3 * (self._pace.seconds_per_step() or 0.0)):
+        # No news for a minute, or for three usual steps if these are longer.
+        if time.monotonic() - self._heard_s > max(60.0, 3 * (self._pace.seconds_per_step() or 0.0)):
             return "quiet, validating for long, or ended without notice"
         return "running"
 

@@ -25,9 +25,9 @@ from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import residue_backbone, seeded
+from esmeray.model.backbones.loading import drawn, residue_backbone
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 from esmeray.model.heads.normalization import FeatureStatistics, Normalization
-from esmeray.model.saved_settings import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
@@ -84,7 +84,7 @@ class ESM2Autoencoder(ResidueModel):
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
         """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
-        with seeded(seed + 1):  # not the backbone's stream again
+        with drawn(seed + 1):  # not the backbone's stream again
             return cls(backbone, section.autoencoder).train()
 
     @property
@@ -116,8 +116,15 @@ class ESM2Autoencoder(ResidueModel):
             ),
         }
         has_target_T = targets_T != IGNORED_TARGET
+        weighted = [
+            (self.section.feature_loss_weight, terms["feature_loss"]),
+            (self.section.cosine_loss_weight, 1 - terms["cosine"]),
+            (self.section.residue_loss_weight, terms["residue_loss"]),
+        ]
+        # Terms of weight 0 stay out of the graph.
+        loss_T = torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
         # where and not a product: a NaN at a token without a target would come through as NaN times 0.
-        loss_T = torch.where(has_target_T, self._weigh(terms), 0.0)
+        loss_T = torch.where(has_target_T, loss_T, 0.0)
         with torch.no_grad():
             terms["correct"] = logits_TK.argmax(-1) == targets_T
             terms["feature_square"] = wanted_TD.square().mean(-1)
@@ -171,9 +178,7 @@ class ESM2Autoencoder(ResidueModel):
 
     def latents(self, features_TD: Tensor) -> Tensor:
         """(T, Z) fp32: the latents of every token's features."""
-        normal_TD = self.normalization(features_TD)
-        latent_TZ: Tensor = self.encoder(normal_TD.to(next(self.encoder.parameters()).dtype))
-        return latent_TZ.float()
+        return self.encoder(self._cast(self.normalization(features_TD))).float()
 
     @torch.no_grad()
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -204,15 +209,13 @@ class ESM2Autoencoder(ResidueModel):
             f"{self.latent_size} channels ({self.compression_ratio:g} times) and reconstructs features and residues. "
             f"The backbone is {family} with {size}.\n"
         )
-        alone = network_code("features", "last_hidden_state")
-        opening = f"{_OPENING}\nThe backbone alone, without Esmeray:\n\n{alone}"
-        return Card("feature-extraction", ("autoencoder",), description, opening)
+        alone = f"\nThe backbone alone, without Esmeray:\n\n{network_code('features', 'last_hidden_state')}"
+        return Card("feature-extraction", ("autoencoder",), description, _OPENING + alone)
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)
-        section = self.section.model_dump(mode="json")
-        settings = {"backbone_hidden_size": self.backbone.hidden_size, "autoencoder": section}
-        write_settings(folder / CONFIG_FILE, settings)
+        settings = {"backbone_hidden_size": self.backbone.hidden_size}
+        write_settings(folder / CONFIG_FILE, settings | {"autoencoder": self.section.model_dump(mode="json")})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "ESM2Autoencoder":
@@ -231,7 +234,7 @@ class ESM2Autoencoder(ResidueModel):
             "autoencoder",
             lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
         )
-        with seeded(0):  # random weights are overwritten; the caller's random state must not move
+        with drawn(0):  # random weights are overwritten; the caller's random state must not move
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
         model.load_own_weights(folder / WEIGHTS_FILE)
         return model.eval()
@@ -242,16 +245,6 @@ class ESM2Autoencoder(ResidueModel):
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.residue_head.weight.dtype)
-
-    def _weigh(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """(T,) the weighted loss of each token; terms of weight 0 stay out of the graph."""
-        section = self.section
-        weighted = [
-            (section.feature_loss_weight, terms["feature_loss"]),
-            (section.cosine_loss_weight, 1 - terms["cosine"]),
-            (section.residue_loss_weight, terms["residue_loss"]),
-        ]
-        return torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
 
     def _encode_batch(self, batch: PackedBatch) -> tuple[Tensor, ...]:
         latent_TZ = self.latents(self.backbone(batch))

@@ -22,8 +22,6 @@ from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
-from esmeray.dataset.store.format import SEQUENCES_FOLDER
-from esmeray.dataset.store.reader import stage_once
 from esmeray.dataset.targets import has_target
 from esmeray.dataset.tokens.base import open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
@@ -89,12 +87,6 @@ class ClassifierExperiment(LabelledExperiment):
     def opened(self, path: Path) -> LabelledData:
         stage_dir = self.settings.data.stage_dir
         return LabelledStore(path, stage_dir=None if stage_dir is None else Path(stage_dir))
-
-    @classmethod
-    def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Copy the sequences, which the store then reads there; tokens and features beside it all workers share."""
-        stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
-        return path
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
@@ -167,7 +159,6 @@ class ClassifierExperiment(LabelledExperiment):
     def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
         """Metrics of all held-out records, each counted once, from the predictions of all workers."""
         model, kind = engine.module, self._labelled.label_space.kind
-        assert isinstance(model, Classifier)
         predicted: list[Tensor] = []
         wanted: list[Tensor] = []
         weights: list[Tensor] = []

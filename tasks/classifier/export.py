@@ -29,17 +29,18 @@ from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
-from esmeray.model.backbones.loading import build_backbone, seeded
+from esmeray.model.backbones.loading import build_backbone, drawn
 from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from esmeray.model.export.exported_folder import (
     CONFIG_FILE,
+    REMEDY,
     WEIGHTS_FILE,
     ClassifierSettings,
     exported_folder,
     read_settings,
+    write_settings,
 )
 from esmeray.model.export.model_card import example_text
-from esmeray.model.saved_settings import REMEDY, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier, LabelModel
@@ -109,13 +110,18 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     label_space = LabelSpace.load(folder)
     adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
     source = _base_folder(folder) if adapted else folder
-    with seeded(0):  # random weights are overwritten; the caller's random state must not move
+    with drawn(0):  # random weights are overwritten; the caller's random state must not move
         section = BackboneSection(source=str(source), padded=settings.padded)
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
             load_adapter(backbone, folder)
-        num_prefix, num_suffix = settings.num_prefix, settings.num_suffix
-        model = Classifier(backbone, settings.classifier, label_space, num_prefix=num_prefix, num_suffix=num_suffix)
+        model = Classifier(
+            backbone,
+            settings.classifier,
+            label_space,
+            num_prefix=settings.num_prefix,
+            num_suffix=settings.num_suffix,
+        )
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval(), tokenizer
 

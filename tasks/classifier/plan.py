@@ -18,7 +18,7 @@ from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
-from esmeray.model.backbones.source import check_source
+from esmeray.model.backbones.source import source_type
 from esmeray.model.cost.memory import count_parameters
 from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
 from esmeray.run_folder.checkpoints import CheckpointFolder
@@ -77,7 +77,7 @@ class ClassifierPlan(TaskPlan):
         best_metric(section, kind)
         loss_name(section, kind)
         check_pooling(section, kind)
-        check_source(self.model.backbone)
+        source_type(self.model.backbone)  # refuses a source that is not there before its weights are read
 
     def measure(self, path: Path) -> TaskSize:
         labelled = self.opened(path)

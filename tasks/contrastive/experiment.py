@@ -9,8 +9,6 @@ from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import PreparationSettings, count_cropped
 from esmeray.dataset.labels.store import LabelledStore
-from esmeray.dataset.store.format import SEQUENCES_FOLDER
-from esmeray.dataset.store.reader import stage_once
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
 from esmeray.tasks.contrastive.model import ContrastiveModel
@@ -44,9 +42,3 @@ class ContrastiveExperiment(ResidueExperiment):
         self.cropped = count_cropped(self.store.lengths[labelled.training], data.max_length)
         most = self.settings.evaluation_batches
         self.take(training, records, validation, held_out, most, data.num_workers, (groups, held_out_groups))
-
-    @classmethod
-    def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Copy the sequences, which the store then reads there; the labels are read into memory."""
-        stage_once(path.absolute() / SEQUENCES_FOLDER, stage_dir)
-        return path

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 GRADIENTS = "gradients"
 """By sequence, (N, D) float32: of the step's loss by the sequence's vector."""
-_NEWEST = 0.05
-"""Share of a step in the running mean of vectors."""
 LOSSES = "losses"
 """By sequence, (N,) float32: its own part of the step's loss."""
 
@@ -84,7 +82,8 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
             losses_N = contrastive_losses(centred_ND, groups_NML, records_N, self.section)
             (gradients_ND,) = torch.autograd.grad(losses_N.sum(), vectors_ND)
         if self.training:
-            self.centre.lerp_(mean_D.detach().to(self.centre.device), _NEWEST)
+            # A running mean, in which the newest step has a share of a twentieth.
+            self.centre.lerp_(mean_D.detach().to(self.centre.device), 0.05)
         first = sum(len(worker[0]) for worker in workers[:rank])
         given = []
         for batch, count in zip(batches, counts, strict=True):
@@ -128,8 +127,7 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
             f"# {family} of close relatives\n\n{family} with {size}, the mean of whose features, without special "
             "tokens, lies close for proteins of one group. Compare means by their cosine.\n"
         )
-        opening = network_code("features", "last_hidden_state")
-        return Card("feature-extraction", ("contrastive",), description, opening)
+        return Card("feature-extraction", ("contrastive",), description, network_code("features", "last_hidden_state"))
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` per sequence; none without one."""

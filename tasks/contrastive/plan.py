@@ -1,6 +1,5 @@
 """Contrastive learning as the driver sees it: a labelled store, and the size of the model."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from esmeray.common.errors import ConfigError
@@ -35,9 +34,12 @@ class ContrastivePlan(ResiduePlan):
 
     def measure(self, path: Path) -> TaskSize:
         labelled = LabelledStore(path)
-        size = size_of_lengths(labelled.store.lengths[labelled.training], self.data)
-        size = replace(
-            size, held_out=labelled.validation.size, counts=labelled.counts, labels=str(labelled.label_space)
+        size = size_of_lengths(
+            labelled.store.lengths[labelled.training],
+            self.data,
+            held_out=labelled.validation.size,
+            counts=labelled.counts,
+            labels=str(labelled.label_space),
         )
         return TaskSize(size, self._parameters())
 

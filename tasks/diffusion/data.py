@@ -24,7 +24,6 @@ from esmeray.tasks.diffusion.section import DiffusionSection
 
 _TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE = range(11, 16)
 """Purposes of random bits (:func:`~esmeray.dataset.batches.random_bits.keyed_bits`)."""
-_LEAST_SHARE = 1e-3
 
 
 class StructureSource(BatchSource):
@@ -83,7 +82,7 @@ class StructureSource(BatchSource):
         # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
         # Bounded below, as a weighting divides by it.
-        return np.maximum(hidden_share(times_N, self._section.schedule), _LEAST_SHARE)
+        return np.maximum(hidden_share(times_N, self._section.schedule), 1e-3)
 
     def _structures(
         self, epoch: int, records_N: Indices, starts_N: Indices, lengths_N: Indices, cu_seqlens: NDArray[np.int32]

@@ -24,7 +24,8 @@ class DiffusionExperiment(Experiment):
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, section = self.settings.data, self.settings.model.diffusion
         # Where stage() has put the sequences: what is there is not copied again.
-        staged = None if data.stage_dir is None else stage_once(path / SEQUENCES_FOLDER, Path(data.stage_dir))
+        sequences = path.absolute() / SEQUENCES_FOLDER
+        staged = None if data.stage_dir is None else stage_once(sequences, Path(data.stage_dir))
         self._predictions = predictions_of(data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
         self.store, self.checksum = structures.store, structures.manifest.checksum
@@ -39,12 +40,6 @@ class DiffusionExperiment(Experiment):
         self.cropped = count_cropped(structures.store.lengths[structures.training], length)
         max_batches = self.settings.evaluation_batches
         self.take(training, structures.training, held_out, structures.validation, max_batches, num_workers)
-
-    @classmethod
-    def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Copy the sequences; the other file is mapped where it is."""
-        stage_once(path / SEQUENCES_FOLDER, stage_dir)
-        return path
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:

@@ -19,8 +19,8 @@ from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import drawn, residue_masked_lm, seeded
-from esmeray.model.saved_settings import read_settings_of, write_settings
+from esmeray.model.backbones.loading import drawn, residue_masked_lm
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.task_model import Card, TaskOutput, scalar_sums
@@ -145,8 +145,7 @@ class SequenceDiffusion(MaskedLM):
         adapted_TD = self.adapter(features_TD, conditions_TH, batch)
         if positions_M is not None:
             adapted_TD = adapted_TD.index_select(0, positions_M)
-        logits: Tensor = self.lm_head(adapted_TD)
-        return logits.float()
+        return self.lm_head(adapted_TD).float()
 
 
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
@@ -161,7 +160,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
         lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
     )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
-    with seeded(0):  # random weights are overwritten; the caller's random state must not move
+    with drawn(0):  # random weights are overwritten; the caller's random state must not move
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
@@ -186,10 +185,8 @@ class _Adapter(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
         self.inner_norm = nn.LayerNorm(channels)
         # Zeros at both ends of a residual: the language model's prediction is where training starts.
-        for last in (self.output, self.feed_forward[-1]):
-            assert isinstance(last, nn.Linear)
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+        for weight in (*self.output.parameters(), *self.feed_forward[-1].parameters()):
+            nn.init.zeros_(weight)
 
     def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
         structure_TH = self.structure_norm(structure_TH)
@@ -202,5 +199,4 @@ class _Adapter(nn.Module):
         scaling = query.shape[-1] ** -0.5
         seen_TD = attend(query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=scaling).flatten(1)
         adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
-        result: Tensor = adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))
-        return result
+        return adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))

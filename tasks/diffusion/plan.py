@@ -1,6 +1,5 @@
 """Sequence diffusion before training: a structure store, and the size of the model."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from esmeray.common.progress import ProgressCallback, no_progress
@@ -31,9 +30,9 @@ class DiffusionPlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
-        size = size_of_lengths(structures.store.lengths[structures.training], self.data)
-        parameters = self._parameters(len(structures.manifest.label_names))
-        return TaskSize(replace(size, held_out=structures.validation.size), parameters)
+        lengths_N = structures.store.lengths[structures.training]
+        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size)
+        return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
 
     def _parameters(self, num_labels: int) -> ParameterCount:
         from esmeray.tasks.diffusion.model import SequenceDiffusion  # here: it loads torch

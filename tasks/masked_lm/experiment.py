@@ -11,5 +11,4 @@ class MaskedLMExperiment(ResidueExperiment):
     new_model = staticmethod(MaskedLM.build)
 
     def masking(self) -> MaskedLMSection:
-        section: MaskedLMSection = self.settings.model.masked_lm
-        return section
+        return self.settings.model.masked_lm

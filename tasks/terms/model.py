@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, PackedBatch
-from esmeray.model.backbones.loading import seeded
+from esmeray.model.backbones.loading import drawn
 from esmeray.model.export.exported_folder import WEIGHTS_FILE, exported_folder, read_settings
 from esmeray.model.export.model_card import model_card
 from esmeray.model.heads.normalization import Normalization
 from esmeray.model.section import ClassifierSection
 from esmeray.tasks.classifier.export import write_head
 from esmeray.tasks.classifier.model import LabelModel
-
-_LEAST_DEVIATION = 1e-6
 
 
 class VectorClassifier(LabelModel):
@@ -47,8 +45,7 @@ class VectorClassifier(LabelModel):
         self.channels = channels
         self.add_head(section, label_space, channels, label_weights=label_weights)
         self.input_scale = Normalization(channels, *(scale or ()))
-        dropout: Any = self.head.dropout
-        dropout.p = 0.0  # of the vectors themselves none is dropped
+        self.head.dropout.p = 0.0  # type: ignore[union-attr, assignment]  # of the vectors themselves none is dropped
 
     def logits(self, batch: PackedBatch) -> Tensor:
         return self.head(self.input_scale(batch.by_sequence[FEATURES]))
@@ -68,8 +65,8 @@ def new_vector_classifier(
     label_weights: Tensor,
 ) -> VectorClassifier:
     """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term."""
-    scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=_LEAST_DEVIATION)
-    with seeded(seed + 1):
+    scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=1e-6)
+    with drawn(seed + 1):
         model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
     output: Any = model.head.output
     # From the terms' frequencies on: thousands of rare terms would else be predicted at a half, and unlearnt first.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AlbertConfig,
     BertConfig,
     CamembertConfig,
     ElectraConfig,
@@ -57,7 +56,6 @@ _MODERNBERT = {"layer_types": ["full_attention"] * 2, "eos_token_id": None, "bos
 _MODERNBERT |= {"cls_token_id": None, "sep_token_id": None}
 
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
-    "albert": (AlbertConfig, {**_BERT, "embedding_size": 16, "classifier_dropout_prob": 0.0}),
     "bert": (BertConfig, _BERT),
     "camembert": (CamembertConfig, _ROBERTA),
     "electra": (ElectraConfig, {**_BERT, "embedding_size": 16}),

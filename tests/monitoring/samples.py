@@ -1,5 +1,7 @@
 """Samples as two workers' samplers write them, for tests of those who follow them."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,13 @@ def append(path: Path, *records: Record) -> None:
     with MetricsLog(path) as log:
         for record in records:
             log.append(record)
+
+
+def wait_until(condition: Callable[[], object], patience_s: float) -> bool:
+    """Wait for what must come; whether it did."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

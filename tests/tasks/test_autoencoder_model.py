@@ -68,15 +68,6 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
     assert values["compression_ratio"] == 4
 
 
-def test_metrics_do_not_depend_on_how_sequences_are_batched():
-    model, sequences = build(), random_sequences([20, 7, 1, 40, 3, 33])
-    whole = model(residue_batch(sequences)).metrics
-    for cut in (1, 4):
-        first, second = (model(residue_batch(part)).metrics for part in (sequences[:cut], sequences[cut:]))
-        added = {name: first[name] + second[name] for name in whole}
-        assert model.metrics(added) == pytest.approx(model.metrics(whole), rel=1e-5)
-
-
 def test_the_feature_target_has_no_gradient(batch):
     """With the path through the encoder cut, nothing of the feature loss reaches the backbone."""
     model = build({"residue_loss_weight": 0.0}, frozen=False)

@@ -29,7 +29,7 @@ def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
 
 
 def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_path: Path):
-    changes = {"training": {"max_steps": 40, "evaluate_every_steps": 20, "learning_rate": 7e-3}}
+    changes = {"training": {"max_steps": 26, "evaluate_every_steps": 13, "learning_rate": 7e-3}}
     config, path = diffusion_config(tmp_path, **changes)
     train(config, path)
     first, *_, last = validations(config)
@@ -60,7 +60,9 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
     fasta.write_text("".join(f">{name}\n{text}\n" for (name, _), text in zip(rows, texts, strict=True)))
     labels.write_text("id,label\n" + "".join(f"{name},{label}\n" for name, label in rows))
     data = {"source": [str(fasta)], "structures": {"labels": str(labels)}}
-    config, path = diffusion_config(tmp_path, data=data, training={"max_steps": 40, "learning_rate": 1e-2})
+    config, path = diffusion_config(
+        tmp_path, data=data, training={"max_steps": 30, "evaluate_every_steps": 30, "learning_rate": 1e-2}
+    )
     train(config, path)
     model = open_diffusion(run_folder(config).export)
     assert model.labels == ("D", "K")

@@ -99,7 +99,7 @@ def test_a_processor_without_avx512_or_amx_gets_the_same(monkeypatch, tmp_path, 
         assert all(error(*pair) < tolerance for pair in zip(there[dtype], here[dtype], strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=8).filter(any), seed=st.integers(0, 99))
 def test_any_lengths_even_none(lengths, seed):
     query, key, value, _ = heads(lengths, 8, seed=seed)

@@ -1,6 +1,5 @@
 """ESM-2's own modules hold what transformers' do, from the same seed, config and folders, without importing it."""
 
-import json
 import subprocess
 import sys
 
@@ -8,10 +7,9 @@ import pytest
 import torch
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
-from esmeray.common.errors import ConfigError
 from esmeray.model.backbones.esm2_network import esm2_config
 from esmeray.model.backbones.fingerprint import weights_fingerprint
-from esmeray.model.backbones.loading import build_backbone, build_masked_lm, load_network, seeded
+from esmeray.model.backbones.loading import build_masked_lm, drawn, load_network
 from esmeray.model.section import BackboneSection
 from tests.model.support import TINY
 
@@ -22,7 +20,7 @@ def transformers_config() -> EsmConfig:
 
 
 def test_the_same_seed_draws_the_weights_that_transformers_draws():
-    with seeded(3):
+    with drawn(3):
         expected = EsmForMaskedLM(transformers_config())
     state = load_network(TINY, seed=3).state_dict()
     assert list(state) == list(expected.state_dict())
@@ -50,17 +48,6 @@ def test_folders_of_transformers_are_read_whole_or_in_shards_and_a_head_that_the
     assert head.is_drawn == (kind is EsmModel)
     if kind is EsmForMaskedLM:
         assert weights_fingerprint(head) == weights_fingerprint(network.lm_head)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [("hidden_size", "32", "hidden_size: input should be"), ("num_attention_heads", 3, "heads can't share")],
-)
-def test_a_config_that_describes_no_network_is_refused(key, value, message, tmp_path):
-    settings = transformers_config().to_dict() | {key: value}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=message):
-        build_backbone(BackboneSection(source=str(tmp_path)), seed=0)
 
 
 def test_an_esm2_embeds_without_transformers():

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import FNetConfig, FNetModel, T5ForConditionalGeneration
+from transformers import FNetConfig, FNetModel, OlmoConfig, OlmoModel, T5ForConditionalGeneration
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.model.backbones.architectures import PACKED, read_config
 from esmeray.model.backbones.huggingface import PaddedBackbone
 from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.backbones.source import config_folder, weights_folder
 from esmeray.model.section import BackboneSection
 from tests.model.small_models import (
     PAD,
@@ -81,17 +83,25 @@ def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path
 
 
 @torch.no_grad()
-def test_an_architecture_that_is_not_known_packed_or_can_not_be_padded_is_refused(tmp_path, batch):
+def test_an_architecture_that_is_not_known_packed_is_padded_where_it_can_or_becomes_known_by_one_line(
+    tmp_path, batch, monkeypatch
+):
     config = FNetConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, intermediate_size=16)
     FNetModel(config).save_pretrained(tmp_path / "fnet")
     with pytest.raises(ConfigError, match="'fnet' takes no input_ids with an attention_mask"):
         build(tmp_path / "fnet", padded=True)
-    model = save_small_model(tmp_path, "albert")
-    with pytest.raises(ConfigError, match=r"type 'albert'.*set model\.backbone\.padded true") as refusal:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = OlmoModel(OlmoConfig(vocab_size=40, intermediate_size=64, pad_token_id=PAD, **sizes)).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"type 'olmo'.*set model\.backbone\.padded true") as refusal:
         build(tmp_path)
     assert "\n" not in str(refusal.value)
-    backbone = build(tmp_path, padded=True).eval()
-    assert_near(segments(backbone(batch), batch), features_alone(model, batch))
+    padded = build(tmp_path, padded=True).eval()
+    monkeypatch.setitem(PACKED, "olmo", True)
+    packed = build(tmp_path).eval()
+    assert packed.causal
+    for backbone in (padded, packed):
+        assert_near(segments(backbone(batch), batch), features_alone(model, batch))
 
 
 def test_weights_of_an_encoder_within_a_whole_t5_are_found(tmp_path):
@@ -138,6 +148,8 @@ def _change_config(folder: Path, **changes: Any) -> None:
         ("bert", {"num_hidden_layers": 3}, DataError, r"lack encoder\.layer\.2"),
         ("esm", {"intermediate_size": 128}, DataError, "another shape"),
         ("esm", {"vocab_size": 64}, ConfigError, "vocab_size 64; an ESM-2 has 33"),
+        ("esm", {"hidden_size": "32"}, ConfigError, "hidden_size: input should be"),
+        ("esm", {"num_attention_heads": 3}, ConfigError, "heads can't share"),
     ],
 )
 def test_a_config_that_its_weights_do_not_fit_is_refused(tmp_path, kind, changes, error, message):
@@ -173,3 +185,44 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
     with pytest.raises(ConfigError, match=r"only optimizer\.pt, a pickle"):
         build(folder)
     assert not planted.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "esm2_t6_8m"}, "did you mean esm2_t6_8M"),
+        ({"source": "resnet"}, "sizes are esm2_t6_8M"),
+        ({"source": "./nowhere"}, "there is no folder"),
+        ({"source": "esm2_t6_8M", "hidden_size": 64}, r"64 can't be split over 20 heads.*one of \[1, 2, 4, 8, 16, 32"),
+        ({"source": "esm2_t6_8M", "hidden_size": 20}, "even number of channels"),
+        ({"source": "brt"}, "did you mean bert"),
+        ({"source": "facebook/esm2_t6_8M_UR50D", "layers": 2}, "layers can't be set for loaded weights"),
+    ],
+)
+def test_an_impossible_source_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        read_config(BackboneSection(**settings), 33, 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_without_a_config_that_can_be_read_is_refused(tmp_path):
+    config = tmp_path / "config.json"
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_config(BackboneSection(source=str(tmp_path)), 33, 1)
+    for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
+        config.write_bytes(content)
+        with pytest.raises(
+            DataError, match=r"^.*config\.json: damaged \(.+\); give another model\.backbone\.source, .*$"
+        ):
+            read_config(BackboneSection(source=str(tmp_path)), 33, 1)
+    with pytest.raises(ConfigError, match="is a file"):
+        read_config(BackboneSection(source=str(config)), 33, 1)
+
+
+def test_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    for look in (config_folder, weights_folder):
+        with pytest.raises(ResourceError, match="hub can't be reached") as refusal:
+            look(BackboneSection(source="esmeray-tests/not-there"))
+        assert "\n" not in str(refusal.value)

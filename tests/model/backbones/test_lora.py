@@ -70,10 +70,8 @@ def test_layers_can_be_named_and_heads_that_no_loss_reaches_are_left_out():
 
 def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():
     for name in ("querry", "attention.self", "embeddings"):
-        words = rf"no linear layer is called '{name}'.*attention\.self\.query"
-        with pytest.raises(ConfigError, match=words) as refusal:
+        with pytest.raises(ConfigError, match=rf"^.*no linear layer is called '{name}'.*attention\.self\.query.*$"):
             adapt(backbone(), LoraSection(rank=2, targets=[name]))
-        assert "\n" not in str(refusal.value)
     made = backbone(frozen=True)
     adapt(made, LoraSection(rank=0))
     assert not hasattr(made.model, "peft_config")
@@ -82,21 +80,14 @@ def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():
 
 
 @pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
-def test_an_adapter_starts_as_nothing_and_learns_alone(source):
-    plain, made = backbone(source)(BATCH), adapted(source, learnt=False)
-    assert_near(made(BATCH), plain)
-    learning = trainable(made)
-    assert learning and all("lora_A" in name or "lora_B" in name for name in learning)
+def test_an_adapter_starts_as_nothing_learns_alone_and_is_merged_with_the_same_features(source):
+    plain, made = backbone(source), adapted(source, learnt=False)
+    assert_near(made(BATCH), plain(BATCH))
+    assert trainable(made) and all("lora_A" in name or "lora_B" in name for name in trainable(made))
     made = adapted(source)
-    made(BATCH).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in made.parameters() if parameter.requires_grad)
-
-
-@pytest.mark.parametrize("source", ["esm2_t6_8M", "qwen2", "t5"])
-@torch.no_grad()
-def test_merging_keeps_the_features_removes_the_adapter_and_gives_the_merged_state(source):
-    made, plain = adapted(source), backbone(source)
     features = made(BATCH)
+    features.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in made.parameters() if parameter.requires_grad)
     assert not torch.allclose(features, plain(BATCH), atol=1e-2)
     state = merged_state(made.model)
     assert torch.equal(made(BATCH), features), "nothing was changed"

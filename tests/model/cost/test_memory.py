@@ -12,7 +12,6 @@ from esmeray.tasks.classifier.model import build_classifier
 from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.tasks.section import ModelSection
 from tests.model.support import build_model, tiny_section
-from tests.runs import tiny_config
 
 
 def counted(model):
@@ -80,16 +79,15 @@ def by_hand(config, head_weights: int) -> tuple[float, float, float]:
     return layers * (4 * width * width + 2 * width * inner), head_weights, layers * 4 * width * CONTEXT
 
 
-def test_trained_language_model_takes_six_for_each_weight_and_twelve_for_attention(tmp_path):
-    model = build_model(tiny_config(tmp_path, model={"task": "masked_lm", "backbone": {"frozen": False}}).model, seed=0)
+def test_trained_language_model_takes_six_for_each_weight_and_twelve_for_attention():
+    model = build_model(tiny_section("masked_lm"), seed=0)
     config = model.backbone.config
     backbone, head, attention = by_hand(config, config.hidden_size**2 + config.hidden_size * config.vocab_size)
     assert training_flops_per_token(model, CONTEXT) == pytest.approx(6 * (backbone + head) + 3 * attention, UNUSED)
 
 
-def test_frozen_backbone_takes_two_for_each_weight_and_nothing_where_its_features_are_kept(tmp_path):
-    model = build_model(tiny_config(tmp_path, model={"task": "autoencoder"}).model, seed=0)
-    model.backbone.requires_grad_(False)
+def test_frozen_backbone_takes_two_for_each_weight_and_nothing_where_its_features_are_kept():
+    model = build_model(tiny_section("autoencoder", frozen=True), seed=0)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and p.ndim > 1)
     backbone, _, attention = by_hand(model.backbone.config, 0)
     assert training_flops_per_token(model, CONTEXT) == pytest.approx(2 * backbone + attention + 6 * trained, UNUSED)

@@ -39,15 +39,12 @@ def labels():
     return torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
-def test_cross_entropy_is_torchs(logits, classes, weights, smoothing):
-    expected = functional.cross_entropy(logits, classes, weight=weights, label_smoothing=smoothing, reduction="none")
-    assert torch.equal(loss_of("multiclass", weights, label_smoothing=smoothing)(logits, classes), expected)
-
-
-@pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
-def test_losses_of_columns_are_torchs(logits, labels, weights):
+def test_losses_of_classes_labels_and_numbers_are_torchs(logits, classes, labels, weights):
+    for smoothing in (0.0, 0.1):
+        keywords = {"weight": weights, "label_smoothing": smoothing, "reduction": "none"}
+        expected = functional.cross_entropy(logits, classes, **keywords)
+        assert torch.equal(loss_of("multiclass", weights, label_smoothing=smoothing)(logits, classes), expected)
     expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
     torch.testing.assert_close(loss_of("multilabel", weights)(logits, labels).mean(), expected)
     torch.testing.assert_close(loss_of("regression")(logits, labels).mean(), functional.mse_loss(logits, labels))
@@ -117,16 +114,13 @@ def test_what_does_not_go_together_is_refused(kind, settings, key):
         loss_name(ClassifierSection(**settings), kind)
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
-def test_balanced_weights_are_scikit_learns(kind):
+def test_balanced_weights_are_scikit_learns_and_of_labels_their_ratio(labels):
     targets = torch.tensor([0, 0, 0, 1, 2, 2, IGNORED_TARGET])
-    known = targets[:-1].numpy()
-    expected = compute_class_weight("balanced", classes=np.arange(3), y=known)
-    torch.testing.assert_close(balanced_class_weights(kind, targets.split(4), 3), torch.tensor(expected).float())
-    assert balanced_class_weights(kind, [torch.tensor([0, 0, 2])], 4)[[1, 3]].tolist() == [1, 1], "which never occur"
-
-
-def test_balanced_weights_of_labels_are_the_ratio_of_scikit_learns(labels):
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=targets[:-1].numpy())
+    weights = balanced_class_weights("per_residue", targets.split(4), 3)
+    torch.testing.assert_close(weights, torch.tensor(expected).float())
+    never = balanced_class_weights("multiclass", [torch.tensor([0, 0, 2])], 4)[[1, 3]]
+    assert never.tolist() == [1, 1]
     labels[0, 0] = math.nan
     weights = balanced_class_weights("multilabel", labels.split(4), CLASSES)
     for column in range(CLASSES):

@@ -1,4 +1,4 @@
-"""Feature statistics are exact, additive over workers and safe for constant channels."""
+"""Feature statistics leave out masked tokens, and are safe for constant channels."""
 
 import pytest
 import torch
@@ -21,17 +21,13 @@ def measured(features):
     return statistics
 
 
-def test_sums_of_workers_add_up_to_those_of_one_and_masked_tokens_do_not_count(features):
+def test_masked_tokens_do_not_count(features):
     mask = torch.arange(len(features)) % 2 == 0
     whole = measured(features[mask])
     features[~mask] = torch.nan
-    first, second = FeatureStatistics(4), FeatureStatistics(4)
-    first.update(features[:300], mask[:300])
-    second.update(features[300:], mask[300:])
-    first.sums = {name: own + second.sums[name] for name, own in first.sums.items()}
-    assert first.sums["count"] == 500
-    for added, expected in zip(first.finalize(), whole.finalize(), strict=True):
-        torch.testing.assert_close(added, expected, rtol=1e-5, atol=0)
+    masked = FeatureStatistics(4)
+    masked.update(features, mask)
+    assert all(map(torch.equal, masked.finalize(), whole.finalize()))
 
 
 def test_normalising_and_back_is_identity(features):

@@ -5,38 +5,8 @@ import torch
 from torch.nn import functional
 
 from esmeray.model.heads.heads import LightAttention
-from esmeray.model.heads.pooling import (
-    first_token,
-    last_token,
-    max_over_residues,
-    mean_over_residues,
-    pool,
-)
+from esmeray.model.heads.pooling import pool
 from tests.model.support import assert_near, batch_of_lengths, no_waiting, segments
-
-RAGGED = [5, 1, 40, 2]
-
-
-@pytest.mark.parametrize("pooling", [mean_over_residues, max_over_residues])
-@pytest.mark.parametrize("lengths", [[1], [2], [1, 7, 2]])
-def test_a_sequence_without_residues_is_zero_and_gets_no_gradient(pooling, lengths):
-    batch = batch_of_lengths(lengths)
-    features = torch.randn(batch.num_tokens, 3, requires_grad=True)
-    pooled = pooling(features, batch)
-    pooled.sum().backward()
-    empty = torch.tensor(lengths) < 3
-    assert pooled[empty].eq(0).all()
-    assert features.grad[empty[batch.segment_ids()]].eq(0).all() and features.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(("pooling", "index"), [(first_token, 0), (last_token, -1)])
-@pytest.mark.parametrize("lengths", [RAGGED, [0, 3], [3, 0], [2, 0, 2]])
-def test_first_and_last_token_are_those_of_each_sequence_and_zero_without_tokens(pooling, index, lengths):
-    batch = batch_of_lengths(lengths)
-    features = torch.randn(batch.num_tokens, 4).bfloat16()
-    expected = [row[index].float() if len(row) else torch.zeros(4) for row in segments(features, batch)]
-    assert torch.equal(pooling(features, batch), torch.stack(expected))
-
 
 COUNTS = [5, 0, 1, 40, 16, 0, 333, 17]
 
@@ -47,7 +17,7 @@ def segments_of_rows(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     counts = torch.tensor(COUNTS)
     firsts = (counts + 3).cumsum(0) - counts
     rows = int(firsts[-1] + counts[-1]) + 4
-    features, scores = (scale * torch.randn(rows, 13, generator=generator) for scale in (1, 30))
+    features, scores = (scale * torch.randn(rows, 13, generator=generator) for scale in (1, 1e3))
     outside = torch.ones(rows, 1, dtype=torch.bool)
     for first, count in zip(firsts, counts, strict=True):
         outside[first : first + count] = False
@@ -68,14 +38,10 @@ def test_pooled_is_each_segment_by_itself_in_fp32(dtype):
             else:
                 expected = {"mean": values.mean(0), "max": values.amax(0), "attention": (weights * values).sum(0)}[how]
             torch.testing.assert_close(pooled[number].double(), expected, rtol=2e-6, atol=1e-6)
-
-
-def test_nan_reaches_the_pooled_vector_of_its_segment_alone():
-    features, firsts, counts, scores = segments_of_rows(torch.float32)
-    features[firsts[3] + 20, 1] = torch.nan
-    for how in ("mean", "max", "attention"):
-        pooled = pool(how, features, firsts, counts, scores if how == "attention" else None)
-        assert pooled.isnan().nonzero().tolist() == [[3, 1]], how
+        features_with_nan = features.clone()
+        features_with_nan[firsts[3] + 20, 1] = torch.nan
+        pooled = pool(how, features_with_nan, firsts, counts, scores if how == "attention" else None)
+        assert pooled.isnan().nonzero().tolist() == [[3, 1]], "it reaches the vector of its segment alone"
 
 
 @pytest.mark.cuda
@@ -92,11 +58,6 @@ RESIDUES = [5, 1, 40, 2, 12]
 AROUND = [(1, 1), (0, 0), (0, 1)]
 
 
-def light_attention(kernel: int = 9, prefix: int = 1, suffix: int = 1, dropout: float = 0.0) -> LightAttention:
-    torch.manual_seed(0)
-    return LightAttention(CHANNELS, kernel, dropout, prefix, suffix)
-
-
 def of_the_paper(module: LightAttention, residues_LD: torch.Tensor) -> torch.Tensor:
     """(2 D,): the published forward for one sequence without special tokens."""
     (kernel,) = module.feature_convolution.kernel_size
@@ -109,7 +70,8 @@ def of_the_paper(module: LightAttention, residues_LD: torch.Tensor) -> torch.Ten
 @pytest.mark.parametrize("kernel", [1, 4, 9])
 @pytest.mark.parametrize(("prefix", "suffix"), AROUND)
 def test_packed_light_attention_is_that_of_the_paper_for_each_sequence(kernel, prefix, suffix):
-    module = light_attention(kernel, prefix, suffix)
+    torch.manual_seed(0)
+    module = LightAttention(CHANNELS, kernel, 0.0, prefix, suffix)
     batch = batch_of_lengths([length + prefix + suffix for length in RESIDUES])
     features = torch.randn(batch.num_tokens, CHANNELS, requires_grad=True)
     weights = torch.randn(len(RESIDUES), 2 * CHANNELS)
@@ -121,14 +83,3 @@ def test_packed_light_attention_is_that_of_the_paper_for_each_sequence(kernel, p
     ours = torch.autograd.grad((pooled * weights).sum(), inputs)
     theirs = torch.autograd.grad((expected * weights).sum(), inputs)
     assert_near(ours, theirs)
-
-
-@pytest.mark.parametrize("lengths", [[1], [2], [2, 9, 1]])
-def test_scores_of_any_size_give_a_softmax_and_no_residues_zeros_that_reach_every_weight(lengths):
-    module, batch = light_attention(), batch_of_lengths(lengths)
-    pooled = module(1e4 * torch.randn(batch.num_tokens, CHANNELS), batch)
-    assert pooled.isfinite().all()
-    empty = torch.tensor(lengths) < 3
-    pooled[empty].sum().backward()
-    assert pooled[empty].eq(0).all()
-    assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())

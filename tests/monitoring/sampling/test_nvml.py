@@ -40,6 +40,10 @@ class Driver:
         self.asked: list[tuple[int, str]] = []
         self.links_kib = [1000, 500]
         self.open = 0
+        self.warnings: list[str] = []
+
+    def devices(self) -> NvmlDevices:
+        return NvmlDevices(self.warnings.append, clock=lambda: self.now_s)
 
     def answer(self, gpu: int, function: str, value: Any) -> Any:
         self.asked.append((gpu, function))
@@ -96,72 +100,57 @@ def driver(monkeypatch) -> Driver:
     return driver
 
 
-@pytest.fixture
-def warnings() -> list[str]:
-    return []
-
-
-def opened(driver: Driver, warnings: list[str]) -> NvmlDevices:
-    return NvmlDevices(warnings.append, clock=lambda: driver.now_s)
-
-
 def without_traffic(figures: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if "link" not in name and "pcie" not in name}
 
 
-def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name(driver, warnings, monkeypatch):
+def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    devices = opened(driver, warnings)
+    devices = driver.devices()
     samples = devices.read()
     assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
     assert [without_traffic(sample.metrics) for sample in samples] == [FIGURES] * 2
     driver.now_s = PCIE_EVERY_S
     names = {f"gpu/{{gpu}}/{name}" for name in devices.read()[1].metrics}
     assert names == {metric.name for metric in METRICS if metric.name.startswith("gpu/")}
-    assert warnings == []
+    assert driver.warnings == []
 
 
-def test_older_driver_is_asked_by_the_older_name_and_what_failed_once_is_asked_again(driver, warnings):
-    devices = opened(driver, warnings)
-    driver.failing = {
+def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what_cannot_be_said_never(driver):
+    devices = driver.devices()
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # of a slice of a GPU
+    slice_lacks = {(1, f"nvmlDeviceGet{name}"): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
+    driver.failing = slice_lacks | {
         "nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT,
         "nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
     metrics = devices.read()[0].metrics
     assert "power_w" not in metrics and metrics["throttle_reasons"] == 0x44
-    driver.failing = {}
-    assert devices.read()[0].metrics["power_w"] == 350.5
-    assert warnings == []
-
-
-def test_what_a_slice_of_a_gpu_cannot_say_is_left_out_silently_and_asked_once(driver, warnings):
-    code = pynvml.NVML_ERROR_NOT_SUPPORTED
-    driver.failing = {(1, "nvmlDeviceGetUtilizationRates"): code, (1, "nvmlDeviceGetTotalEccErrors"): code}
-    devices = opened(driver, warnings)
-    for _ in range(3):
+    driver.failing = slice_lacks
+    for _ in range(2):
         whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
         assert whole == FIGURES
         assert FIGURES.keys() - slice_.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
     assert driver.asked.count((1, "nvmlDeviceGetUtilizationRates")) == 1
-    assert warnings == []
+    assert driver.warnings == []
 
 
-def test_lost_gpu_is_one_warning_and_the_others_go_on_till_the_driver_is_replaced(driver, warnings):
-    devices = opened(driver, warnings)
+def test_lost_gpu_is_one_warning_and_the_others_go_on_till_the_driver_is_replaced(driver):
+    devices = driver.devices()
     devices.read()
     driver.failing = {(0, "*"): pynvml.NVML_ERROR_GPU_IS_LOST}
     assert [[sample.index for sample in devices.read()] for _ in range(3)] == [[1]] * 3
-    assert warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
+    assert driver.warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
     devices.close()
     assert driver.open == 0
     driver.failing = {}
-    devices = opened(driver, warnings)
+    devices = driver.devices()
     driver.failing = {(gpu, "*"): pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH for gpu in range(2)}
     assert [devices.read() for _ in range(2)] == [[], []]
-    assert len(warnings) == 2 and "version mismatch" in warnings[1]
+    assert len(driver.warnings) == 2 and "version mismatch" in driver.warnings[1]
 
 
-def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, warnings, monkeypatch, tmp_path):
+def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, monkeypatch, tmp_path):
     for code, node, warned in [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, tmp_path / "nvidiactl", False),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, tmp_path, True),
@@ -169,16 +158,16 @@ def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, 
     ]:
         monkeypatch.setattr(nvml, "_DRIVER_NODE", node)
         driver.init = code
-        devices = opened(driver, warnings)
+        devices = driver.devices()
         assert devices.read() == []
-        assert ["profile gpu" in warning for warning in warnings] == [True] * warned
+        assert ["profile gpu" in warning for warning in driver.warnings] == [True] * warned
         devices.close()
         assert driver.open == 0
-        warnings.clear()
+        driver.warnings.clear()
 
 
-def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(driver, warnings):
-    devices = opened(driver, warnings)
+def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(driver):
+    devices = driver.devices()
     seen = []
     for driver.now_s in (0.0, 1.0, PCIE_EVERY_S, PCIE_EVERY_S + 1.0, 2 * PCIE_EVERY_S):
         seen.append([sample.metrics.get("pcie_rx_bytes_per_s") for sample in devices.read()])
@@ -189,8 +178,8 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
     assert [gpu for gpu, function in driver.asked if "Pcie" in function] == [0, 0, 1, 1, 0, 0]
 
 
-def test_nvlink_traffic_is_the_growth_of_its_counters(driver, warnings):
-    devices = opened(driver, warnings)
+def test_nvlink_traffic_is_the_growth_of_its_counters(driver):
+    devices = driver.devices()
     assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # nothing to compare with
     driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
     metrics = devices.read()[0].metrics

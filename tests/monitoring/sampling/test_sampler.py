@@ -23,21 +23,8 @@ from esmeray.run_folder.metrics_log import Record, read_metrics
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
 NEVER_S = 1e6
-STEP = {
-    "loss": 2.5,
-    "tokens": 4000,
-    "tokens_per_s": 1000.0,
-    "step_s": 4.0,
-    "data_wait_s": 0.1,
-    "forward_s": 1.0,
-    "backward_s": 2.0,
-    "optimizer_s": 0.5,
-    "communication_s": 0.2,
-    "checkpoint_s": 0.0,
-    "padding_share": 0.03,
-    "loader_queue_depth": 2,
-    "feature_cache_hit_rate": 0.75,
-}
+STEP = {"loss": 2.5, "tokens": 4000, "tokens_per_s": 1000.0, "step_s": 4.0, "forward_s": 1.0, "padding_share": 0.03}
+STEP |= {"loader_queue_depth": 2, "feature_cache_hit_rate": 0.75}
 Make = Callable[..., Sampler]
 
 
@@ -196,7 +183,7 @@ class SampledWorker:
         self.sampler = Sampler(interval_s=0.2, prometheus=True, warn=print, **own)
         self.sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
         as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
-        self.sampler._exporter.export(as_if_of_a_gpu)
+        self.sampler._export(as_if_of_a_gpu)
         self.sampler.start()
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
-from tests.monitoring.samples import append, sample, train
+from tests.monitoring.samples import append, sample, train, wait_until
 from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
 
 PATIENCE_S = 150.0
@@ -62,15 +62,6 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):  # ended meanwhile, a zombie, or another user's
             continue
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Run:
@@ -115,24 +106,33 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in history if name in row]
 
 
-def test_offline_is_the_default_and_its_file_holds_config_and_values(tmp_path, monkeypatch, mark, server):
+def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_figures_of_its_own_and_new_alerts(
+    tmp_path, monkeypatch, mark
+):
     assert WandbSection().mode == "offline"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     Run(tmp_path / "none", "disabled").start().close()
     assert not [*tmp_path.glob("none/wandb*/")]
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", runs="per_worker")
+    for worker in (0, 1):
+        append(sample_file(run.folder.monitoring, worker), sample(worker, 200 + worker, gpu__0__util=worker))
     append(run.folder.metrics, *RECORDS[:50])
-    wandb = run.start()
+    wandb = run.start(workers=2)
     append(run.folder.metrics, *RECORDS[50:])
+    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
+    append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
     wandb.close()
     assert run.warnings == [] and marked_processes(mark) == [] and not [*tmp_path.glob("tmp*")]
-    (file,) = run.files()
-    assert read_history(file) == VALUES
-    assert read_run_id(file) == RUN_ID
-    assert read_config(file)["wandb"]["mode"] == "offline"
-    command = [sys.executable, "-m", "wandb", "sync", str(file.parent)]
-    subprocess.run(command, cwd=file.parent.parent, check=True, capture_output=True, timeout=PATIENCE_S)
-    assert server.values() == VALUES
+    files = {read_run_id(file): file for file in run.files()}
+    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
+    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
+    assert read_config(files[RUN_ID])["wandb"]["mode"] == "offline"
+    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
+    assert [row for row in first if "train/loss" in row] == VALUES
+    assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
+    assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
+    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
+    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")], "that of before the start is history"
 
 
 def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
@@ -148,29 +148,10 @@ def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mar
     assert marked_processes(mark) == []
 
 
-def test_alerts_of_this_start_are_sent_and_a_run_per_worker_has_its_own_figures(tmp_path, mark):
-    run = Run(tmp_path / "run", runs="per_worker")
-    for worker in (0, 1):
-        append(sample_file(run.folder.monitoring, worker), sample(worker, 1 + worker, gpu__0__util=worker))
-    wandb = run.start(workers=2)
-    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
-    append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
-    wandb.close()
-    assert run.warnings == [] and marked_processes(mark) == []
-    files = {read_run_id(file): file for file in run.files()}
-    assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
-    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
-    first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
-    assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
-    assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
-    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
-    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")]
-
-
 def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
     run = Run(tmp_path / "run", "online", init_timeout_s=1.0)
     wandb = run.start()
-    assert wait_until(lambda: run.warnings)
+    assert wait_until(lambda: run.warnings, PATIENCE_S)
     wandb.close()
     run.assert_harmless(mark)
 
@@ -180,7 +161,7 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()
-    assert wait_until(lambda: "file_stream" in server.requests), run.warnings
+    assert wait_until(lambda: "file_stream" in server.requests, PATIENCE_S), run.warnings
     for process in marked_processes(mark):
         if process.name() == "wandb-core":
             process.send_signal(signal.SIGSTOP)
@@ -202,7 +183,7 @@ def test_killed_driver_leaves_no_process(tmp_path, monkeypatch, mark):
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         driver = multiprocessing.get_context("fork").Process(target=drive, args=(run,))
         driver.start()
-        assert wait_until(lambda: any(process.name() == "wandb-core" for process in marked_processes(mark)))
+        assert wait_until(lambda: "wandb-core" in [p.name() for p in marked_processes(mark)], PATIENCE_S)
         driver.kill()
         driver.join()
-        assert wait_until(lambda: not marked_processes(mark)), marked_processes(mark)
+        assert wait_until(lambda: not marked_processes(mark), PATIENCE_S), marked_processes(mark)

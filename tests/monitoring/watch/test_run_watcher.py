@@ -1,11 +1,9 @@
-import time
-
 import pytest
 
 from esmeray.monitoring.watch.run_watcher import RunWatcher
 from esmeray.run_folder.metrics_log import MetricsLog
 from esmeray.run_folder.paths import RunFolder, sample_file
-from tests.monitoring.samples import append, sample
+from tests.monitoring.samples import append, sample, wait_until
 
 
 class Recorder:
@@ -25,12 +23,6 @@ class Recorder:
         self.closed += 1
 
 
-def wait_until(condition, timeout_s=10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def run(tmp_path):
     return RunFolder(tmp_path.parent, tmp_path.name)
@@ -42,7 +34,7 @@ def test_sinks_get_every_new_record_and_are_closed_once(run):
     watcher = RunWatcher(run, [sink], print, poll_s=0.01)
     with MetricsLog(run.metrics) as log:
         log.append({"kind": "train", "step": 2})
-        wait_until(lambda: sink.steps == [2])
+        assert wait_until(lambda: sink.steps == [2], 10.0)
         log.append({"kind": "train", "step": 3})
         append(sample_file(run.monitoring, 1), sample(1, 1, step=4))
         watcher.close()

@@ -1,7 +1,11 @@
-"""Batches of one shape: fillers change nothing, and one compiled graph takes every batch and every layer."""
+"""What a step costs: as many calls for many sequences, one graph for all batches and layers, no wait for the device.
+
+Fillers, by which batches get one shape, change nothing.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from torch._dynamo.utils import counters
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import TrainingSteps
-from esmeray.dataset.packed_batch import BatchShape, PackedBatch
+from esmeray.dataset.packed_batch import WEIGHTS, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
 from esmeray.dataset.store.reader import Store
 from esmeray.model.backbones.base import Checkpointing
@@ -22,11 +26,18 @@ from esmeray.model.task_model import TaskModel
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.engine.engine import prepare_layers
 from esmeray.training.section import TrainingSection
-from tests.model.support import Operators, assert_near, build_model, tiny_section
-from tests.model.test_hidden_costs import TASKS, batch_of, model_of
-from tests.tasks.test_classifier_model import KINDS, POOLINGS, build, with_targets
+from tests.model.support import (
+    Operators,
+    assert_near,
+    build_model,
+    masked_batch,
+    no_waiting,
+    random_sequences,
+    tiny_section,
+)
+from tests.tasks.test_classifier_model import KINDS, LENGTHS, POOLINGS, build, labelled, with_targets
 
-LENGTHS = [12, 1, 40, 3, 7]
+TASKS = ["masked_lm", "autoencoder"]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
 
 
@@ -37,6 +48,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def model_of(name: str) -> TaskModel:
+    """A task on residues, a classifier of this kind, or one with this pooling."""
+    if name in TASKS:
+        return build_model(tiny_section(name), seed=0)
+    return build(pooling=name) if name in POOLINGS else build(name)
+
+
+def batch_of(name: str, lengths: list[int]) -> PackedBatch:
+    if name not in TASKS:
+        return labelled(name if name in KINDS else "multiclass", lengths)
+    batch = masked_batch(random_sequences(lengths), [0.2] * len(lengths))
+    return replace(batch, target_positions=batch.find_targets())
 
 
 def gradients(model: TaskModel, batch: PackedBatch) -> tuple[dict, dict]:
@@ -54,6 +79,16 @@ def test_fillers_change_no_metric_and_no_gradient(name):
     for alone, filled in zip(gradients(model, batch), gradients(model, filled_batch), strict=True):
         assert alone.keys() == filled.keys()
         assert_near(list(filled.values()), list(alone.values()), tolerance=1e-6 if INTEL else 0.0)
+
+
+@pytest.mark.parametrize("name", ["masked_lm", *POOLINGS])
+def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(name):
+    model, counts = model_of(name), []
+    for sequences in (2, 3, 40):  # gradients are there from the second step on
+        with Operators() as operators:
+            model(batch_of(name, [10] * sequences)).loss_sum.backward()
+        counts.append(operators.counts)
+    assert counts[1] == counts[2] and sum(counts[1].values()) > 50
 
 
 @pytest.fixture
@@ -103,6 +138,15 @@ def test_one_graph_without_a_break_serves_every_layer_and_batch_of_an_epoch(sett
     assert not graphs["graph_break"]
 
 
+def test_compiled_layers_are_traced_for_no_further_shape(graphs):
+    model, counts = model_of("masked_lm"), []
+    model.backbone.compile_layers(backend="eager")  # tracing is what would go on without end
+    for sequences in (2, 3, 10):
+        model(batch_of("masked_lm", [600 // sequences] * sequences)).loss_sum.backward()
+        counts.append(graphs["stats"]["unique_graphs"])
+    assert counts[-1] == counts[1] > 0
+
+
 def test_selective_checkpointing_computes_norms_again_and_no_product(store_path):
     batch = epoch(store_path, "masked_lm")[0]
     counts = {}
@@ -141,3 +185,15 @@ def test_compiled_layers_compute_what_eager_ones_do_and_are_compiled_once_for_al
             assert_near(list(measured.values()), list(metrics.values()))
             assert_near(list(compiled.values()), list(reference.values()))
     assert graphs["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [*TASKS, *KINDS, "light_attention"])
+def test_a_step_never_waits_for_the_device(name):
+    model, batch = model_of(name).cuda().bfloat16(), batch_of(name, [40, 7, 90])
+    if name not in TASKS:
+        batch = batch.adding(by_sequence={WEIGHTS: torch.ones(3)})
+    batch = batch.to("cuda")
+    model(batch).loss_sum.backward()  # what is set up once
+    with no_waiting():
+        model(batch).loss_sum.backward()
