@@ -40,7 +40,6 @@ MODULES = (
     "masked_lm_recipe",
     "time_to_loss",
     "runs",
-    "plan",
     "alignment",
     "function_evaluation",
 )
