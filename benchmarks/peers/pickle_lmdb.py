@@ -15,7 +15,7 @@ _MAP_SIZE_BYTES = 2**36
 """Sparse: only what is written takes space."""
 
 
-def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
+def write_pickles(path: Path | str, records: Iterable[tuple[str, str]]) -> int:
     """One ``put`` a record into an LMDB, all in one transaction; return the number of records."""
     number = 0
     with lmdb.open(str(path), map_size=_MAP_SIZE_BYTES) as environment, environment.begin(write=True) as transaction:
@@ -28,7 +28,7 @@ def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
     return number
 
 
-def convert_fasta(fasta: Path, target: Path) -> int:
+def convert_fasta(fasta: Path | str, target: Path | str) -> int:
     """FASTA to such an LMDB, parsed by pyfastx, the fastest parser with a record at a time."""
     import pyfastx
 

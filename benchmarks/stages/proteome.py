@@ -11,6 +11,7 @@ processes, without what the libraries take when they are imported.
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from esmeray.benchmarks.peers.transformers_embedding import (
     documented,
     search_tuning,
 )
-from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
+from esmeray.benchmarks.programs.processes import peak_of
 from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.section import EmbedJobSection
 
 PROTEINS: dict[Device, int] = {"cpu": 240, "cuda": 10_000}
 SEARCH_PROTEINS, SHORT_PROTEINS = 32, 6
@@ -58,7 +61,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         "residues embedded": sum(map(len, sequences)),
         "tuned by hand": str(tuning),
     }
-    options: dict[str, Any] = {"model": str(model), "device": device, "tuned": tuning}
+    options: dict[str, Any] = {"model": str(model), "device": device, "tuned": asdict(tuning)}
     targets = {name: folder / f"out-{number}" for number, name in enumerate((OURS, STOCK, TUNED))}
 
     # Warmed up by a short file: a whole one takes the stock script minutes.
@@ -80,38 +83,25 @@ def _cases(setting: Setting) -> Iterator[Case]:
     yield Case(RATE, "proteins/s", tuple(contenders), rounds=3, check=check, facts=facts)
 
     def peak(name: str) -> float:
-        work_measured = f"{__name__}:work_measured"
         paths = {"fasta": str(files["whole"]), "target": str(targets[name])}
-        return Peak(*call(work_measured, name=name, **paths, **options)).computing_bytes / 1e6
+        return peak_of(f"{__name__}:work", name=name, **paths, **options).computing_bytes / 1e6
 
     measured = tuple(Contender(name, partial(peak, name), "value") for name in targets)
     yield Case(MEMORY, "MB", measured, better="lower", rounds=1, facts=facts)
 
 
-def work(name: str, model: str, fasta: str, device: Device, tuned: Tuning, target: str) -> None:
+def work(name: str, model: str, fasta: str, device: Device, tuned: dict[str, Any], target: str) -> None:
     """One contender's work, from the FASTA file to its file, which is removed first."""
     # Within the timed work, for all contenders alike: a job would find its own folder done.
     shutil.rmtree(target, ignore_errors=True)
     Path(f"{target}.npz").unlink(missing_ok=True)
     if name == OURS:
-        from esmeray.inference.embedding.job import run_job
-        from esmeray.inference.embedding.section import EmbedJobSection
-
         run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
         return
     with dnaio.open(fasta) as reader:
         sequences = {record.id: record.sequence for record in reader}
-    embedder = TransformersEmbedder(Path(model), device, documented("cpu") if name == STOCK else tuned)
+    embedder = TransformersEmbedder(Path(model), device, documented("cpu") if name == STOCK else Tuning(**tuned))
     np.savez(target, ids=np.array(list(sequences)), vectors=embedder(list(sequences.values())).numpy())
-
-
-def work_measured(tuned: dict[str, Any], **options: Any) -> Peak:
-    """The same in a process of its own, whose libraries are loaded before."""
-    import esmeray.inference.embedding.job  # noqa: F401
-
-    meter = MemoryMeter()  # after the imports: libraries are no part of the work
-    work(tuned=Tuning(**tuned), **options)
-    return meter.peak()
 
 
 STAGE = Stage(
