@@ -15,7 +15,6 @@ from torch import Tensor
 from esmeray.benchmarks.gpu.bench import Bench, captured
 from esmeray.benchmarks.harness.stage import REPOSITORY, Row
 from esmeray.common.timing import median_seconds, timed
-from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import pack_sequences
@@ -99,7 +98,6 @@ def forward(bench: Bench) -> Iterator[Row]:
                 with torch.inference_mode():
                     row = _row(bench, name, f"CUDA graph, one batch of {count}", count, captured(work), flops)
                 yield row
-        yield from _esm_efficient(bench, name, model.backbone.config, step, flops)
         del model  # the next network of 3B parameters would not fit beside it
         yield from _transformers(bench, name, flops)
 
@@ -117,23 +115,6 @@ def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[]
     share = bench.share_of_peak(flops_per_token * tokens, taken_s)
     rate: Row = {"tokens/s": tokens / taken_s, "share of a product": share, "first call s": first_s}
     return {"model": name, "contender": contender, **rate}
-
-
-def _esm_efficient(bench: Bench, name: str, config: Any, step: StepBatches, flops_per_token: float) -> Iterator[Row]:
-    """esm-efficient on the same batches; nothing where it or flash-attn can't be imported."""
-    try:
-        from esme import ESM2
-    except ImportError:
-        return
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
-    network = ESM2(*sizes).to(bench.device).eval()
-
-    @torch.inference_mode()
-    def theirs() -> None:
-        for batch in step:
-            network.forward_representation(batch.tokens, (batch.cu_seqlens, batch.max_seqlen))
-
-    yield _row(bench, name, "esm-efficient", step.num_tokens, theirs, flops_per_token)
 
 
 def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[Row]:

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple
 
 from esmeray.benchmarks.harness.stage import REPOSITORY
 
-_END_TIMEOUT_S = 60.0
-_LAST_CHARACTERS = 2000
 _MARK = "result of the work: "
 
 
@@ -99,7 +97,7 @@ def started(
     finally:
         process.send_signal(signal.SIGTERM)  # nothing where it has ended
         try:
-            process.wait(_END_TIMEOUT_S)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
 
@@ -152,8 +150,7 @@ def metered(function: str, arguments: dict[str, Any]) -> Peak:
 def _output(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate()
     if process.returncode:
-        last_words = (output + errors)[-_LAST_CHARACTERS:]
-        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {last_words}")
+        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {(output + errors)[-2000:]}")
     return output
 
 

@@ -1,4 +1,4 @@
-"""Indexes of vectors of 320 channels beside faiss' Flat and HNSW (and usearch, where it is installed), on one core.
+"""Indexes of vectors of 320 channels beside faiss' Flat and HNSW, on one core.
 
 Vectors are of two kinds: synthetic families of 20, which are easy, and the mean vectors of proteins by an ESM-2 of
 random weights, each many times with noise of 0.03 to 1 of what channels vary by, as mutants differ. Queries are 512 of
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -174,17 +173,6 @@ def _peers(vectors: Values) -> dict[str, Built]:
         # Twice 32 neighbours of 4 bytes in the lowest level, and about as many more in all levels above.
         memory = number * (4 * CHANNELS + (0 if factory == "Flat" else 4 * 66))
         peers[name] = Built(partial(_answer, index), build_s, memory, memory)
-    if find_spec("usearch") and number <= FEW:
-        from usearch.index import Index
-
-        usearch = Index(ndim=CHANNELS, metric="ip")
-        _, build_s = timed(partial(usearch.add, np.arange(number), units))
-        peers["usearch"] = Built(
-            lambda queries: usearch.search(_unit(queries), HITS, threads=1).keys.astype(np.int64),
-            build_s,
-            usearch.serialized_length,
-            usearch.memory_usage,
-        )
     return peers
 
 

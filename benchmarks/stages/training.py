@@ -154,14 +154,10 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
 
 def token_budget(sequences: Sequence[str], batch: int) -> int:
     """Tokens that so many of the sequences have on average; at least as many as the longest."""
-    lengths = [_tokens(sequence) for sequence in sequences]
+    lengths = [min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE for sequence in sequences]
     # As many real tokens as the peer's padded batch has on average, so that both take as many a step.
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
-
-
-def _tokens(sequence: str) -> int:
-    return min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE
 
 
 STAGE = Stage(
