@@ -44,6 +44,8 @@ MODULES = (
     "function_evaluation",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
+SCRIPTS = {"gpu": "gpu.script", "public": "public.script", "record": "record"}
+"""First words of a command line that is another script's, and its module."""
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
@@ -65,20 +67,12 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Parse, check that all peers are there, measure."""
-    if argv[:1] == ["gpu"]:
-        from esmeray.benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
-
-        return measure_gpu(argv[1:])
-    if argv[:1] == ["public"]:
-        from esmeray.benchmarks.public.script import main as measure_public  # here: it loads what --help need not
-
-        return measure_public(argv[1:])
-    if argv[:1] == ["record"]:
-        # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
-        os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
-        from esmeray.benchmarks.record import main as record  # here: it loads torch
-
-        return record(argv[1:])
+    if argv and argv[0] in SCRIPTS:
+        if argv[0] == "record":
+            # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
+            os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+        # Here: they load torch, which --help need not.
+        return importlib.import_module(f"esmeray.benchmarks.{SCRIPTS[argv[0]]}").main(argv[1:])
     arguments = parsed(argv)
     stages = load_stages(arguments.stages)
     if arguments.list:

@@ -36,7 +36,7 @@ from tests.runs import merged, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.tasks.test_classification import train
 from tests.tasks.test_diffusion_model import trained
-from tests.tools.conftest import without_stacks
+from tests.tools.conftest import small_measurements, without_stacks
 from tests.training.runs import finish
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -49,10 +49,24 @@ TINY_CLASSIFIER = {
 }
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
+    "design evaluate": ["--evaluate.steps", "2"],
+    "design generate": ["--generate.steps", "2"],
+    "function evaluate": ["--evaluate.draws", "10"],
+    "mutations campaign": ["--campaign.repeats", "1", "--campaign.rounds", "2"],
+    "mutations fit": ["--fit.bootstrap", "2"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
 }
 """What ends a tool early, or makes it measure less."""
+MAKING = {
+    "data convert": ["proteins.store"],
+    "data structures": ["folds_store"],
+    "embed run": ["embeddings"],
+    "function predict": ["predicted.tsv"],
+    "mutations fit": ["fitted"],
+    "mutations propose": ["plate6.csv"],
+}
+"""What a tool makes, and others read."""
 
 
 def commands(path: Path) -> Iterator[str]:
@@ -152,13 +166,8 @@ def write_mutants(folder: Path) -> None:
     for name in ("mutants", "measured", "plate6"):
         write_table(folder / f"{name}.csv", rows)
     options = f"--fit.sequence {folder / 'wild.fasta'} --fit.table {folder / 'measured.csv'} --fit.features one_hot"
-    assert (
-        run(
-            esmeray,
-            f"mutations fit esm2_t6_8M --fit.random_weights true {options} --fit.output {folder / 'fitted'}".split(),
-        )
-        == 0
-    )
+    model = f"esm2_t6_8M --fit.random_weights true --fit.bootstrap 2 --fit.output {folder / 'fitted'}"
+    assert run(esmeray, f"mutations fit {model} {options}".split()) == 0
     assays = folder / "DMS_ProteinGym_substitutions"
     assays.mkdir()
     mutated = f"{texts[0][-1]}{sequence[1:]}"
@@ -244,7 +253,8 @@ def name_of(command: str) -> str:
 
 
 STARTING = ("train", "tune", "tune tokens", "serve run")
-PLANNED = [command for command in ALL_COMMANDS if name_of(command) in STARTING]
+# Once of those that say the same, as train_ray.py and esmeray train do.
+PLANNED = [*{(*words_of(line),): line for line in ALL_COMMANDS if name_of(line) in STARTING}.values()]
 RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
 
@@ -267,8 +277,10 @@ def test_a_documented_training_is_planned_and_nothing_is_written(command, withou
 
 
 def test_every_other_command_names_what_there_is():
-    for command in set(ALL_COMMANDS) - {*PLANNED, *RUN}:
+    for command in ALL_COMMANDS:
         program, *words = words_of(command)
+        if program not in ("make", "python"):
+            continue
         if program == "make":
             subprocess.run(["make", "-n", *words], cwd=REPOSITORY, check=True, capture_output=True)
         else:
@@ -285,20 +297,11 @@ def train_function(folder: Path) -> int:
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code of a tool; of those that start workers only what comes before."""
-    if name == "data convert":
-        shutil.rmtree(workspace / "proteins.store")
-    if name == "data structures":
-        shutil.rmtree(workspace / "folds_store")
-    if name == "function predict":
-        (workspace / "predicted.tsv").unlink()
-    if name == "mutations fit":
-        shutil.rmtree(workspace / "fitted")
-    if name == "mutations propose":
-        (workspace / "plate6.csv").unlink()
-    if name == "embed run":
-        shutil.rmtree(workspace / "embeddings")
+    for target in (workspace / made for made in MAKING.get(name, ())):
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
     if name == "profile model":
         without_stacks(monkeypatch)
+        small_measurements(monkeypatch)
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(query, "Client", instead)
     words = {"FILE": "mine.csv"}

@@ -105,8 +105,7 @@ def _case(name: str, setting: Setting, proteins: Proteins, sequences: Sequence[s
 
 
 def _embedded(embedder: Embedder, sequences: Sequence[str]) -> float:
-    embedder(sequences)
-    return len(sequences)
+    return len(embedder(sequences))
 
 
 def _memory_case(name: str, setting: Setting, proteins: Proteins) -> Case:
