@@ -5,7 +5,7 @@ and results.png. Naming stages measures these again and leaves the others as the
 
 Examples:
   python -m benchmarks
-  python -m benchmarks embedding loading
+  python -m benchmarks proteome loading
   python -m benchmarks --quick
   python -m benchmarks --list
   python -m benchmarks public --help
@@ -31,7 +31,6 @@ RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 MODULES = (
     "conversion",
     "loading",
-    "embedding",
     "proteome",
     "index",
     "streaming",
@@ -111,8 +110,7 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
-    vectors = tuple(arguments.vectors)
-    run = Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, vectors)
+    run = Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, tuple(arguments.vectors))
     try:
         broken = run_stages(stages, run)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
-from esmeray.benchmarks.harness.stage import REPOSITORY, Facts, Setting
+from esmeray.benchmarks.harness.stage import REPOSITORY, Facts
 from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
@@ -62,11 +62,6 @@ def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
     # Evenly over the ranks, ends included: the longest decides the memory, and a random choice may miss it.
     ranks = np.linspace(0, len(sequences) - 1, number).round().astype(int)
     return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[ranks])]
-
-
-def few_short(setting: Setting, sequences: Sequence[str]) -> list[str]:
-    """The sequences, in a smoke run the beginnings of the first."""
-    return [sequence[:60] for sequence in sequences[:16]] if setting.quick else list(sequences)
 
 
 def every_nth(sequences: Sequence[str], number: int) -> Sequence[str]:

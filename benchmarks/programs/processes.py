@@ -89,9 +89,10 @@ def started(
 
     It is killed only where it does not: a launcher that is killed would leave its workers behind.
     """
-    variables = os.environ | dict(environment or {})
     # In a session of its own: Ctrl-C in the terminal is for the benchmark, which then ends the program in order.
-    process = subprocess.Popen(command, cwd=REPOSITORY, env=variables, text=True, start_new_session=True, **pipes)
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=os.environ | dict(environment or {}), text=True, start_new_session=True, **pipes
+    )
     try:
         yield process
     finally:
@@ -112,7 +113,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 @contextmanager
-def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
+def begun(function: str, /, **arguments: Any) -> Iterator[Callable[[], Any]]:
     """``module:function`` at work in a fresh process; yields a callable that waits for its end and gives its result.
 
     Arguments and result travel as JSON, dataclasses as dictionaries. The callable raises RuntimeError, with the end of
@@ -128,13 +129,13 @@ def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
             yield lambda: json.loads(_output(process).rpartition(_MARK)[2])
 
 
-def call(function: str, **arguments: Any) -> Any:
+def call(function: str, /, **arguments: Any) -> Any:
     """The result of a function in a fresh process; see :func:`begun`."""
     with begun(function, **arguments) as result:
         return result()
 
 
-def peak_of(function: str, **arguments: Any) -> Peak:
+def peak_of(function: str, /, **arguments: Any) -> Peak:
     """The peak memory of a function in a fresh process, without what its module loads."""
     return Peak(*call(f"{__name__}:metered", function=function, arguments=arguments))
 

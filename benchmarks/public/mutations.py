@@ -40,8 +40,12 @@ def _run(work: Work, command: str, settings: Mapping[str, object], *lists: objec
 
 def _assays(work: Work) -> dict[str, Value]:
     data = work.data / "mutations" / "metl"
-    columns = {"measured_column": "measured", "zero_shot_column": "eve"}
-    settings = {"sequence": data / "wild_types.fasta", "table": data, **columns}
+    settings = {
+        "sequence": data / "wild_types.fasta",
+        "table": data,
+        "measured_column": "measured",
+        "zero_shot_column": "eve",
+    }
     _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
     evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
@@ -69,8 +73,7 @@ def _beta_lactamase(work: Work) -> dict[str, Value]:
     values = {}
     for size in _BETA_LACTAMASE_SIZES:
         own = evaluation[f"Folds random, {size} training mutants"]
-        interval = own["intervals"]["spearman"]
-        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=interval)
+        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=own["intervals"]["spearman"])
         values[f"{size}: prior"] = Value(value=own["baselines"]["zero-shot score"]["metrics"]["spearman"])
     return values
 

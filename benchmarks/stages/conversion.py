@@ -55,9 +55,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
         contender(COPY, folder / "copy.fasta", _copy),
         contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
     )
-    check = partial(_check, folder / "checked", proteins)
     # Of FASTA, not of what is written: the peer's pickles are larger than our store.
-    yield Case("throughput", "MB/s of FASTA", ways, check=check, facts=facts)
+    yield Case("throughput", "MB/s of FASTA", ways, check=partial(_check, folder / "checked", proteins), facts=facts)
 
     setting.note(f"writing {TIMES_LARGER * records:,} records")
     larger = folder / "larger.fasta"

@@ -64,8 +64,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 
 def _families(number: int, random: np.random.Generator) -> Values:
-    centres = random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32)
-    vectors = np.repeat(centres, 20, axis=0)[:number]
+    vectors = np.repeat(random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32), 20, axis=0)[:number]
     for start, stop in parts(number, 65_536):
         vectors[start:stop] += 0.6 * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
     return vectors
