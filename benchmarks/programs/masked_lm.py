@@ -45,7 +45,6 @@ OUR_LAYERS = 2
 POINTS = 10
 """Evaluations of the Trainer."""
 SEEDS = (0, 1, 2)
-QUICK_PROTEINS = 200
 MASK_SHARE = 0.15
 MAX_LENGTH = 510
 """Residues of a protein that are trained on and judged, from its start."""
@@ -267,7 +266,7 @@ class MaskedLMBench:
     def prepare(cls, setting: Setting) -> "MaskedLMBench":
         """Split the proteins by clusters (:mod:`esmeray.benchmarks.harness.split`)."""
         setting.note("splitting by clusters")
-        parts = split(setting.fasta, setting.folder, QUICK_PROTEINS if setting.quick else None)
+        parts = split(setting.fasta, setting.folder, 200 if setting.quick else None)
         return cls(setting, parts, make_store(parts["training"], setting.folder / "training.store"))
 
     def trainer(self, rate: float, steps: int, seconds: float) -> Course:
