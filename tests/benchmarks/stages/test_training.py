@@ -19,6 +19,8 @@ from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workloa
 from esmeray.benchmarks.stages import runs, training
 from esmeray.benchmarks.stages.training import OURS, TRAINER, Runs, prepare
 from esmeray.training.loop.building import Worker
+from tests.inference.embedding.jobs import write_proteins
+from tests.model.support import random_sequences
 from tests.worker_group import WorkerGroup
 
 
@@ -96,7 +98,9 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path)
 @pytest.mark.slow
 @pytest.mark.usefixtures("lasting_processes")
 def test_a_head_is_trained_from_cached_and_from_computed_features(tmp_path):
-    case = next(iter(runs.STAGE.cases(Setting(device="cpu", quick=True, folder=tmp_path))))  # type: ignore[arg-type]
+    fasta = write_proteins(tmp_path / "short.fasta", random_sequences([60] * 100))
+    setting = Setting(device="cpu", quick=True, folder=tmp_path, fasta=fasta)
+    case = next(iter(runs.STAGE.cases(setting)))  # type: ignore[arg-type]
     assert all(contender.run() > 0 for contender in case.contenders)
     assert "seconds of the run that computed the features" in case.facts
 
