@@ -54,6 +54,7 @@ QUICK = {
     "function evaluate": ["--evaluate.draws", "10"],
     "mutations campaign": ["--campaign.repeats", "1", "--campaign.rounds", "2"],
     "mutations fit": ["--fit.bootstrap", "2"],
+    "mutations propose": ["--propose.number", "4"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
 }
