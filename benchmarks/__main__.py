@@ -88,8 +88,11 @@ def main(argv: list[str]) -> int:
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
     """The stages of these names in the order of the data; all if none is named. Raises ConfigError for another name."""
     check_names("stage", names, MODULES)
-    chosen = [name for name in MODULES if name in names or not names]
-    return [importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE for name in chosen]
+    return [
+        importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE
+        for name in MODULES
+        if name in names or not names
+    ]
 
 
 def require_packages(stages: Sequence[Stage]) -> None:

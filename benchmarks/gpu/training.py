@@ -236,5 +236,7 @@ def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kerne
 
 
 def _kind(kernel: str) -> str:
-    fitting = (kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words))
-    return next(fitting, "other")
+    return next(
+        (kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words)),
+        "other",
+    )

@@ -117,8 +117,7 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
     rows_QK = {name: samples[0][0].tolist() for name, samples in rounds.items()}
     for name, contender in contenders.items():
         pairs = zip(rows_QK["exact"], rows_QK[name], strict=True)
-        hits = [len({*wanted} & {*rows}) for wanted, rows in pairs]
-        recall = sum(hits) / (HITS * QUERIES)
+        recall = sum(len({*wanted} & {*rows}) for wanted, rows in pairs) / (HITS * QUERIES)
         # Flat rounds otherwise: of rows that are as near, it may name others.
         if name == "faiss Flat" and recall < 0.98:
             raise WrongWorkError(f"exact and {name} share {recall} of their hits")
