@@ -5,7 +5,7 @@ and results.png. Naming stages measures these again and leaves the others as the
 
 Examples:
   python -m benchmarks
-  python -m benchmarks embedding loading
+  python -m benchmarks proteome loading
   python -m benchmarks --quick
   python -m benchmarks --list
   python -m benchmarks public --help
@@ -31,7 +31,6 @@ RESULTS_ROOT = Path(__file__).resolve().parent / "results"
 MODULES = (
     "conversion",
     "loading",
-    "embedding",
     "proteome",
     "index",
     "streaming",
@@ -40,11 +39,12 @@ MODULES = (
     "masked_lm_recipe",
     "time_to_loss",
     "runs",
-    "plan",
     "alignment",
     "function_evaluation",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
+SCRIPTS = {"gpu": "gpu.script", "public": "public.script", "record": "record"}
+"""First words of a command line that is another script's, and its module."""
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
@@ -66,20 +66,12 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Parse, check that all peers are there, measure."""
-    if argv[:1] == ["gpu"]:
-        from esmeray.benchmarks.gpu.script import main as measure_gpu  # here: it loads torch
-
-        return measure_gpu(argv[1:])
-    if argv[:1] == ["public"]:
-        from esmeray.benchmarks.public.script import main as measure_public  # here: it loads what --help need not
-
-        return measure_public(argv[1:])
-    if argv[:1] == ["record"]:
-        # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
-        os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
-        from esmeray.benchmarks.record import main as record  # here: it loads torch
-
-        return record(argv[1:])
+    if argv and argv[0] in SCRIPTS:
+        if argv[0] == "record":
+            # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
+            os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+        # Here: they load torch, which --help need not.
+        return importlib.import_module(f"esmeray.benchmarks.{SCRIPTS[argv[0]]}").main(argv[1:])
     arguments = parsed(argv)
     stages = load_stages(arguments.stages)
     if arguments.list:
@@ -96,8 +88,11 @@ def main(argv: list[str]) -> int:
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:
     """The stages of these names in the order of the data; all if none is named. Raises ConfigError for another name."""
     check_names("stage", names, MODULES)
-    chosen = [name for name in MODULES if name in names or not names]
-    return [importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE for name in chosen]
+    return [
+        importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE
+        for name in MODULES
+        if name in names or not names
+    ]
 
 
 def require_packages(stages: Sequence[Stage]) -> None:
@@ -118,8 +113,7 @@ def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would warn that it found nothing better
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
-    vectors = tuple(arguments.vectors)
-    run = Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, vectors)
+    run = Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, tuple(arguments.vectors))
     try:
         broken = run_stages(stages, run)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from typing import Any
 
 from esmeray.benchmarks.harness.machine import describe_machine, revision, slugify, versions
 from esmeray.benchmarks.harness.stage import Setting
-from esmeray.benchmarks.programs.masked_lm import MaskedLMBench, Point
+from esmeray.benchmarks.programs.masked_lm import SEEDS, MaskedLMBench, Point
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import write_atomically
@@ -32,7 +32,6 @@ from esmeray.training.config import Config, load_config
 FOLDER = Path(__file__).resolve().parent
 LIMIT_S = 600.0
 CORES = 2
-SEEDS = (0, 1, 2)
 HEAD = """# Records of the ten-minute track
 
 `python -m benchmarks record --help` has the rules. Bits a masked residue, means of the seeds; records/ has the logs.

@@ -155,8 +155,7 @@ def information_accretion(annotations: Annotations, aspect: Aspect, proteins: in
     eligible_V = np.where(parents_V == 0, len(annotations.proteins), 0)
     for start in range(0, len(annotations.proteins), proteins):
         held = annotations.terms[start : start + proteins].astype(np.int32) @ children
-        complete = held.indices[held.data == parents_V[held.indices]]
-        eligible_V += np.bincount(complete, minlength=size)
+        eligible_V += np.bincount(held.indices[held.data == parents_V[held.indices]], minlength=size)
     with_term_V = np.bincount(annotations.terms.indices, minlength=size)
     return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))  # abs: -log2(1) is -0.0, which a file would show
 

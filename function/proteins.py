@@ -122,8 +122,9 @@ def _of_sample(data: DataSection, folder: Path) -> DataSection:
         if not folder.exists():
             with published(folder) as building:
                 write_sample(building, data.sample)
-    files = {"annotations": str(folder / "train.tsv"), "ontology": str(folder / "terms.obo")}
-    terms = data.terms.model_copy(update=files)
+    terms = data.terms.model_copy(
+        update={"annotations": str(folder / "train.tsv"), "ontology": str(folder / "terms.obo")}
+    )
     return data.model_copy(update={"source": [str(folder / "train.fasta")], "terms": terms})
 
 

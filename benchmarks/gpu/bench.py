@@ -78,8 +78,7 @@ class Bench:
     def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
         """A masked language model on the device; weights are made once for each size."""
         if name not in self._models:
-            section = ModelSection(task="masked_lm", backbone=self.size(name))
-            self._models[name] = MaskedLM.build(section, seed=0)
+            self._models[name] = MaskedLM.build(ModelSection(task="masked_lm", backbone=self.size(name)), seed=0)
         # A copy, since parts cast, compile and train what they get.
         return copy.deepcopy(self._models[name]).to(self.device, dtype)
 

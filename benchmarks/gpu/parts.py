@@ -114,9 +114,13 @@ def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[]
     # The first call apart: compiling is paid once, by a service at its start and by a short job as a whole.
     first_s = timed(work)[1]
     taken_s = median_seconds(work)
-    share = bench.share_of_peak(flops_per_token * tokens, taken_s)
-    rate: Row = {"tokens/s": tokens / taken_s, "share of a product": share, "first call s": first_s}
-    return {"model": name, "contender": contender, **rate}
+    return {
+        "model": name,
+        "contender": contender,
+        "tokens/s": tokens / taken_s,
+        "share of a product": bench.share_of_peak(flops_per_token * tokens, taken_s),
+        "first call s": first_s,
+    }
 
 
 def _esm_efficient(bench: Bench, name: str, config: Any, step: StepBatches, flops_per_token: float) -> Iterator[Row]:

@@ -19,14 +19,14 @@ import torch
 
 from esmeray.benchmarks.gpu.bench import Bench
 from esmeray.benchmarks.gpu.parts import alignment, correctness, forward
-from esmeray.benchmarks.gpu.training import budgets, ceilings, profile, training
+from esmeray.benchmarks.gpu.training import ceilings, profile, training
 from esmeray.benchmarks.harness.machine import describe_machine
 from esmeray.benchmarks.harness.runner import Run, run_stages
 from esmeray.benchmarks.harness.stage import Row, Setting, Stage, check_names
 from esmeray.common.errors import ConfigError
 
 # What decides most comes first: a machine with a GPU is often there for minutes alone.
-_IN_ORDER = (correctness, ceilings, training, forward, alignment, profile, budgets)
+_IN_ORDER = (correctness, ceilings, training, forward, alignment, profile)
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {part.__name__: part for part in _IN_ORDER}
 
 

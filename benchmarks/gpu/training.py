@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache
 
-from esmeray.benchmarks.gpu.bench import LONGEST, WARM_UPS, Bench, captured
+from esmeray.benchmarks.gpu.bench import WARM_UPS, Bench, captured
 from esmeray.benchmarks.harness.stage import Row
 from esmeray.common.errors import ConfigError
 from esmeray.common.timing import median_seconds, timed
@@ -79,10 +79,9 @@ class Variant(NamedTuple):
     graph: bool = False
 
 
-COMPILED = Variant("compiled")
 VARIANTS = (
     Variant("eager", compiled=False),
-    COMPILED,
+    Variant("compiled"),
     Variant("compiled, checkpointing selective", checkpointing="selective"),
     Variant("compiled, checkpointing True", checkpointing=True),
     Variant("compiled, CUDA graph of one batch", graph=True),
@@ -133,13 +132,6 @@ def training(bench: Bench) -> Iterator[Row]:
     # The larger size first: it is what the script is run for, should its minutes end.
     for name, variant in itertools.product(reversed(bench.sizes[:2]), VARIANTS):
         yield _trained(bench, name, bench.tokens // 2, variant)
-
-
-def budgets(bench: Bench) -> Iterator[Row]:
-    """Tokens a second of training by token budget."""
-    name = bench.sizes[min(1, len(bench.sizes) - 1)]
-    for tokens in sorted({max(LONGEST, bench.tokens // share) for share in (8, 4, 2, 1)}):
-        yield _trained(bench, name, tokens, COMPILED)
 
 
 def ceilings(bench: Bench) -> Iterator[Row]:
@@ -244,5 +236,7 @@ def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kerne
 
 
 def _kind(kernel: str) -> str:
-    fitting = (kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words))
-    return next(fitting, "other")
+    return next(
+        (kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words)),
+        "other",
+    )

@@ -21,8 +21,6 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Tensor]
 """Takes N sequences; gives (N, D) float32, the mean over residues, in the order given."""
 
 SEED = 0
-MAX_TOKENS = {"cpu": 2_048, "cuda": 65_536}
-"""Budget of our batches; on the CPU a small one stays in the cache."""
 LEAST_COSINE = 0.999
 
 
@@ -38,16 +36,15 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
     return folder
 
 
-def our_embedder(folder: Path, device: str, precision: Precision, max_tokens: int | None = None) -> Embedder:
+def our_embedder(folder: Path, device: str, precision: Precision) -> Embedder:
     """What an embedding job does with its batches."""
     model = open_model(folder, precision, device, heads=[])
     outputs = model.outputs(["mean"])
-    budget = max_tokens or MAX_TOKENS[device]
 
     def embed(sequences: Sequence[str]) -> Tensor:
         means_ND = torch.empty(len(sequences), model.facts.hidden_size)
         # Batches come in the order of the plan, longest first: rows go back to that of the sequences.
-        for batch in run(model, sequences, outputs, budget):
+        for batch in run(model, sequences, outputs, model.token_budget(None)):
             means_ND[torch.from_numpy(batch.indices)] = torch.from_numpy(batch.arrays["mean"])
         return means_ND
 

@@ -8,8 +8,11 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
-from esmeray.benchmarks.harness.stage import REPOSITORY, Facts, Setting
+from esmeray.benchmarks.harness.stage import REPOSITORY, Facts
 from esmeray.common.errors import DataError
+from esmeray.dataset.section import IngestSection
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.sample import sample_records
 
 MAX_RESIDUES = 1022
 """Residues that ESM-2 was trained on; every contender crops longer proteins at their start to this."""
@@ -34,8 +37,6 @@ class Proteins:
 
 def read_proteins(fasta: Path | None) -> Proteins:
     """All proteins at hand, in the order of the file. Raises DataError where it can't be read as FASTA."""
-    from esmeray.dataset.store.sample import sample_records
-
     path = fasta or (_UNIREF90 if _UNIREF90.is_file() else None)
     if path is None:
         records = sample_records(_SAMPLE_RECORDS, _SAMPLE_FAMILIES, seed=0)
@@ -63,11 +64,6 @@ def spread_by_length(sequences: Sequence[str], number: int) -> list[str]:
     return [sequences[index][:MAX_RESIDUES] for index in sorted(by_length[ranks])]
 
 
-def few_short(setting: Setting, sequences: Sequence[str]) -> list[str]:
-    """The sequences, in a smoke run the beginnings of the first."""
-    return [sequence[:60] for sequence in sequences[:16]] if setting.quick else list(sequences)
-
-
 def every_nth(sequences: Sequence[str], number: int) -> Sequence[str]:
     """About so many of the sequences, spread over the file."""
     return sequences[:: max(1, len(sequences) // number)]
@@ -83,14 +79,10 @@ def write_fasta(path: Path, sequences: Sequence[str], records: int) -> int:
     return path.stat().st_size
 
 
-def make_store(fasta: Path, store: Path) -> Path:
+def make_store(fasta: Path | str, target: Path | str) -> Path:
     """Convert a FASTA file to a store; return its folder."""
-    # Here: what measures the memory of a peer's conversion imports this module, and not ours.
-    from esmeray.dataset.section import IngestSection
-    from esmeray.dataset.store.conversion import convert
-
-    convert([str(fasta)], store, IngestSection())
-    return store
+    convert([str(fasta)], Path(target), IngestSection())
+    return Path(target)
 
 
 def write_store(folder: Path, sequences: Sequence[str], records: int | None = None) -> Path:

@@ -32,8 +32,7 @@ def split(fasta: Path | None, folder: Path, most: int | None = None) -> dict[Par
 
     Which part a cluster is in depends on its sequences alone.
     """
-    sequences = read_proteins(fasta).sequences[:most]
-    store = Store(write_store(folder, sequences))
+    store = Store(write_store(folder, read_proteins(fasta).sequences[:most]))
     cluster_N = clusters(store)
     members: dict[Part, list[str]] = {"training": [], "validation": [], "test": []}
     for number in range(cluster_N.max() + 1):
@@ -54,8 +53,7 @@ def clusters(store: Store) -> NDArray[np.int32]:
     # All with all would take a hundred times as long for 10,000: what shares no rare word is seldom a hit.
     for record in range(len(store)):
         query = store.sequence(record).tobytes()
-        hits = search.hits(query, CANDIDATES, EVALUE, words("", query, CANDIDATES))
-        pairs += [(record, hit.record) for hit in hits]
+        pairs += [(record, hit.record) for hit in search.hits(query, CANDIDATES, EVALUE, words("", query, CANDIDATES))]
     # Connected over any chain of hits: two members of a family may not be hits of each other.
     ones = np.ones(len(pairs), dtype=np.int8)
     return connected_components(coo_matrix((ones, np.array(pairs).T), shape=(len(store),) * 2), directed=False)[1]

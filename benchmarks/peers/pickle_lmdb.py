@@ -11,14 +11,12 @@ from typing import Any
 
 import lmdb
 
-_MAP_SIZE_BYTES = 2**36
-"""Sparse: only what is written takes space."""
 
-
-def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
+def write_pickles(path: Path | str, records: Iterable[tuple[str, str]]) -> int:
     """One ``put`` a record into an LMDB, all in one transaction; return the number of records."""
     number = 0
-    with lmdb.open(str(path), map_size=_MAP_SIZE_BYTES) as environment, environment.begin(write=True) as transaction:
+    # Sparse: of the 64 GiB only what is written takes space.
+    with lmdb.open(str(path), map_size=2**36) as environment, environment.begin(write=True) as transaction:
         for identifier, sequence in records:
             item = {"id": identifier, "primary": sequence, "protein_length": len(sequence)}
             # The number and not the id is the key: a Dataset is asked for the n-th record.
@@ -28,7 +26,7 @@ def write_pickles(path: Path, records: Iterable[tuple[str, str]]) -> int:
     return number
 
 
-def convert_fasta(fasta: Path, target: Path) -> int:
+def convert_fasta(fasta: Path | str, target: Path | str) -> int:
     """FASTA to such an LMDB, parsed by pyfastx, the fastest parser with a record at a time."""
     import pyfastx
 

@@ -42,19 +42,15 @@ from esmeray.training.loop.building import build_worker
 
 NETWORK = {"layers": 4, "hidden_size": 256, "heads": 4}
 OUR_LAYERS = 2
-OUR_TRIAL_STEPS = 60
-"""Steps of a trial that measures how many fit the time."""
 POINTS = 10
 """Evaluations of the Trainer."""
 SEEDS = (0, 1, 2)
-QUICK_PROTEINS = 200
 MASK_SHARE = 0.15
 MAX_LENGTH = 510
 """Residues of a protein that are trained on and judged, from its start."""
 PADDED_TOKENS = 8192
 """Of a batch of the evaluation, at most."""
 NO_TARGET = -100
-MASKS_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Evaluation:
     def __init__(self, fasta: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer = esm_tokenizer(Path(folder))
-        rng = np.random.default_rng(MASKS_SEED)
+        rng = np.random.default_rng(seed=0)
         # Longest last: batches taken from the end are of like lengths, with little padding.
         proteins = sorted((protein["input_ids"] for protein in tokenized(fasta, tokenizer, MAX_LENGTH)), key=len)
         self._batches: list[tuple[Tensor, Tensor]] = []
@@ -270,7 +266,7 @@ class MaskedLMBench:
     def prepare(cls, setting: Setting) -> "MaskedLMBench":
         """Split the proteins by clusters (:mod:`esmeray.benchmarks.harness.split`)."""
         setting.note("splitting by clusters")
-        parts = split(setting.fasta, setting.folder, QUICK_PROTEINS if setting.quick else None)
+        parts = split(setting.fasta, setting.folder, 200 if setting.quick else None)
         return cls(setting, parts, make_store(parts["training"], setting.folder / "training.store"))
 
     def trainer(self, rate: float, steps: int, seconds: float) -> Course:
@@ -292,7 +288,7 @@ class MaskedLMBench:
 
     def ours_in(self, seconds: float) -> int:
         """Steps of ours that fit so many seconds, by a trial."""
-        return self.ours(OUR_TRIAL_STEPS, seconds).steps_in(seconds)
+        return self.ours(60, seconds).steps_in(seconds)
 
     def ours(self, steps: int, seconds: float, seed: int = 0, changed: Overrides | None = None) -> Course:
         """That of train_config/masked_lm.yaml, so changed, for steps that are expected to take so many seconds."""

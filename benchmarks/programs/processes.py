@@ -7,7 +7,6 @@ torch is not imported here: a conversion is measured in a process without it.
 
 import ctypes
 import gc
-import importlib
 import json
 import os
 import re
@@ -19,12 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from esmeray.benchmarks.harness.stage import REPOSITORY
 
-_END_TIMEOUT_S = 60.0
-_LAST_CHARACTERS = 2000
 _MARK = "result of the work: "
 
 
@@ -48,7 +46,7 @@ class MemoryMeter:
             if cuda:
                 cuda.empty_cache()
             ctypes.CDLL(None).malloc_trim(0)
-        self._loaded_bytes = _status_bytes("VmRSS")
+        self._loaded_bytes = status_bytes("VmRSS")
         self.work_begins()
 
     def work_begins(self) -> None:
@@ -61,7 +59,7 @@ class MemoryMeter:
 
     def peak(self) -> Peak:
         """The peak since the work began."""
-        total = _status_bytes("VmHWM")
+        total = status_bytes("VmHWM")
         import psutil  # after the reading: its memory is not the work's
 
         total += sum(child.memory_full_info().uss for child in psutil.Process().children())
@@ -69,7 +67,8 @@ class MemoryMeter:
         return Peak(cuda.max_memory_allocated() if cuda else total - self._loaded_bytes, total)
 
 
-def _status_bytes(key: str) -> int:
+def status_bytes(key: str) -> int:
+    """A size of this process as Linux keeps it (proc(5), ``status``)."""
     line = re.search(rf"^{key}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     if line is None:
         raise RuntimeError(f"/proc/self/status has no {key}: memory can be measured on Linux only")
@@ -90,15 +89,16 @@ def started(
 
     It is killed only where it does not: a launcher that is killed would leave its workers behind.
     """
-    variables = os.environ | dict(environment or {})
     # In a session of its own: Ctrl-C in the terminal is for the benchmark, which then ends the program in order.
-    process = subprocess.Popen(command, cwd=REPOSITORY, env=variables, text=True, start_new_session=True, **pipes)
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=os.environ | dict(environment or {}), text=True, start_new_session=True, **pipes
+    )
     try:
         yield process
     finally:
         process.send_signal(signal.SIGTERM)  # nothing where it has ended
         try:
-            process.wait(_END_TIMEOUT_S)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
 
@@ -113,7 +113,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 @contextmanager
-def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
+def begun(function: str, /, **arguments: Any) -> Iterator[Callable[[], Any]]:
     """``module:function`` at work in a fresh process; yields a callable that waits for its end and gives its result.
 
     Arguments and result travel as JSON, dataclasses as dictionaries. The callable raises RuntimeError, with the end of
@@ -129,23 +129,34 @@ def begun(function: str, **arguments: Any) -> Iterator[Callable[[], Any]]:
             yield lambda: json.loads(_output(process).rpartition(_MARK)[2])
 
 
-def call(function: str, **arguments: Any) -> Any:
+def call(function: str, /, **arguments: Any) -> Any:
     """The result of a function in a fresh process; see :func:`begun`."""
     with begun(function, **arguments) as result:
         return result()
 
 
+def peak_of(function: str, /, **arguments: Any) -> Peak:
+    """The peak memory of a function in a fresh process, without what its module loads."""
+    return Peak(*call(f"{__name__}:metered", function=function, arguments=arguments))
+
+
+def metered(function: str, arguments: dict[str, Any]) -> Peak:
+    """The peak memory of a function in this process."""
+    work = resolve_name(function)
+    meter = MemoryMeter()  # after the import: libraries are no part of the work
+    work(**arguments)
+    return meter.peak()
+
+
 def _output(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate()
     if process.returncode:
-        last_words = (output + errors)[-_LAST_CHARACTERS:]
-        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {last_words}")
+        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {(output + errors)[-2000:]}")
     return output
 
 
 def _main(function: str) -> None:
-    module, _, name = function.partition(":")
-    result = getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
+    result = resolve_name(function)(**json.load(sys.stdin))
     print(_MARK + json.dumps(result, default=asdict), flush=True)
     os._exit(0)  # on the way out gloo's threads now and then abort ("terminate called")
 

@@ -40,8 +40,7 @@ def tokenized(fasta: str, tokenizer: EsmTokenizer, residues: int = MAX_RESIDUES)
     """All proteins, at most so many residues of each, ready for the collator."""
     with dnaio.open(fasta) as records:
         sequences = [record.sequence for record in records]
-    longest = residues + SPECIAL_TOKENS_PER_SEQUENCE
-    ids = tokenizer(sequences, truncation=True, max_length=longest)["input_ids"]
+    ids = tokenizer(sequences, truncation=True, max_length=residues + SPECIAL_TOKENS_PER_SEQUENCE)["input_ids"]
     # With a mask of ones: the collator pads it, and the Trainer counts real tokens by it.
     return [{"input_ids": own, "attention_mask": [1] * len(own)} for own in ids]
 

@@ -46,18 +46,12 @@ class _StepLog:
         """Events are not measured."""
 
 
-def train(
-    workload: dict[str, Any], folder: str, threads: int | None = None, rank: int = 0, meeting: str = ""
-) -> list[StepLine]:
-    """The steps of a workload (:class:`~esmeray.benchmarks.programs.training_workload.Workload`).
-
-    ``meeting``: a file at which two workers on the CPU meet; left out, this process is alone.
-    """
+def train(workload: dict[str, Any], folder: str) -> list[StepLine]:
+    """The steps of a workload (:class:`~esmeray.benchmarks.programs.training_workload.Workload`)."""
     work = Workload(**workload)
-    torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)
-    worker = build_worker(config, *begin(config.run, rank, meeting), work.store, None)
+    worker = build_worker(config, *begin(config.run), work.store, None)
     meter = MemoryMeter(trim=True)  # now, as the peer's begins when its engine is built
     lines: list[StepLine] = []
 
@@ -110,14 +104,11 @@ def run_config(workload: Workload, folder: str) -> Config:
     )
 
 
-def begin(section: RunSection, rank: int = 0, meeting: str = "") -> tuple[WorkerContext, RunFolder]:
-    """A group of two workers on the CPU where there is a file to meet at, else of this process; the run's folder."""
+def begin(section: RunSection) -> tuple[WorkerContext, RunFolder]:
+    """A group of this process alone, and the run's folder."""
     run = RunFolder(section.storage_path, section.name)
-    run.path.mkdir(parents=True, exist_ok=bool(meeting))  # the two workers share it
-    if not meeting:
-        return WorkerContext(device=make_group()), run
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    return WorkerContext(rank, 2, rank), run
+    run.path.mkdir(parents=True)
+    return WorkerContext(device=make_group()), run
 
 
 def make_group() -> torch.device:

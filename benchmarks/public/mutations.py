@@ -7,7 +7,6 @@ Features are one_hot: no weights have a part.
 
 import csv
 import gzip
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -30,22 +29,25 @@ _CAMPAIGN = {"proposals": "found", "greedy by the zero-shot score": "found: zero
 _BETA_LACTAMASE_SIZES = (48, 96, 240)
 
 
-def _run(work: Work, command: str, settings: Mapping[str, object], *lists: object) -> Path:
-    """The output of a command on measured mutants, of a seed that was stopped if it is there."""
+def _run(work: Work, command: str, settings: Mapping[str, object], *lists: object) -> None:
+    """A command on measured mutants, whose output is the folder of its name."""
     output = work.folder / command
-    if not output.exists():
+    if not output.exists():  # of a seed that was stopped
         own = {"features": "one_hot", "output": output, "seed": work.seed, **settings}
         words = [word for key, value in own.items() for word in (f"--{command}.{key}", value)]
         work.run("mutations", command, "none", *words, *lists)
-    return output
 
 
 def _assays(work: Work) -> dict[str, Value]:
     data = work.data / "mutations" / "metl"
-    columns = {"measured_column": "measured", "zero_shot_column": "eve"}
-    settings = {"sequence": data / "wild_types.fasta", "table": data, **columns}
-    fitted = _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
-    evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
+    settings = {
+        "sequence": data / "wild_types.fasta",
+        "table": data,
+        "measured_column": "measured",
+        "zero_shot_column": "eve",
+    }
+    _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
+    evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
     for size in SIZES:
         by_assay = evaluation[f"Folds rest, {size} training mutants"]
@@ -54,8 +56,8 @@ def _assays(work: Work) -> dict[str, Value]:
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    campaign = _run(work, "campaign", settings, "--campaign.repeats", 1)
-    table = pd.read_csv(campaign / "campaign.csv")
+    _run(work, "campaign", settings, "--campaign.repeats", 1)
+    table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
     found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
     return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
@@ -66,13 +68,12 @@ def _beta_lactamase(work: Work) -> dict[str, Value]:
     write_scored(data / "beta_lactamase.csv.gz", table, "deep_sequence")
     settings = {"sequence": data / "beta_lactamase.fasta", "first_position": 24, "table": table}
     folds = ("--fit.folds", "random", "--fit.sizes", *_BETA_LACTAMASE_SIZES)
-    fitted = _run(work, "fit", {**settings, "zero_shot_column": "deep_sequence"}, *folds)
-    evaluation = json.loads((fitted / "evaluation.json").read_text(encoding="utf-8"))
+    _run(work, "fit", {**settings, "zero_shot_column": "deep_sequence"}, *folds)
+    evaluation = work.read("fit/evaluation.json")
     values = {}
     for size in _BETA_LACTAMASE_SIZES:
         own = evaluation[f"Folds random, {size} training mutants"]
-        interval = own["intervals"]["spearman"]
-        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=interval)
+        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=own["intervals"]["spearman"])
         values[f"{size}: prior"] = Value(value=own["baselines"]["zero-shot score"]["metrics"]["spearman"])
     return values
 

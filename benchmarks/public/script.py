@@ -13,14 +13,13 @@ Examples:
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from esmeray.benchmarks.harness.machine import slugify
 from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
 from esmeray.benchmarks.harness.stage import check_names
 from esmeray.benchmarks.public import classifiers, design, functions, homology, mutations
-from esmeray.benchmarks.public.benchmark import SEEDS, Measured, PublicBenchmark, measured, read_measured
+from esmeray.benchmarks.public.benchmark import SEEDS, PublicBenchmark, measured, read_measured
 from esmeray.benchmarks.public.page import write_page
 from esmeray.common.errors import DataError
 from esmeray.common.progress import status_line
@@ -74,11 +73,8 @@ def main(argv: list[str]) -> int:
                 run = measured(benchmark, data, folder, values, seed, arguments.weights)
                 shown = [f"{metric.title} {run.values[metric.key].value:.3f}" for metric in benchmark.metrics]
                 print(f"{benchmark.name}, seed {seed}: {', '.join(shown)}", flush=True)
-                write_page(BENCHMARKS, known(values), arguments.weights, output)
+                # Of all seeds that were measured, also of benchmarks that are not asked for now.
+                results = {other.name: read_measured(values / other.name) for other in BENCHMARKS}
+                write_page(BENCHMARKS, results, arguments.weights, output)
     print(f"page: {output}", file=sys.stderr)
     return 0
-
-
-def known(values: Path) -> dict[str, Sequence[Measured]]:
-    """All seeds that were measured, also of benchmarks that are not asked for now."""
-    return {benchmark.name: read_measured(values / benchmark.name) for benchmark in BENCHMARKS}

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from esmeray.benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta, write_store
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call
+from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
+from esmeray.benchmarks.programs.processes import peak_of
+from esmeray.dataset.store.reader import Store
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000
 CHECKED_RECORDS = 10_000
@@ -31,8 +33,6 @@ PEER_LARGER = f"{PEER}, {TIMES_LARGER} times the file"
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
-    from esmeray.benchmarks.peers.pickle_lmdb import convert_fasta
-
     proteins = read_proteins(setting.fasta)
     folder = setting.folder
     records = QUICK_RECORDS if setting.quick else RECORDS
@@ -55,9 +55,8 @@ def _cases(setting: Setting) -> Iterator[Case]:
         contender(COPY, folder / "copy.fasta", _copy),
         contender(COPY_AND_SYNC, folder / "copy.fasta", _copy_and_sync),
     )
-    check = partial(_check, folder / "checked", proteins)
     # Of FASTA, not of what is written: the peer's pickles are larger than our store.
-    yield Case("throughput", "MB/s of FASTA", ways, check=check, facts=facts)
+    yield Case("throughput", "MB/s of FASTA", ways, check=partial(_check, folder / "checked", proteins), facts=facts)
 
     setting.note(f"writing {TIMES_LARGER * records:,} records")
     larger = folder / "larger.fasta"
@@ -65,34 +64,16 @@ def _cases(setting: Setting) -> Iterator[Case]:
     target = folder / "measured"
 
     # With the libraries: a conversion needs them, and the peer's are fewer.
-    def peak(function: str, fasta: Path) -> float:
-        return Peak(*call(f"{__name__}:{function}", fasta=str(fasta), target=str(target))).total_bytes / 1e6
+    def peak(work: Callable[..., object], fasta: Path) -> float:
+        return peak_of(f"{work.__module__}:{work.__name__}", fasta=str(fasta), target=str(target)).total_bytes / 1e6
 
-    measured = ((ONCE, "convert_measured", fasta), (LARGER, "convert_measured", larger))
+    measured = ((ONCE, make_store, fasta), (LARGER, make_store, larger), (PEER_LARGER, convert_fasta, larger))
     measuring = tuple(
-        Contender(name, partial(peak, function, path), "value", before=partial(_remove, target))
-        for name, function, path in (*measured, (PEER_LARGER, "pickle_measured", larger))
+        Contender(name, partial(peak, work, path), "value", before=partial(_remove, target))
+        for name, work, path in measured
     )
     facts = {**facts, "larger file in MB": round(larger_mb, 1)}
     yield Case("peak memory", "MB", measuring, better="lower", rounds=3, facts=facts)
-
-
-def convert_measured(fasta: str, target: str) -> Peak:
-    """Our conversion, in the process whose memory is measured."""
-    import esmeray.dataset.store.conversion  # noqa: F401 - loaded before the work
-
-    meter = MemoryMeter()
-    make_store(Path(fasta), Path(target))
-    return meter.peak()
-
-
-def pickle_measured(fasta: str, target: str) -> Peak:
-    """The peer's conversion, in the process whose memory is measured."""
-    from esmeray.benchmarks.peers.pickle_lmdb import convert_fasta
-
-    meter = MemoryMeter()
-    convert_fasta(Path(fasta), Path(target))
-    return meter.peak()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -115,9 +96,6 @@ def _remove(path: Path) -> None:
 
 def _check(folder: Path, proteins: Proteins) -> Facts:
     """Both hold the same records."""
-    from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
-    from esmeray.dataset.store.reader import Store
-
     store = Store(write_store(folder, proteins.sequences, CHECKED_RECORDS))
     convert_fasta(folder / "proteins.fasta", folder / "pickles")
     pickles = PickleDataset(folder / "pickles")

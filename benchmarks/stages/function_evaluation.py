@@ -71,8 +71,7 @@ def run_measured(words: list[str]) -> tuple[float, float]:
     """
     start_s = time.perf_counter()
     subprocess.run([sys.executable, "-m", *words], stdout=sys.stderr, check=True)
-    seconds = time.perf_counter() - start_s
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    return time.perf_counter() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
 
 
 def write_files(folder: Path, proteins: int, terms: int) -> None:

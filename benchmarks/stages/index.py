@@ -9,12 +9,11 @@ beyond its files. Of more than 100,000 vectors HNSW is left out, since building 
 easy kind.
 """
 
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,8 @@ import numpy as np
 
 from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.programs.processes import status_bytes
+from esmeray.common.timing import measure, timed
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import EmbeddingsManifest, OutputManifest, parts, write_index, write_manifest
@@ -64,8 +65,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 
 def _families(number: int, random: np.random.Generator) -> Values:
-    centres = random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32)
-    vectors = np.repeat(centres, 20, axis=0)[:number]
+    vectors = np.repeat(random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32), 20, axis=0)[:number]
     for start, stop in parts(number, 65_536):
         vectors[start:stop] += 0.6 * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
     return vectors
@@ -111,19 +111,14 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
     """A row for each index of the same vectors."""
     contenders = {"exact": _ours(folder, "exact"), "compressed": _ours(folder, "compressed")}
     contenders |= _peers(vectors)
+    searches = {name: partial(timed, partial(contender.search, queries)) for name, contender in contenders.items()}
     with _one_thread():
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        rows_QK: dict[str, Any] = {}
-        for _ in range(1 if setting.quick else 3):
-            for name, contender in contenders.items():
-                start_s = time.perf_counter()
-                rows_QK[name] = contender.search(queries)
-                seconds[name].append(time.perf_counter() - start_s)
-    expected = rows_QK["exact"]
+        rounds = measure(searches, 1 if setting.quick else 3, setting.note)
+    # The same in each round.
+    rows_QK = {name: samples[0][0].tolist() for name, samples in rounds.items()}
     for name, contender in contenders.items():
-        pairs = zip(expected.tolist(), rows_QK[name].tolist(), strict=True)
-        hits = [len({*wanted} & {*rows}) for wanted, rows in pairs]
-        recall = sum(hits) / (HITS * QUERIES)
+        pairs = zip(rows_QK["exact"], rows_QK[name], strict=True)
+        recall = sum(len({*wanted} & {*rows}) for wanted, rows in pairs) / (HITS * QUERIES)
         # Flat rounds otherwise: of rows that are as near, it may name others.
         if name == "faiss Flat" and recall < 0.98:
             raise WrongWorkError(f"exact and {name} share {recall} of their hits")
@@ -134,7 +129,7 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
             "building GB": None if contender.building_bytes is None else round(contender.building_bytes / 1e9, 2),
             "disk bytes a vector": round(contender.disk / len(vectors)),
             "memory bytes a vector": round(contender.memory / len(vectors), 1),
-            "queries/s": round(QUERIES / median(seconds[name])),
+            "queries/s": round(QUERIES / median(seconds for _, seconds in rounds[name])),
             "recall@10": round(recall, 4),
         }
 
@@ -147,9 +142,8 @@ def _ours(folder: Path, kind: str) -> Built:
 
     output = folder.with_name(f"{folder.name}.{kind}")
     with _anonymous_memory() as peak:
-        start_s = time.perf_counter()
-        build_index([folder], IndexSection.model_validate({"output": output, "kind": kind}))
-        build_s = time.perf_counter() - start_s
+        section = IndexSection.model_validate({"output": output, "kind": kind})
+        _, build_s = timed(partial(build_index, [folder], section))
     index = open_index(output)
     sizes = {path: path.stat().st_size for path in output.rglob("*") if path.is_file()}
     if kind == "exact":  # the filter alone: of what is scored again, little
@@ -172,21 +166,17 @@ def _peers(vectors: Values) -> dict[str, Built]:
     units = _unit(vectors)
     for name, factory in kinds.items():
         index: Any = faiss.index_factory(CHANNELS, factory, faiss.METRIC_INNER_PRODUCT)
-        start_s = time.perf_counter()
-        index.add(units)
-        build_s = time.perf_counter() - start_s
+        _, build_s = timed(partial(index.add, units))
         if factory != "Flat":
             index.hnsw.efSearch = 64
         # Twice 32 neighbours of 4 bytes in the lowest level, and about as many more in all levels above.
         memory = number * (4 * CHANNELS + (0 if factory == "Flat" else 4 * 66))
-        peers[name] = Built(_answering(index), build_s, memory, memory)
+        peers[name] = Built(partial(_answer, index), build_s, memory, memory)
     if find_spec("usearch") and number <= FEW:
         from usearch.index import Index
 
         usearch = Index(ndim=CHANNELS, metric="ip")
-        start_s = time.perf_counter()
-        usearch.add(np.arange(number), units)
-        build_s = time.perf_counter() - start_s
+        _, build_s = timed(partial(usearch.add, np.arange(number), units))
         peers["usearch"] = Built(
             lambda queries: usearch.search(_unit(queries), HITS, threads=1).keys.astype(np.int64),
             build_s,
@@ -196,8 +186,8 @@ def _peers(vectors: Values) -> dict[str, Built]:
     return peers
 
 
-def _answering(index: Any) -> Callable[[Values], Any]:
-    return lambda queries: index.search(_unit(queries), HITS)[1]
+def _answer(index: Any, queries: Values) -> Any:
+    return index.search(_unit(queries), HITS)[1]
 
 
 def _unit(vectors: Values) -> Values:
@@ -220,23 +210,18 @@ def _one_thread() -> Iterator[None]:
 @contextmanager
 def _anonymous_memory() -> Iterator[list[int]]:
     """Bytes of this process that no file has: before a block, and the most within it."""
-    values = [_anonymous_bytes()] * 2
+    values = [status_bytes("RssAnon")] * 2
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.02):
-            values[-1] = max(values[-1], _anonymous_bytes())
+            values[-1] = max(values[-1], status_bytes("RssAnon"))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     yield values
     ended.set()
     thread.join()
-
-
-def _anonymous_bytes() -> int:
-    lines = Path(f"/proc/{os.getpid()}/status").read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 STAGE = Stage(

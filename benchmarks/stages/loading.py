@@ -133,8 +133,7 @@ def _throughput(name: str, store: Path, folder: Path, sequences: Sequence[str], 
         return sum(len(batch["input_ids"]) for batch in loader)
 
     contenders = Contender(OURS, ours), Contender(PEER, peer)
-    check = partial(_check, folder / "checked", sequences)
-    return Case(name, "sequences/s", contenders, check=check, facts=facts)
+    return Case(name, "sequences/s", contenders, check=partial(_check, folder / "checked", sequences), facts=facts)
 
 
 def _waiting(store: Path, setting: Setting) -> Case:

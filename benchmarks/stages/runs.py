@@ -62,7 +62,6 @@ EXTENTS = {
         "cuda": Extent("esm2_t30_150M", 32768, 20, 200, 1e-2),
     },
 }
-QUICK_PROTEINS = 200
 LABELLED_PROTEINS = {"cpu": 1500, "cuda": 10_000}
 _JUDGED = "AGLS"
 _MONITORING: dict[str, dict[str, Any]] = {
@@ -77,7 +76,7 @@ _MONITORING: dict[str, dict[str, Any]] = {
 
 def _cases(setting: Setting) -> Iterator[Case]:
     proteins = read_proteins(setting.fasta)
-    sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
+    sequences = proteins.sequences[: 200 if setting.quick else None]
     yield _head_case(setting, sequences[: LABELLED_PROTEINS[setting.device]], proteins.facts)
     yield _monitored_case(setting, sequences, proteins.facts)
 

@@ -105,8 +105,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
         for label, peer, path, peer_bodies in _peers(folder, groups, servers):
             measure = partial(saturated, peer, peer_bodies, path)
             contenders.append(Contender(label, measure, short=measure))
-        check = partial(_same, address, folder)
-        yield Case(THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=check, facts=facts)
+        yield Case(
+            THROUGHPUT, "sequences/s", tuple(contenders), rounds=3, check=partial(_same, address, folder), facts=facts
+        )
     with service(setting.folder, model) as (address, _):
         whole = load(address, bodies, connections=CONNECTIONS, requests=len(bodies))
         saturating = len(bodies) * TOGETHER / whole.seconds

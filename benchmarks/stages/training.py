@@ -103,7 +103,8 @@ class Runs:
         steps = lines[self.workload.warmup_steps :]
         self.measured.setdefault(name, []).append(steps)
         # Of the later half: a single step's loss has the noise of its few masked residues.
-        last = _mean_loss(steps[len(steps) // 2 :])
+        later = steps[len(steps) // 2 :]
+        last = sum(step.loss * step.tokens for step in later) / sum(step.tokens for step in later)
         for other, loss in self.losses.items():
             # So written, a loss that is NaN is refused, too.
             if not abs(loss - last) <= self.loss_tolerance:
@@ -112,21 +113,13 @@ class Runs:
         tokens = sum(step.tokens for step in steps)
         self.facts[f"last loss, {name}"] = round(last, 3)
         self.facts[f"padding, {name}"] = round(1 - tokens / sum(step.computed_tokens for step in steps), 3)
-        return _rate(steps)
+        return tokens_per_s([(step.tokens, step.seconds) for step in steps])
 
     def replay(self, name: str, value: Callable[[Sequence[StepLine]], float]) -> Contender:
         """A contender that gives this value of the runs that were made, one each round."""
         # One run is measured once: its memory and FLOP/s are of the same steps as its speed.
         made = iter(self.measured[name])
         return Contender(name, lambda: value(next(made)), kind="value")
-
-
-def _rate(steps: Sequence[StepLine]) -> float:
-    return tokens_per_s([(step.tokens, step.seconds) for step in steps])
-
-
-def _mean_loss(steps: Sequence[StepLine]) -> float:
-    return sum(step.loss * step.tokens for step in steps) / sum(step.tokens for step in steps)
 
 
 def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Workload:
@@ -154,14 +147,10 @@ def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Wo
 
 def token_budget(sequences: Sequence[str], batch: int) -> int:
     """Tokens that so many of the sequences have on average; at least as many as the longest."""
-    lengths = [_tokens(sequence) for sequence in sequences]
+    lengths = [min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE for sequence in sequences]
     # As many real tokens as the peer's padded batch has on average, so that both take as many a step.
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
-
-
-def _tokens(sequence: str) -> int:
-    return min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE
 
 
 STAGE = Stage(

@@ -9,10 +9,8 @@ import pytest
 from esmeray.common.errors import DataError
 from esmeray.function.annotations import (
     information_accretion,
-    read_accretion,
     read_annotations,
     read_scores,
-    read_terms,
 )
 from esmeray.function.ontology import Ontology, read_ontology
 from tests.function.test_ontology import HEADER, term
@@ -101,14 +99,6 @@ BAD_SCORES = {
 def test_bad_scores_are_refused_with_their_line(ontology, tmp_path, line):
     with pytest.raises(DataError, match=f"some.tsv, line 1: {BAD_SCORES[line]}"):
         read_scores(written(tmp_path, line + "\n"), ontology, {MF: ["A"]}, aspect=MF)
-
-
-def test_weights_and_terms_of_interest_are_read(ontology, tmp_path):
-    found = read_accretion(written(tmp_path, "GO:2\t1.5\nGO:3\tinf\nGO:22\t9\n"), ontology)
-    assert found[MF].tolist() == [0, 1.5, 0, 0]
-    assert read_terms(written(tmp_path, "GO:2\nGO:9 a name\n"), ontology)[MF].tolist() == [False, True, False, False]
-    with pytest.raises(DataError, match="the information accretion '-1' is not a number from 0 to inf"):
-        read_accretion(written(tmp_path, "GO:2\t-1\n"), ontology)
 
 
 def test_information_accretion_is_that_of_a_term_given_all_its_parents(ontology, tmp_path):

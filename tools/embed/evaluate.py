@@ -18,7 +18,6 @@ Examples:
 --evaluate.output hits.json
 """
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,8 +66,7 @@ def main(
     evaluate: RetrievalSection,
     made: Made,
 ) -> None:
-    if evaluate.output:
-        made.refuse_file(evaluate.output)
+    made.refuse_file(evaluate.output)
     labels = labels_by_id(evaluate.labels, "id", evaluate.label_column, "evaluate")
     index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
     # A list of hits does not name all that was searched: that are the proteins with a label.
@@ -91,10 +89,8 @@ def main(
             cells.append(f"{metric['value']:.3f} ({low:.3f}-{high:.3f})")
         print("".join(f"{cell:>23}" for cell in cells))
     print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label")
-    if evaluate.output:
-        facts = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers), "levels": levels}
-        with made.file(evaluate.output) as building:
-            building.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    facts = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers), "levels": levels}
+    made.write_json(evaluate.output, facts)
 
 
 def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

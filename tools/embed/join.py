@@ -56,6 +56,5 @@ def main(join: JoinSection, made: Made) -> None:
     with record_bar("joining") as bar, made.folder(output) as building:
         joined = joining.join(building, sources, file_format, bar)
     shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
-    size = (output / joined.files[0]).stat().st_size
-    print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {size:,} bytes")
+    print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {(output / joined.files[0]).stat().st_size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))

@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-_MASKED = "A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit made."
-OfMaskedModel = Annotated[Path, Field(description=_MASKED)]
+OfMaskedModel = Annotated[
+    Path,
+    Field(
+        description="A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit "
+        "made."
+    ),
+]
 
 
 @command("mutations score", __doc__, made_by="score_mutations")

@@ -18,7 +18,7 @@ class Arguments(Command, Config):
     tune: TuneConfig = TuneConfig()
 
 
-def search(argv: list[str], command: str, text: str, file: str) -> int:
+def search(command: str, text: str | None, file: str, argv: list[str]) -> int:
     """Search as ``file`` says, where the options name no other."""
     words, overrides = read_words(argv, command, text, Arguments)
     if words.config is None:

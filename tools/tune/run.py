@@ -7,8 +7,8 @@ Example:
   esmeray tune --config masked_lm --tune.search.max_trials 20
 """
 
+from functools import partial
+
 from esmeray.tools.tune._search import search
 
-
-def main(argv: list[str]) -> int:
-    return search(argv, "tune", __doc__ or "", "train_config/tune_throughput.yaml")
+main = partial(search, "tune", __doc__, "train_config/tune_throughput.yaml")

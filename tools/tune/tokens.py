@@ -7,8 +7,8 @@ Example:
   esmeray tune tokens --config masked_lm
 """
 
+from functools import partial
+
 from esmeray.tools.tune._search import search
 
-
-def main(argv: list[str]) -> int:
-    return search(argv, "tune tokens", __doc__ or "", "train_config/tune_tokens.yaml")
+main = partial(search, "tune tokens", __doc__, "train_config/tune_tokens.yaml")

@@ -9,11 +9,10 @@ import pytest
 
 from esmeray.benchmarks.__main__ import RESULTS_ROOT
 from esmeray.benchmarks.harness import runner
-from esmeray.benchmarks.harness.results import read_results, verdict
+from esmeray.benchmarks.harness.results import read_results
 from esmeray.benchmarks.harness.runner import Run, run_stages
 from esmeray.benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
 from esmeray.common.errors import DataError
-from esmeray.common.timing import Ratio
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
 
 
@@ -111,14 +110,6 @@ def test_a_full_run_warms_rates_up_by_the_short_work_where_there_is_some(tmp_pat
     assert case.contenders[0].warm_up_settled is not None
     assert "agree within 2%" in case.warm_up
     assert "smoke run" not in (tmp_path / "results.md").read_text(encoding="utf-8")
-
-
-def test_a_verdict_says_whether_the_whole_interval_agrees():
-    assert verdict(Ratio(2.0, 1.9, 2.1), 1.5) == "reached"
-    assert verdict(Ratio(2.0, 1.4, 2.1), 1.5) == "reached, within noise"
-    assert verdict(Ratio(1.4, 1.3, 1.6), 1.5) == "missed, within noise"
-    assert verdict(Ratio(1.4, 1.3, 1.45), 1.5) == "missed"
-    assert verdict(Ratio(1.4, 1.3, 1.45), None) == "no floor"
 
 
 @pytest.mark.parametrize("folder", sorted(RESULTS_ROOT.glob("*/results.json")), ids=lambda path: path.parent.name)

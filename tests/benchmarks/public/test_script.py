@@ -1,7 +1,6 @@
 import gzip
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -33,18 +32,19 @@ BENCHMARK = PublicBenchmark(
 )
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def test_a_page_resumes_where_it_failed_and_has_ours_beside_a_baseline_and_published_values(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "BENCHMARKS", (BENCHMARK,))
-    MEASURED.clear()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "proteins.fasta").write_text(">p1\nMAAA\n>p2\nMKV\n")
     places = {"data": "data", "folder": "runs", "output": "public.md"}
-    return [word for name, place in places.items() for word in (f"--{name}", str(tmp_path / place))]
-
-
-def test_page_has_ours_beside_a_baseline_and_published_values_with_the_commands(folders, tmp_path):
+    folders = [word for name, place in places.items() for word in (f"--{name}", str(tmp_path / place))]
+    with pytest.raises(DataError, match=r"esmeray data convert .*missing.fasta.*: ended with code 3; its output is in"):
+        script.main([*folders, "--seeds", "0", "9", "1"])
+    assert "| 1 |" in (tmp_path / "public.md").read_text(), "the page has what was measured"
     assert script.main([*folders, "--seeds", "0", "1"]) == 0
+    assert MEASURED == [0, 9, 1], "a seed is measured once"
+    values = tmp_path / "public" / "toy_shares" / "1.json"
+    assert json.loads(values.read_text())["values"]["share"]["value"] == 0.6
     page = (tmp_path / "public.md").read_text()
     assert "| **0.550** (0.500 to 0.600) | 2 | 0.400 to 0.900 | 0.050 | others 0.75 |" in page
     assert "    esmeray data convert --data.source DATA/proteins.fasta --convert.store FOLDER/store" in page
@@ -52,16 +52,6 @@ def test_page_has_ours_beside_a_baseline_and_published_values_with_the_commands(
     assert (tmp_path / "public.png").read_bytes().startswith(b"\x89PNG")
     # Each link of the table leads to a section.
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(re.findall(r'<a id="([^"]+)">', page)) == {"toy-shares"}
-
-
-def test_a_seed_is_measured_once_and_a_page_resumes_where_it_failed(folders, tmp_path):
-    with pytest.raises(DataError, match=r"esmeray data convert .*missing.fasta.*: ended with code 3; its output is in"):
-        script.main([*folders, "--seeds", "0", "9", "1"])
-    assert "| 1 |" in (tmp_path / "public.md").read_text(), "the page has what was measured"
-    script.main([*folders, "--seeds", "0", "1"])
-    assert MEASURED == [0, 9, 1]
-    values = tmp_path / "public" / "toy_shares" / "1.json"
-    assert json.loads(values.read_text())["values"]["share"]["value"] == 0.6
 
 
 def test_residues_that_were_not_resolved_have_no_structure(tmp_path):

@@ -16,9 +16,11 @@ from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
 from esmeray.benchmarks.programs import processes, training_workload, worker_alone
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender
-from esmeray.benchmarks.stages import plan, runs, training
+from esmeray.benchmarks.stages import runs, training
 from esmeray.benchmarks.stages.training import OURS, TRAINER, Runs, prepare
 from esmeray.training.loop.building import Worker
+from tests.inference.embedding.jobs import write_proteins
+from tests.model.support import random_sequences
 from tests.worker_group import WorkerGroup
 
 
@@ -63,19 +65,15 @@ def called(function: str, arguments: dict[str, Any]) -> Any:
 def lasting_processes(monkeypatch: pytest.MonkeyPatch, worker_group: WorkerGroup) -> None:
     """What a stage calls in processes of its own is called in lasting ones: importing torch takes a new one longest."""
 
-    def both(function: str, *given: dict[str, Any]) -> list[Any]:
-        given = json.loads(json.dumps(given, default=asdict))
-        calls = [partial(called, function, arguments) for arguments in given]
-        return json.loads(json.dumps(worker_group.results(*calls), default=asdict))
-
     def call(function: str, **arguments: Any) -> Any:
-        # Transformers' Trainer leaves settings behind in its process.
-        return both(function, arguments)[0] if "worker_alone" in function else processes.call(function, **arguments)
+        if "worker_alone" not in function:  # transformers' Trainer leaves settings behind in its process
+            return processes.call(function, **arguments)
+        given = json.loads(json.dumps(arguments, default=asdict))
+        return json.loads(json.dumps(worker_group.results(partial(called, function, given)), default=asdict))[0]
 
     def run_program(command: list[str], environment: dict[str, str]) -> None:
         assert worker_group.results(partial(worker_alone.main, command[-1])) == [0]
 
-    monkeypatch.setattr(plan, "_both", both)
     monkeypatch.setattr(runs, "run_program", run_program)
     monkeypatch.setattr(training_workload, "call", call)
 
@@ -100,7 +98,9 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path)
 @pytest.mark.slow
 @pytest.mark.usefixtures("lasting_processes")
 def test_a_head_is_trained_from_cached_and_from_computed_features(tmp_path):
-    case = next(iter(runs.STAGE.cases(Setting(device="cpu", quick=True, folder=tmp_path))))  # type: ignore[arg-type]
+    fasta = write_proteins(tmp_path / "short.fasta", random_sequences([60] * 100))
+    setting = Setting(device="cpu", quick=True, folder=tmp_path, fasta=fasta)
+    case = next(iter(runs.STAGE.cases(setting)))  # type: ignore[arg-type]
     assert all(contender.run() > 0 for contender in case.contenders)
     assert "seconds of the run that computed the features" in case.facts
 
@@ -111,12 +111,3 @@ def test_runs_of_other_losses_are_no_comparison(tmp_path):
     head.compare([3.0, 2.0 + 1e-5])
     with pytest.raises(WrongWorkError):
         head.compare([3.0, 2.1])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("lasting_processes")
-def test_two_workers_and_their_plan_have_a_rate(tmp_path):
-    (case,) = plan.STAGE.cases(Setting(device="cpu", quick=True, folder=tmp_path))
-    assert all(contender.run() > 0 for contender in case.contenders)
-    assert 0 < case.facts["MFU alone"] < 1 and case.facts["Gbit/s"] > 0
-    assert not list(plan.STAGE.cases(Setting(device="cuda", quick=True, folder=tmp_path)))

@@ -67,11 +67,10 @@ def write_checkpoint(config: Config, store_checksum: str) -> None:
     (checkpoint / "manifest.json").write_text(manifest.model_dump_json())
 
 
-def records_of(kind: str, lengths: list[int]) -> list[str]:
-    """Labelled records of FASTA."""
+def records_of(lengths: list[int]) -> list[str]:
+    """Records of FASTA with a label for each residue."""
     sequences = random_sequences(lengths, 5)
-    labels = [("CEH" * 20)[: len(text)] if kind == "per_residue" else NAMES[kind][len(text) % 3] for text in sequences]
-    return [f">p{n} {label}\n{text}\n" for n, (label, text) in enumerate(zip(labels, sequences, strict=True))]
+    return [f">p{n} {('CEH' * 20)[: len(text)]}\n{text}\n" for n, text in enumerate(sequences)]
 
 
 def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(command, model, proteins, tmp_path):
@@ -141,13 +140,12 @@ def test_cropped_residues_do_not_count(evaluate, tmp_path):
     assert found["counts"]["records_cropped"] == 1
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
-def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_second_number(evaluate, tmp_path, kind):
-    records = records_of(kind, [20 + n for n in range(12)])
+def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_second_number(evaluate, tmp_path):
+    records = records_of([20 + n for n in range(12)])
     for name, chosen in {"training": records[:8], "new": records[8:], "both": records[5:]}.items():
         Path(f"{name}.fasta").write_text("".join(chosen))
     source = [str(tmp_path / "training.fasta")]
-    config = stored_in(tmp_path, kind, labels=HEADER, source=source, validation_share=0.0)
+    config = stored_in(tmp_path, "per_residue", labels=HEADER, source=source, validation_share=0.0)
     labelled = labelled_store(config)
     model = export_tiny(tmp_path / "model", config)
     printed, unknown = evaluate(model, "unknown", "--evaluate.input", "both.fasta")
@@ -165,26 +163,23 @@ def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_sec
     assert "The model was trained on 3 of these 7 records." in report and "| model, not trained on" in report
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
-def test_without_a_file_the_records_are_those_that_the_run_held_out(command, evaluate, tmp_path, kind):
-    Path("training.fasta").write_text("".join(records_of(kind, [20 + n for n in range(30)])))
-    labels = {**HEADER, "split": "hash" if kind == "per_residue" else "stratified"}
+def test_without_a_file_the_records_are_those_that_the_run_held_out(command, evaluate, tmp_path):
+    Path("training.fasta").write_text("".join(records_of([20 + n for n in range(30)])))
+    labels = {**HEADER, "split": "hash"}
     source = [str(tmp_path / "training.fasta")]
-    config = stored_in(tmp_path, kind, labels=labels, source=source, validation_share=0.3)
+    config = stored_in(tmp_path, "per_residue", labels=labels, source=source, validation_share=0.3)
     model = export_tiny(tmp_path / "model", config)
     _, found = evaluate(model, "evaluation-validation", "--evaluate.baselines", "true")
     labelled = labelled_store(config)
     held_out = labelled.validation.tolist()
     predictions = ClassifierPipeline.load(model, device="cpu").predict([labelled.store.text(n) for n in held_out])
-    targets = labelled.targets[held_out]
-    if kind == "per_residue":
-        targets = np.concatenate([labelled.residue_targets(n) for n in held_out])
+    targets = np.concatenate([labelled.residue_targets(n) for n in held_out])
     assert 0 < found["records"] == len(held_out) < 30
     assert found["metrics"]["accuracy"] == pytest.approx(np.mean(predictions.probabilities.argmax(1) == targets))
     assert "majority class" in found["baselines"]
     _, training = evaluate(model, "r", "--evaluate.part", "training")
     assert training["records"] == 30 - len(held_out)
-    Path("new.fasta").write_text("".join(records_of(kind, [50 + n for n in range(9)])))
+    Path("new.fasta").write_text("".join(records_of([50 + n for n in range(9)])))
     _, of_file = evaluate(model, "f", "--evaluate.input", "new.fasta", "--evaluate.baselines", "true")
     assert "majority class" in of_file["baselines"], "fitted on what the run was trained on"
     outcome = command(*EVALUATE, model, "--evaluate.part", "test")

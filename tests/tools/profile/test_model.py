@@ -14,7 +14,7 @@ from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
 from tests.runs import tiny_config
-from tests.tools.conftest import without_stacks
+from tests.tools.conftest import small_measurements, without_stacks
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
@@ -33,6 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_tiny(folder / "classifier", classifier_config(labels={"header_field": 1}))
     labelled_fasta(folder / "labelled.fasta", [30, 4, 90, 12, 90, 5])
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_measurements(monkeypatch)
 
 
 @pytest.fixture
@@ -125,11 +130,7 @@ def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: P
 
 
 @pytest.mark.usefixtures("process_group")
-def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tmp_path: Path, monkeypatch):
-    from esmeray.tools.profile import _training
-
-    monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)  # one short window
-    monkeypatch.setattr(_training, "TRACED_STEPS", 1)
+def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tmp_path: Path):
     config = tiny_config(tmp_path / "runs")
     (tmp_path / "mine.yaml").write_text(dump_config(config))
     outcome = command.done("profile", "model", tmp_path / "mine.yaml", "--profile.output", tmp_path / "out")
