@@ -22,6 +22,7 @@ FARTHEST_OFFSET = 32
 """Residues along the chain beyond which positions are not distinguished."""
 PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
 RESIDUE_FEATURES = 6
+_CA = 1
 _LONGEST_BOND = 2.5
 """Å between C of a residue and N of the next, beyond which the chain is broken there."""
 _AT_ONCE = 1 << 22
@@ -78,7 +79,7 @@ def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -
     other_chain = chains_T[indices] != chains_T[:, None]  # where an offset means nothing, and has a class of its own
     along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
     frames_T33 = _frames(atoms_TA3)
-    ca_T3 = atoms_TA3[:, 1]
+    ca_T3 = atoms_TA3[:, _CA]
     to_local = frames_T33.transpose(1, 2)[:, None]
     direction = (to_local @ functional.normalize(ca_T3[indices] - ca_T3[:, None], dim=-1)[..., None])[..., 0]
     orientation = (to_local @ frames_T33[indices]).flatten(2)
