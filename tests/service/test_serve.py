@@ -2,6 +2,8 @@
 replaced, and of what was asked before the signal that ends it."""
 
 import asyncio
+import datetime
+import ipaddress
 import os
 import signal
 import ssl
@@ -18,6 +20,9 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
@@ -53,12 +58,17 @@ def mark(app):
 
 def write_certificate(folder: Path) -> dict[str, str]:
     """A certificate of 127.0.0.1 that vouches for itself."""
-    files = {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
-    written = ["-out", files["tls_certificate"], "-keyout", files["tls_key"], "-nodes", "-days", "1"]
-    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", *written, *name]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+    key = ec.generate_private_key(ec.SECP256R1())
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(private)
+    return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
 
 
 @dataclass
