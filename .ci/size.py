@@ -22,24 +22,24 @@ COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
     ".": 17,
     ".ci": 89,
-    "alignment": 242,
-    "benchmarks": 3_450,
-    "cluster": 661,
-    "common": 867,
-    "dataset": 5_451,
+    "alignment": 238,
+    "benchmarks": 3_237,
+    "cluster": 653,
+    "common": 859,
+    "dataset": 5_394,
     "esmeray": 37,
-    "function": 873,
-    "inference": 5_347,
-    "model": 2_408,
-    "monitoring": 1_581,
-    "run_folder": 726,
-    "service": 2_090,
-    "tasks": 1_799,
-    "tests": 19_709,
-    "tools": 2_284,
+    "function": 871,
+    "inference": 5_262,
+    "model": 2_327,
+    "monitoring": 1_555,
+    "run_folder": 723,
+    "service": 2_072,
+    "tasks": 1_767,
+    "tests": 18_980,
+    "tools": 2_276,
     "train_config": 255,
-    "training": 2_491,
-    "tuning": 1_225,
+    "training": 2_465,
+    "tuning": 1_222,
 }
 """Statements of each room, and of the modules beside them (``.``)."""
 
@@ -113,7 +113,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     yield "statements outside tests", rooms.total(), sum(BUDGETS.values()) - BUDGETS["tests"], f"{in_tests:,} in tests"
     trees = {file: tree for file, tree in every.items() if room_of(file) != "tests"}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 586, ""
+    yield "lines that hold two thoughts", sum(map(holds_two_thoughts, nodes)), 573, ""
     counts = [code_and_comments(texts[file], tree) for file, tree in trees.items()]
     code, comments = (sum(column) for column in zip(*counts, strict=True))
     yield "lines of code to a comment", code / comments, 100 / 6, f"{100 * comments / code:.1f} comments to 100 lines"

@@ -112,16 +112,28 @@ class Client:
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
-        for answer in self._answers(sequences, "/v1/classify", {}, "application/json"):
+        for answer in self._answers(_requests(sequences), "/v1/classify", {}, "application/json"):
             yield from answer.json()["data"]
 
     def search(
-        self, sequences: Iterable[GivenSequence], *, index: str | None = None, top_k: int = 10
+        self,
+        sequences: Iterable[GivenSequence] | None = None,
+        *,
+        ids: Sequence[str] = (),
+        index: str | None = None,
+        top_k: int = 10,
     ) -> Iterator[dict[str, Any]]:
-        """Id and neighbours (rank, id, score) of each, in order; see ``/v1/search``. ``index``: None for the first."""
+        """Id and neighbours (rank, id, score) of each, in order; see ``/v1/search``.
+
+        ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
+        """
         fields = {"index": index, "top_k": top_k}
         most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // top_k))
-        for answer in self._answers(sequences, "/v1/search", fields, "application/json", most):
+        if sequences is None:
+            requests: Iterator[dict[str, Any]] = ({"ids": ids[at : at + most]} for at in range(0, len(ids), most))
+        else:
+            requests = _requests(sequences, most)
+        for answer in self._answers(requests, "/v1/search", fields, "application/json"):
             yield from answer.json()["data"]
 
     def models(self) -> list[dict[str, Any]]:
@@ -133,7 +145,7 @@ class Client:
         Raises DataError for a request that is refused, ResourceError where the service can't be reached.
         """
         # Arrow: a quarter of the bytes of JSON, and nothing to parse.
-        for answer in self._answers(sequences, "/v1/encode", {"output": output}, ARROW):
+        for answer in self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW):
             table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
             yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
 
@@ -158,18 +170,13 @@ class Client:
         self.close()
 
     def _answers(
-        self,
-        sequences: Iterable[GivenSequence],
-        path: str,
-        fields: dict[str, Any],
-        accept: str,
-        most: int | None = None,
+        self, requests: Iterable[dict[str, Any]], path: str, fields: dict[str, Any], accept: str
     ) -> Iterator[httpx.Response]:
-        """Answers in order, while later requests, of so many sequences at most, are on their way."""
+        """Answers in order, while later requests are on their way."""
         waiting: deque[Future[httpx.Response]] = deque()
         try:
-            for records in _requests(sequences, most or REQUEST_SEQUENCES):
-                body = {"sequences": records, "model": self._model, **fields}
+            for asked in requests:
+                body = {**asked, "model": self._model, **fields}
                 waiting.append(self._sent("POST", path, json=body, headers={"Accept": accept}))
                 # The oldest first: answers come in order, and no more than these are held in memory.
                 if len(waiting) >= self._concurrency:
@@ -217,19 +224,19 @@ class Client:
             tries += 1
 
 
-def _requests(sequences: Iterable[GivenSequence], most: int) -> Iterator[list[dict[str, str]]]:
+def _requests(sequences: Iterable[GivenSequence], most: int = REQUEST_SEQUENCES) -> Iterator[dict[str, Any]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):
         name, sequence = (str(number), record) if isinstance(record, str) else record
         # Below the service's default limits on both, or it would refuse the request with 413.
         if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
-            yield records
+            yield {"sequences": records}
             records, residues = [], 0
         records.append({"id": name, "sequence": sequence})
         residues += len(sequence)
     if records:
-        yield records
+        yield {"sequences": records}
 
 
 def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:

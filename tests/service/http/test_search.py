@@ -52,6 +52,8 @@ def test_sequences_and_ids_give_the_neighbours_of_the_index_itself(serving: Serv
         assert [item["neighbours"] for item in by_client.search(SEQUENCES, top_k=5)] == [
             item["neighbours"] for item in answer.json()["data"]
         ]
+        items = by_client.search(ids=ids, top_k=12_000)
+        assert [len(item["neighbours"]) for item in items] == [39, 39], "by a request for each"
     listed = client.get("/v1/models").json()["data"]
     assert [[one["name"] for one in model["indexes"]] for model in listed] == [["proteins"], [], [], []]
 
