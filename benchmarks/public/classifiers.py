@@ -31,7 +31,7 @@ def _of(evaluation: dict) -> list[tuple[str, float]]:
 def _locations(work: Work) -> dict[str, Value]:
     labels = ["--data.labels.header_pattern", r"^\S+ (?P<label>\S+)-[MSU]\b", "--data.labels.split", "files"]
     files = ["--data.labels.validation_source", work.data / "deeploc_valid.fasta.gz"]
-    training = ["--training.epochs", 14, "--training.warmup_steps", 50]
+    training = ["--training.epochs", 8, "--training.warmup_steps", 50]
     source = ["--data.source", work.data / "deeploc_train.fasta.gz", "--data.labels.unseen_labels", "skip"]
     return _evaluated(work, "protein_classifier", *source, *labels, *files, *training, name="deeploc")
 
@@ -50,9 +50,8 @@ def _structure(work: Work) -> dict[str, Value]:
     labels = ["--data.labels.kind", "per_residue", "--data.labels.split", "column"]
     split = ["--data.labels.split_column", "split"]
     model = ["--model.classifier.pooling", "mean", "--model.classifier.dropout", 0.1]
-    size = [] if work.weights else ["--model.backbone.hidden_size", 128]
-    training = ["--training.epochs", 6, "--training.evaluate_every_steps", 200]
-    settings = [*columns, *labels, *split, *model, *size, *training]
+    training = ["--training.epochs", 3, "--training.evaluate_every_steps", 200]
+    settings = [*columns, *labels, *split, *model, *training]
     return _evaluated(work, "protein_classifier", "--data.source", table, *settings, name="structure")
 
 

@@ -2,18 +2,13 @@
 
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
-SETTINGS = (
-    "--batch.tokens 4096 --batch.global_tokens 8192 --training.max_steps 600 --training.warmup_steps 60 "
-    "--training.evaluate_every_steps 200 --checkpoint.every_steps 200"
-)
-
 
 def _recovery(work: Work) -> dict[str, Value]:
     chains = work.data / "structures"
     held_out = ["--data.structures.validation_source", chains / "valid"]
     places = ["--run.name", "design", "--run.storage_path", work.folder, "--run.seed", work.seed]
     sources = ["--data.source", chains / "train", *held_out]
-    work.run("train", "--config", "train_config/structdiff.yaml", *places, *sources, *SETTINGS.split(), *work.backbone)
+    work.run("train", "--config", "train_config/structdiff.yaml", *places, *sources, *work.backbone)
     test = work.folder / "test_store"
     if not test.exists():  # of a seed that was stopped
         work.run("data", "structures", "--data.source", chains / "test", "--structures.store", test)
