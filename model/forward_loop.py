@@ -6,7 +6,7 @@ batch is made of, and what is computed, is the caller's.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, starmap
+from itertools import islice
 
 import numpy as np
 import torch
@@ -56,7 +56,9 @@ class ForwardLoop:
             # and while the caller takes the rows. One is enough; each more would hold the outputs of a batch.
             while len(launched) > 1:
                 yield _fetched(*launched.popleft())
-        yield from starmap(_fetched, launched)
+        # Taken off first: what the caller works on is not held here beside it.
+        while launched:
+            yield _fetched(*launched.popleft())
 
     def _launched(self, group: Sequence[Indices]) -> list[tuple[Indices, HostCopy]]:
         """Batches on the device, in halves if they are out of memory."""

@@ -46,7 +46,7 @@ def attend(
 
         # Named only where it is needed: torch 2.11 does not know it.
         grouped: Any = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        return varlen_attn(  # type: ignore[return-value]  # one kernel for all sequences, with no synchronisation
+        out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
             query,
             key,
             value,
@@ -58,6 +58,8 @@ def attend(
             window_size=(-1, 0) if causal else (-1, -1),
             **grouped,
         )
+        assert isinstance(out_THd, Tensor)
+        return out_THd
     # The CPU's kernel knows neither a causal mask nor dropout.
     if not causal and dropout == 0.0 and kernel_takes(query, key):
         return cpu_attention(query, key, value, cu_seqlens, scaling)

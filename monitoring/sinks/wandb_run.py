@@ -44,7 +44,8 @@ class WandbFollowers:
     def close(self, timeout_s: float = math.inf) -> None:
         """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
         for _, process in self._followers:
-            process.stdin.close()  # type: ignore[union-attr]  # of all before one is waited for: they end side by side
+            assert process.stdin is not None
+            process.stdin.close()  # of all before one is waited for: they end side by side
         # Offline, the time in which Python has imported wandb and written its file, on a loaded machine.
         limit_s = 60.0 if self._section.mode == "offline" else self._section.finish_timeout_s
         for thread, process in self._followers:
@@ -78,8 +79,9 @@ class WandbFollowers:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a follower, whenever that is, and report what went wrong."""
-        with process.stdout as replies:  # type: ignore[union-attr]
-            problem = replies.read().decode(errors="replace").strip()
+        assert process.stdout is not None
+        with process.stdout:
+            problem = process.stdout.read().decode(errors="replace").strip()
         if process.wait() != 0 or problem:
             self._report(problem or f"its process ended with code {process.returncode}")
 
