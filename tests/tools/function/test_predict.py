@@ -1,11 +1,10 @@
 """Training and predicting functions from the command line."""
 
 import json
+import multiprocessing
+import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from esmeray.function.ontology import read_ontology
 from esmeray.function.sample import NAMESPACES
 from esmeray.function.submission import check_submission
 from esmeray.inference.function import prediction
+from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
@@ -49,6 +49,12 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(prediction, "_BLOCK", 8)
 
 
+def killed_at_a_checkpoint(words: list[str]) -> None:
+    """The command, whose process ends as soon as its first checkpoint is complete."""
+    CheckpointStore.write_latest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    run(esmeray, words)
+
+
 def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
     """The words of the command."""
     return ["function", "predict", run, "--predict.input", source, "--predict.output", output, *options]
@@ -62,13 +68,10 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, command):
-    start = [sys.executable, "train_ray.py", *in_folder(tmp_path)[1:]]
-    process = subprocess.Popen(start, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    checkpoints = tmp_path / "function" / "checkpoints"
-    while process.poll() is None and not list(checkpoints.glob("step-*/manifest.json")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process = multiprocessing.get_context("spawn").Process(target=killed_at_a_checkpoint, args=(in_folder(tmp_path),))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     outcome = command.done(*in_folder(tmp_path))
     assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
     assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
