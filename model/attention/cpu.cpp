@@ -1,10 +1,10 @@
 // Attention within each sequence of a packed batch, forward and backward, on the CPU.
 //
-// A task is one sequence and one head. Sixteen queries stand in the lanes of a vector, so that sum and exponential of the
-// softmax need no operation across lanes (online softmax: Milakov and Gimelshein 2018; recomputed backward: Dao et al. 2022,
-// algorithm 4). Keys and values are copied once for each task, rotated (RoFormer, Su et al. 2021)
-// and laid out for the one inner loop, `accumulate`, that does every product here. With bf16 and AVX512-BF16 that loop
-// multiplies pairs, with AMX tiles of pairs; elsewhere it is written in the compiler's vector types, which any processor has.
+// A task is one sequence and one head. As many queries as a vector register has lanes stand in one, so that sum and exponential
+// of the softmax need no operation across lanes (online softmax: Milakov and Gimelshein 2018; recomputed backward: Dao et al.
+// 2022, algorithm 4). Keys and values are copied once for each task, rotated (RoFormer, Su et al. 2021) and laid out
+// for the one inner loop, `accumulate`, that does every product here. With bf16 and AVX512-BF16 that loop multiplies pairs,
+// with AMX tiles of pairs; elsewhere it is written in the compiler's vector types, which any processor has.
 //
 // Legend: T tokens in the batch, L of a sequence, H heads, d channels of a head: HEAD, fixed when this is compiled, so that
 // every loop over channels is unrolled.
@@ -26,10 +26,16 @@
 namespace {
 
 constexpr int64_t d = HEAD;
-constexpr int LANES = 16;  // queries of a block
+// Queries of a block, as many as a register holds: GCC keeps sums of wider vectors in memory, which is eight times as slow.
 #ifdef __AVX512DQ__
+constexpr int LANES = 16;
 constexpr int BLOCKS = 2;  // at once in the forward pass: they share what is loaded, and wait less for each other's sums
 #else
+#ifdef __AVX__
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 constexpr int BLOCKS = 1;
 #endif
 constexpr int KEYS = 128;  // keys between two additions to the output
