@@ -166,7 +166,7 @@ BENCHMARKS = (
         ),
         baseline="align, Smith-Waterman with BLOSUM62",
         source="progres' searching.txt files, the 400 test queries",
-        differs="published values are of the test queries; ESM-2 and ProtT5 start from trained weights. Ours know their "
+        differs="published values are of the test queries; ESM-2 and ProtT5 start from trained weights. Ours know the "
         "training domains by heart, and no others: alone they find little, and carry hits of align further",
         measure=sensitivities,
     ),
