@@ -41,7 +41,7 @@ RECIPE = (
     "--config train_config/protein_classifier.yaml --model.backbone.source bert --model.backbone.layers 1 "
     "--model.backbone.hidden_size 128 --model.tokenizer.source train --model.tokenizer.vocabulary_size 16384 "
     "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0 "
-    "--batch.global_tokens 4096 --training.epochs 8 --training.warmup_steps 50 "
+    "--batch.global_tokens 4096 --training.epochs 12 --training.warmup_steps 50 "
     "--ray.num_workers 1"
 )
 _FOLLOWED = 30
