@@ -114,11 +114,10 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
     sizes = {folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for folder in folders}
     for folder in folders:
         if sum(sizes.values()) > room:
-            with suppress(BlockingIOError):  # a process uses it
-                lock = take_lock(folder.with_suffix(".used"), 0)
+            # Where a process uses it, it stays.
+            with suppress(BlockingIOError), os.fdopen(take_lock(folder.with_suffix(".used"), 0)):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.with_suffix(".used").unlink()
-                os.close(lock)
                 del sizes[folder]
     if sum(sizes.values()) > room:
         raise ResourceError(f"{uri}: {needed / 1e9:.3g} GB have no place in {root}: raise storage.cache_gb")

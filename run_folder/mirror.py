@@ -187,8 +187,9 @@ class RunMirror:
                 self._idle.set()
 
     def _follow(self) -> None:
-        with suppress(BlockingIOError):  # worker 0 uses this folder
-            lock = take_lock(self.run.first_worker, 0)
+        # Where worker 0 uses this folder, nothing is to be done. Closed also after an error, or no later look would get
+        # the lock.
+        with suppress(BlockingIOError), os.fdopen(take_lock(self.run.first_worker, 0)):
             items, before = listing(self._uri), self._followed
             followed = [name for name in items if name in (_METRICS, _OUTCOME) or name.endswith(f"/{MANIFEST}")]
             self._fetch(items, [name for name in followed if items[name] != before.get(name)])
@@ -196,7 +197,6 @@ class RunMirror:
             for name in _REQUESTS:
                 if (self.run.path / name).exists():
                     upload(self.run.path / name, f"{self._uri}/{name}")
-            os.close(lock)
 
     def _upload(self) -> bool:
         """Upload what there is; returns whether worker 0 waits for the part of another node."""

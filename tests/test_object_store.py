@@ -215,6 +215,7 @@ def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_
         run.config.write_text("")
         driver = RunMirror(run)
         driver.begin()
+    store.fault = failing("half", on="undisturbed/tiny/metrics.jsonl")  # for the driver, which looks again
     worker_group.run(train_rank, expected.model_dump(), tmp_path, "undisturbed", 8)
     driver.wait()
     assert run.read_outcome() == Outcome("finished", 8, "trained 8 steps", 0), "worker 0 was on another node"
@@ -241,12 +242,11 @@ def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_
         shards = {path.name[:15] for path in run_folder(config).checkpoints.rglob("*optim_states.pt")}
         assert shards == {f"zero_pp_rank_{name[-1]}_"}
     use_node("others-0", tmp_path)
-    (resumed,) = events(config, "resumed")
-    assert resumed["step"] == 6
+    assert [event["step"] for event in events(config, "resumed")] == [6]
     weights = exported_weights(config)
     losses = train_losses(config)
-    metrics = run_folder(config).metrics
-    assert listing("s3://bucket/apart/tiny")["metrics.jsonl"]["size"] == metrics.stat().st_size, "no older copy"
+    size = run_folder(config).metrics.stat().st_size
+    assert listing("s3://bucket/apart/tiny")["metrics.jsonl"]["size"] == size, "no older copy"
     use_node("undisturbed-0", tmp_path)
     assert losses == train_losses(expected)
     assert all(torch.equal(weights[name], weight) for name, weight in exported_weights(expected).items())
