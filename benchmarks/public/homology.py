@@ -2,9 +2,9 @@
 
 The encoder is a classifier of the training part's superfamilies, less :data:`TUNING` of its domains, which choose the
 weights of the blend. Its tokens are frequent pieces of proteins, each with a vector of its own: so it knows its
-training domains after minutes, where one of single residues has not begun to after an hour. Queries are the validation
-domains, the database all domains. Values are those of ``embed evaluate``; published ones (progres' searching.txt files)
-are of 400 other queries, the test part of the same split.
+training domains after a few epochs, in which one of single residues has not begun to (results/homology.md). Queries are
+the validation domains, the database all domains. Values are those of ``embed evaluate``; published ones (progres'
+searching.txt files) are of 400 other queries, the test part of the same split.
 
 The blend follows the hits of align: a domain scores as high as its own hit, or as the product of a hit and of how close
 its vector lies to the hit's. So what aligns with one member of a group finds the others.
@@ -41,8 +41,7 @@ RECIPE = (
     "--config train_config/protein_classifier.yaml --model.backbone.source bert --model.backbone.layers 1 "
     "--model.backbone.hidden_size 128 --model.tokenizer.source train --model.tokenizer.vocabulary_size 16384 "
     "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0 "
-    "--batch.global_tokens 4096 --training.epochs 12 --training.warmup_steps 50 "
-    "--ray.num_workers 1"
+    "--batch.global_tokens 4096 --training.epochs 12 --training.warmup_steps 50 --ray.num_workers 1"
 )
 _FOLLOWED = 30
 """Hits of align that the blend goes on from."""

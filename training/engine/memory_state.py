@@ -118,10 +118,9 @@ def sweep(living: Iterable[Path] = ()) -> None:
     # A lock that can be had is of a process that has ended, however it did.
     for lock in chain(*locks):
         if lock.parent not in living:
-            with suppress(OSError):  # held, or another user's
-                descriptor = take_lock(lock, 0)
+            # Where it is held, or another user's, it stays.
+            with suppress(OSError), os.fdopen(take_lock(lock, 0)):
                 shutil.rmtree(lock.parent)
-                os.close(descriptor)
                 lock.parent.parent.rmdir()
 
 
