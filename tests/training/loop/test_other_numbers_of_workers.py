@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,16 +25,17 @@ from tests.training.runs import (
 
 WORKERS = (2, 1, 3)
 """One after the other, two steps each, of three batches: one of two workers takes one that counts for nothing."""
-RUNS = ["stage 0", "stage 1", "muon 2", "layout 3", "dropout"]
+RUNS = ["stage 0", "muon 2", "layout 3", "dropout 1"]
+"""Of DeepSpeed's stages, with what depends on how parameters are cut, or on chance."""
+LOST_UNDER = (2, 3)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def turn_of(name: str, folder: Path, store_path: str) -> Turn:
-    """A run on its store; ``layout``: with settings that the layout of shards depends on."""
-    stage = int(name[-1]) if name[-1].isdigit() else 2
+    """A run on its store, under the stage that ends its name; ``layout``: with settings that shards depend on."""
     changes = {
-        "deepspeed": {"stage": stage},
+        "deepspeed": {"stage": int(name[-1])},
         "model": {"task": "masked_lm"},
         "batch": {"global_tokens": 3 * 256},
         "training": {"max_steps": 6, "evaluate_every_steps": 100, "precision": name[:4] if "bf16" in name else "fp32"},
@@ -45,27 +47,56 @@ def turn_of(name: str, folder: Path, store_path: str) -> Turn:
         folder.mkdir()
         changes["deepspeed"]["config"] = str(folder / "layout.yaml")
         (folder / "layout.yaml").write_text("zero_optimization: {sub_group_size: 1000, parameter_alignment: true}\n")
-    if name == "dropout":
+    if name.startswith("dropout"):
         changes["model"] = {"diffusion": {"encoder": {"dropout": 0.2}}}
         return Turn(*diffusion_config(folder, **changes))
     return Turn(tiny_config(folder, **changes), store_path)
 
 
+@contextmanager
+def faults(shared_memory: Path, nan_in: set[int], lost_in: int, rank: int) -> Iterator[None]:
+    with mock.patch.object(memory_state, "SHARED_MEMORY", shared_memory), nan_in_steps(nan_in), lost_in_step(lost_in):
+        yield
+
+
+def rewound(stage: int, folder: Path, store_path: str, nan_in: set[int], lost_in: int = 0) -> Turn:
+    """A run with copies in memory that rewinds after two steps in a row that were not finite."""
+    config = turn_of(f"stage {stage}", folder, store_path).config
+    training = config.training.model_copy(update={"max_nonfinite_steps": 2, "on_divergence": "rewind"})
+    checkpoint = config.checkpoint.model_copy(update={"memory_every_steps": 1})
+    config = config.model_copy(update={"training": training, "checkpoint": checkpoint})
+    # A folder of its own for the copies: the start of any other run sweeps them.
+    return Turn(config, store_path, partial(faults, folder, nan_in, lost_in))
+
+
 @pytest.fixture(scope="module")
 def trained(worker_group, store_path, tmp_path_factory) -> dict[str, dict[str, Config]]:
-    """The runs by name: with one worker, with two, and with changing numbers."""
+    """The runs by name: with one worker, with two, with changing numbers, and with a worker or its shard lost.
+
+    Each number of workers once, for all runs: a group of them takes seconds to start.
+    """
     root = tmp_path_factory.mktemp("trained")
 
     def turns(kind: str, *names: str) -> dict[str, Turn]:
         return {name: turn_of(name, root / f"{kind} {name}", store_path) for name in names}
 
-    kinds = {"one": turns("one", "muon 2", "bf16 2")}
+    def rewinding(kind: str, *faults: Any) -> dict[str, Turn]:
+        return {f"stage {stage}": rewound(stage, root / f"{kind} {stage}", store_path, *faults) for stage in LOST_UNDER}
+
+    kinds = {"one": turns("one", "muon 2", "bf16 2"), "damaged": turns("damaged", "muon 2")}
     kinds |= {kind: turns(kind, *RUNS, "bf16 2") for kind in ("two", "changing")}
+    kinds |= {"kept": rewinding("kept", {2, 3}), "lost one": rewinding("lost one", set(), 4)}
+    (damaged,) = kinds["damaged"].values()
+    at_first = [damaged._replace(stop_at=4), *kinds["kept"].values(), *kinds["lost one"].values()]
+    then = [damaged, *rewinding("lost one", {0, 1}).values()]
+    besides = {1: [*kinds["one"].values(), *then], 2: [*kinds["two"].values(), *at_first]}
     for number, workers in enumerate(WORKERS, start=1):
         stop_at = None if number == len(WORKERS) else 2 * number
         changing = [turn._replace(stop_at=stop_at) for turn in kinds["changing"].values()]
-        whole = kinds.get({1: "one", 2: "two"}.get(workers, ""), {})
-        train_in_turn(worker_group, workers, *whole.values(), *changing)
+        train_in_turn(worker_group, workers, *besides.get(workers, ()), *changing)
+        if workers == 2:
+            damage(run_folder(damaged.config).checkpoints / "step-00000004", "*zero_pp_rank_1*optim_states.pt")
+    assert not [*root.glob("*/esmeray-*")], "copies in memory of either number of workers are gone"
     return {kind: {name: turn.config for name, turn in of_kind.items()} for kind, of_kind in kinds.items()}
 
 
@@ -75,7 +106,7 @@ def test_run_with_changing_numbers_of_workers_is_the_one_that_kept_them(trained,
     assert [event["workers"] for event in events(changing, "resumed")] == list(WORKERS[1:])
     assert len(train_losses(changing)) == 6
     # AdamW divides a gradient by its own size, so that rounding shows where it is near 0.
-    assert_same_to_rounding(changing, trained["two"][name], atol=2e-4 if name == "dropout" else 1e-5)
+    assert_same_to_rounding(changing, trained["two"][name], atol=2e-4 if name == "dropout 1" else 1e-5)
 
 
 def test_two_workers_match_one_and_their_shards_are_the_exported_weights(trained, tmp_path):
@@ -92,40 +123,16 @@ def test_in_bf16_it_differs_about_as_much_as_runs_of_one_and_of_two_workers_do(t
     assert max(abs(changing[step] - two[step]) for step in two) <= 2 * difference
 
 
-def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(
-    trained, worker_group, store_path, tmp_path: Path
-):
-    turn = turn_of("stage 1", tmp_path, store_path)
-    train_in_turn(worker_group, 2, turn._replace(stop_at=4))
-    damage(run_folder(turn.config).checkpoints / "step-00000004", "*zero_pp_rank_1*optim_states.pt")
-    train_in_turn(worker_group, 1, turn)
-    assert "step-00000004 can't be used" in events(turn.config, "warning")[0]["message"]
-    assert events(turn.config, "resumed")[0]["step"] == 2
-    assert_same_to_rounding(turn.config, trained["two"]["stage 1"])
+def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(trained):
+    (damaged,) = trained["damaged"].values()
+    assert "step-00000004 can't be used" in events(damaged, "warning")[0]["message"]
+    assert events(damaged, "resumed")[0]["step"] == 2
+    assert_same_to_rounding(damaged, trained["two"]["muon 2"])
 
 
-@contextmanager
-def faults(shared_memory: Path, nan_in: set[int], lost_in: int, rank: int) -> Iterator[None]:
-    with mock.patch.object(memory_state, "SHARED_MEMORY", shared_memory), nan_in_steps(nan_in), lost_in_step(lost_in):
-        yield
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_run_that_lost_a_worker_takes_no_copy_in_memory_and_rewinds_to_a_checkpoint_of_more_workers(
-    stage, worker_group, store_path, tmp_path: Path
-):
-    attempts = {"kept": [(2, {2, 3}, 0)], "lost one": [(2, set(), 4), (1, {0, 1}, 0)]}
-    runs = {}
-    for name, parts in attempts.items():
-        turn = turn_of(f"stage {stage}", tmp_path / name, store_path)
-        training = turn.config.training.model_copy(update={"max_nonfinite_steps": 2, "on_divergence": "rewind"})
-        checkpoint = turn.config.checkpoint.model_copy(update={"memory_every_steps": 1})
-        runs[name] = turn.config.model_copy(update={"training": training, "checkpoint": checkpoint})
-        for workers, nan_in, lost_in in parts:
-            disturbance = partial(faults, tmp_path, nan_in, lost_in)
-            train_in_turn(worker_group, workers, Turn(runs[name], store_path, disturbance))
-    lost_one = runs["lost one"]
+@pytest.mark.parametrize("stage", LOST_UNDER)
+def test_run_that_lost_a_worker_takes_no_copy_in_memory_and_rewinds_to_a_checkpoint_of_more_workers(trained, stage):
+    lost_one, kept = (trained[kind][f"stage {stage}"] for kind in ("lost one", "kept"))
     assert [event["checkpoint"] for event in events(lost_one, "resumed")] == ["step-00000002"]
     assert [event["step"] for event in events(lost_one, "rewound")] == [4]
-    assert_same_to_rounding(lost_one, runs["kept"])
-    assert not [*tmp_path.glob("esmeray-*")], "copies of either number of workers are gone"
+    assert_same_to_rounding(lost_one, kept)
