@@ -43,12 +43,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_with_loader_processes_too(
     tmp_path: Path, process_group, loader_processes
 ):
     whole, path = diffusion_config(tmp_path / "whole")
-    stopped, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 2})
+    stopped, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 1})
     assert train(whole, path).status == "finished"
     stop_after(stopped, path, 4)
     train(stopped, path)
     assert_same_run(stopped, whole)
-    assert len(loader_processes) == 2 * 2, "two when it was begun and two when it was resumed"
+    assert len(loader_processes) == 2, "one of each start"
 
 
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
