@@ -74,11 +74,6 @@ def masked_batch(sequences: Sequence[str], shares: Sequence[float], seed: int = 
     )
 
 
-def without_targets(batch: PackedBatch) -> PackedBatch:
-    """A filler: every token is ignored."""
-    return batch.adding({TARGETS: torch.full_like(batch.by_token[TARGETS], IGNORED_TARGET)})
-
-
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
 
 

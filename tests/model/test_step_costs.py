@@ -27,6 +27,7 @@ from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.training.engine.engine import prepare_layers
 from esmeray.training.section import TrainingSection
 from tests.model.support import (
+    TINY_AUTOENCODER,
     Operators,
     assert_near,
     build_model,
@@ -38,6 +39,11 @@ from tests.model.support import (
 from tests.tasks.test_classifier_model import KINDS, LENGTHS, POOLINGS, build, labelled, with_targets
 
 TASKS = ["masked_lm", "autoencoder"]
+LOSSES = {
+    "no residue loss": {"residue_loss_weight": 0.0},
+    "cosine loss": {"feature_loss_weight": 0.0, "cosine_loss_weight": 1.0},
+}
+RESIDUE_MODELS = [*TASKS, "frozen", *LOSSES]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
 
 
@@ -51,14 +57,16 @@ def one_thread() -> Iterator[None]:
 
 
 def model_of(name: str) -> TaskModel:
-    """A task on residues, a classifier of this kind, or one with this pooling."""
-    if name in TASKS:
-        return build_model(tiny_section(name), seed=0)
+    """A task on residues or a variant of the autoencoder, a classifier of this kind, or one with this pooling."""
+    if name in RESIDUE_MODELS:
+        section = tiny_section("masked_lm" if name == "masked_lm" else "autoencoder", frozen=name == "frozen")
+        autoencoder = TINY_AUTOENCODER.model_copy(update=LOSSES.get(name, {}))
+        return build_model(section.model_copy(update={"autoencoder": autoencoder}), seed=0)
     return build(pooling=name) if name in POOLINGS else build(name)
 
 
 def batch_of(name: str, lengths: list[int]) -> PackedBatch:
-    if name not in TASKS:
+    if name not in RESIDUE_MODELS:
         return labelled(name if name in KINDS else "multiclass", lengths)
     batch = masked_batch(random_sequences(lengths), [0.2] * len(lengths))
     return replace(batch, target_positions=batch.find_targets())
@@ -79,6 +87,16 @@ def test_fillers_change_no_metric_and_no_gradient(name):
     for alone, filled in zip(gradients(model, batch), gradients(model, filled_batch), strict=True):
         assert alone.keys() == filled.keys()
         assert_near(list(filled.values()), list(alone.values()), tolerance=1e-6 if INTEL else 0.0)
+
+
+@pytest.mark.parametrize("name", [*RESIDUE_MODELS, *KINDS, *POOLINGS[1:]])
+def test_a_filler_alone_has_no_loss_and_gives_every_weight_a_gradient_of_zero(name):
+    model = model_of(name).train()
+    output = model(batch_of(name, [9, 5]).without_targets())
+    output.loss_sum.backward()
+    assert output.loss_sum == 0 and output.num_targets == 0
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
+    assert model.metrics(output.metrics) == {}
 
 
 @pytest.mark.parametrize("name", ["masked_lm", *POOLINGS])

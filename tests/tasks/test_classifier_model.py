@@ -134,20 +134,6 @@ def test_metrics_of_numbers_are_those_of_the_known_ones_and_a_column_that_does_n
 
 
 @pytest.mark.parametrize(
-    ("kind", "pooling"), [*((kind, "mean") for kind in KINDS), ("multiclass", "max"), ("multiclass", "light_attention")]
-)
-def test_a_batch_without_targets_gives_zero_loss_and_zero_gradients(kind, pooling):
-    model = build(kind, pooling=pooling, head="mlp").train()
-    batch = with_targets(batch_of_lengths([2, 9]), kind)
-    batch.targets.fill_(math.nan if batch.targets.is_floating_point() else IGNORED_TARGET)
-    output = model(batch.adding(by_sequence={WEIGHTS: torch.zeros(2)}))
-    output.loss_sum.backward()
-    assert output.loss_sum == 0 and output.num_targets == 0
-    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters() if p.requires_grad)
-    assert model.metrics(output.metrics) == {}
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"kind": "per_residue", "pooling": "max"}, "residues are not pooled"),
