@@ -19,17 +19,13 @@ from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.common.text import last_line
 from esmeray.installation import python_path
-from esmeray.train_config.loading import dump_config, load_settings
+from esmeray.train_config.loading import dump_config
 from esmeray.training.launch.elastic import fit
 from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, read_trials, settings_text
 from esmeray.tuning.results import Results, describe
 from esmeray.tuning.search import Search
-from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
 from esmeray.tuning.trainable import MeasuredTrial, placement
-
-_STATE = "tuner.pkl"
-"""The file from which Ray Tune (2.60) restores an experiment."""
 
 
 class Progress(tune.Callback):
@@ -79,8 +75,6 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         _check_hardware(folder)
         nodes = connection.cluster_resources()
         space = make_space(job, nodes, data_tokens)
-        if not folder.tune.exists() or load_settings(TuneConfig, folder.tune) != search:
-            (folder.ray_tune / _STATE).unlink(missing_ok=True)  # it has the limits of before
         folder.clear_requests()
         # Written only now, when nothing can be refused any more: the next search is compared with them.
         write_atomically(folder.config, dump_config(job.config))
@@ -95,32 +89,13 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
 
 def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signals: StopSignals) -> Exception | None:
     _prepare_ray_tune()
-    state = job.folder.ray_tune / _STATE
-    sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
-    trainable = tune.with_parameters(sized, job=job, workers=space.workers)
-    restores = state.exists()
-    tuner = tune.Tuner.restore(str(state.parent), trainable) if restores else _new_tuner(job, space, nodes, trainable)
-    signals.hand_over(job.folder.request_stop, "stopping after the trials measured so far")
-    error = fit(tuner.fit, signals)
-    if signals.received:
-        return error
-    # Ray Tune resumes no experiment that ended, and none whose state was half written when the search was killed: the
-    # next one begins on what the trials' files say.
-    state.unlink(missing_ok=True)
-    if error is None:
-        return None
-    refusal = _refusal_behind(error)
-    if refusal is None and restores:
-        return _run_trials(job, space, nodes, signals)
-    return refusal or ResourceError(f"the search failed: {last_line(error)}")
-
-
-def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainable: Any) -> tune.Tuner:
     folder = job.folder
+    sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
     # Without GPUs a machine is one device: trials that share its cores and memory would measure one another.
     devices = sum(node.gpus for node in nodes) or len(nodes)
-    return tune.Tuner(
-        trainable,
+    # Never restored from Ray Tune's own state, which may be half-written: the trials' files say what was measured.
+    tuner = tune.Tuner(
+        tune.with_parameters(sized, job=job, workers=space.workers),
         tune_config=tune.TuneConfig(
             search_alg=Search(space, job.search, folder.trials),
             num_samples=-1,  # the searcher ends it
@@ -137,6 +112,11 @@ def _new_tuner(job: Job, space: SearchSpace, nodes: list[NodeResources], trainab
             verbose=0,
         ),
     )
+    signals.hand_over(folder.request_stop, "stopping after the trials measured so far")
+    error = fit(tuner.fit, signals)
+    if signals.received or error is None:
+        return error
+    return _refusal_behind(error) or ResourceError(f"the search failed: {last_line(error)}")
 
 
 def _prepare_ray_tune() -> None:

@@ -1,7 +1,7 @@
 """Records of a search: the settings of a trial and its measurement, a file each, and the folder and job around them.
 
-A trial's file is written where it ran before Ray Tune hears of its result. Ray Tune (2.60) saves its own state some
-seconds later: a search that is killed would repeat what was measured since.
+A trial's file is written where it ran before Ray Tune hears of its result, and a search resumes from these files: Ray
+Tune (2.60) saves its own state some seconds later, and would repeat what was measured since.
 """
 
 import json

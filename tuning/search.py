@@ -33,7 +33,8 @@ class Search(OptunaSearch):
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         distributions = {name: _distribution(space, name) for name in NAMES}
-        super().__init__(distributions, metric=METRIC, mode="max", sampler=_sampler(search.search))
+        sampler = _sampler(search.search, len(read_trials(trials)))
+        super().__init__(distributions, metric=METRIC, mode="max", sampler=sampler)
         self._configurations = space
         self._search = search.search
         self._margin = search.memory_margin
@@ -154,13 +155,15 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
     return between[(len(between) - 1) // 2]
 
 
-def _sampler(search: SearchSection) -> optuna.samplers.BaseSampler:
+def _sampler(search: SearchSection, known: int) -> optuna.samplers.BaseSampler:
+    """The sampler of a search that knows so many trials."""
+    seed = search.seed + known  # a search that resumes is not to ask for what it asked for before
     if search.algorithm == "tpe":
         # Constant liar: trials that run side by side are not to ask for the same.
         return optuna.samplers.TPESampler(
-            seed=search.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
+            seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
         )
-    return optuna.samplers.RandomSampler(seed=search.seed)
+    return optuna.samplers.RandomSampler(seed=seed)
 
 
 def _distribution(space: SearchSpace, name: str) -> optuna.distributions.BaseDistribution:

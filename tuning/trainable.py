@@ -10,7 +10,7 @@ from typing import Any
 from ray import tune
 
 from esmeray.cluster.placement import Workers
-from esmeray.tuning.records import Job, Measurement, Settings, read_trials, write_trial
+from esmeray.tuning.records import Job, Measurement, Settings, write_trial
 
 METRIC = "tokens_per_s"
 
@@ -38,14 +38,10 @@ class MeasuredTrial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        trials = self._job.folder.trials
-        # A search that was killed just after the end of this trial resumes it, and it is not to be measured again.
-        measurement = next((trial.measurement for trial in read_trials(trials) if trial.id == self.trial_id), None)
-        if measurement is None:
-            settings = Settings(**self.config["settings"])
-            measurement = self._measure(settings, self.config["to_beat"])
-            # Before Ray Tune has the result: it may be killed before it saves it.
-            write_trial(trials, self.trial_id, settings, measurement)
+        settings = Settings(**self.config["settings"])
+        measurement = self._measure(settings, self.config["to_beat"])
+        # Before Ray Tune has the result: a search that is killed now is resumed from the files.
+        write_trial(self._job.folder.trials, self.trial_id, settings, measurement)
         speed = measurement.speed(self._job.search.memory_margin)
         return {METRIC: speed, "measurement": asdict(measurement), "done": True}
 

@@ -196,8 +196,7 @@ def _reply(reference: Any) -> Measurement:
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        reason = f"out of memory: Ray ended the worker ({last_line(error)})"
-        return Measurement("out_of_memory", reason, reusable=False)
+        return Measurement("out_of_memory", f"out of memory: Ray ended the worker ({last_line(error)})", reusable=False)
     except (RayActorError, RayTaskError) as error:
         if NODE_DIED in str(error):  # which no setting did
             raise ResourceError("a machine of the cluster was lost: the same command resumes the search") from error
