@@ -8,13 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray.train
-
 from esmeray.run_folder.paths import RunFolder
-from esmeray.training.launch import trainers
+from esmeray.training.launch import elastic, trainers
 from esmeray.training.launch.trainers import ray_train_loop
-from esmeray.training.loop.observing import Observers
-from tests.chaos.observed import Observer, observe
 from train_ray import main
 
 
@@ -24,6 +20,12 @@ def allowed_steps(run: RunFolder) -> Path:
 
 
 def loop_that_waits(arguments: dict[str, Any]) -> None:
+    # Here, in the worker, which needs them anyway: a driver does without DeepSpeed.
+    import ray.train
+
+    from esmeray.training.loop.observing import Observers
+    from tests.chaos.observed import Observer, observe
+
     honest = Observers.end_requested
 
     def end_requested(self: Observers) -> bool:
@@ -40,4 +42,5 @@ def loop_that_waits(arguments: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     trainers.ray_train_loop = loop_that_waits
+    elastic.LOOK_S = 0.2
     sys.exit(main(sys.argv[1:]))
