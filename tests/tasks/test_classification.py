@@ -19,14 +19,13 @@ from esmeray.tasks.classifier import features
 from esmeray.tasks.classifier.experiment import ClassifierExperiment
 from esmeray.tasks.classifier.plan import ClassifierPlan
 from esmeray.tools.train.export import main as export_command
-from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.launch.planning import check_stage
-from esmeray.training.loop.worker import train_worker
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
-from tests.training.runs import train_with
+from tests.training.runs import prepared, stop_after, train_with
+from tests.training.runs import train as train_on
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
@@ -67,19 +66,9 @@ def config_of(folder: Path, table: Path, **changes: dict) -> Config:
     return tiny_config(folder, **merged(merged(CLASSIFIER, {"data": {"source": [str(table)]}}), changes))
 
 
-def prepared(config: Config) -> Path:
-    run = run_folder(config)
-    plan = plan_of(config)
-    path = plan.prepare(run.stores)
-    plan.write_names(run, path)
-    run.config.write_text(dump_config(config))
-    return path
-
-
 def train(config: Config) -> tuple[Outcome, Path]:
-    run_folder(config).clear_requests()
     path = prepared(config)
-    return train_worker(config, WorkerContext(), str(path)), path
+    return train_on(config, path), path
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +150,7 @@ def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes_and_sequenc
     trained, table, tmp_path, loader_processes
 ):
     config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local"), "num_workers": 1})
-    run = run_folder(config)
-    path = prepared(config)
-
-    def report(metrics):
-        if metrics["step"] >= 14:
-            run.request_stop()
-
-    assert train_worker(config, WorkerContext(report=report), str(path)).status == "stopped"
+    stop_after(config, str(prepared(config)), 14)
     outcome, _ = train(config)
     assert outcome.status == "finished" and len(loader_processes) == 2, "one of each start"
     assert [path.name.partition("-")[0] for path in (tmp_path / "local").iterdir()] == ["sequences"]
@@ -239,7 +221,10 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}" for s in sequences]
         path = write_table(tmp_path / f"{name}.csv", "text,label", rows)
         labels = {"kind": "regression", "split": "hash", "text_column": "text"}
-        config = config_of(tmp_path / name, path, data={"labels": labels}, training={"max_steps": 40})
+        steps = {"max_steps": 40, "evaluate_every_steps": 20}
+        config = config_of(
+            tmp_path / name, path, data={"labels": labels}, training=steps, checkpoint={"every_steps": 40}
+        )
         _, stored = train(config)
         best = min(validations(config)[1:], key=lambda record: -record["spearman"])
         targets, predicted = held_out(LabelledStore(stored), ClassifierPipeline.load(run_folder(config).export))

@@ -15,10 +15,9 @@ from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
 from esmeray.tasks.contrastive.model import ContrastiveModel, contrastive_losses
 from esmeray.tasks.contrastive.section import ContrastiveSection
-from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
-from tests.runs import exported_weights, merged, run_folder, tiny_config, validations
-from tests.training.runs import assert_same_run, stop_after, train
+from tests.runs import exported_weights, merged, tiny_config, validations
+from tests.training.runs import assert_same_run, prepared, stop_after, train
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 CONTRASTIVE = {
@@ -48,7 +47,7 @@ def contrastive_config(folder: Path, **changes: Any) -> tuple[Config, str]:
     """A run, and the path of its labelled store."""
     data = {"source": [str(families(folder.parent))], "validation_share": 0.3}
     config = tiny_config(folder, **merged(merged(CONTRASTIVE, {"data": data}), changes))
-    return config, str(task_plan(config.data, config.model).prepare(run_folder(config).stores))
+    return config, str(prepared(config))
 
 
 def test_labels_are_nested_by_dots_and_a_record_may_have_several():

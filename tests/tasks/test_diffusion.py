@@ -7,10 +7,9 @@ from typing import Any
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.tasks.diffusion.model import open_diffusion
-from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
 from tests.runs import merged, run_folder, tiny_config, validations
-from tests.training.runs import assert_same_run, stop_after, train
+from tests.training.runs import assert_same_run, prepared, stop_after, train
 
 DIFFUSION = {
     "data": {"max_length": 150, "sample": {"records": 40}, "validation_share": 0.2},
@@ -25,7 +24,7 @@ DIFFUSION = {
 def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
     """A run, and the path of its structure store."""
     config = tiny_config(folder, **merged(DIFFUSION, changes))
-    return config, str(task_plan(config.data, config.model).prepare(run_folder(config).stores))
+    return config, str(prepared(config))
 
 
 def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_path: Path):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
@@ -15,8 +14,9 @@ from esmeray.function.proteins import LabelledTerms, prepare, read
 from esmeray.function.sample import write_sample
 from esmeray.tasks.plan import task_plan
 from esmeray.training.config import load_config
-from esmeray.training.loop.worker import train_worker
-from tests.runs import exported_weights, run_folder, tiny_config, train_losses
+from tests.runs import exported_weights, tiny_config, train_losses
+from tests.training.runs import prepared as prepared_run
+from tests.training.runs import train
 
 
 @pytest.fixture
@@ -126,11 +126,8 @@ def test_network_learns_terms_and_starts_from_their_shares(process_group, files,
     model = {"task": "terms", "terms": {"network": network}, "classifier": {"best_metric": "loss"}}
     model |= {"backbone": {"lora": {"rank": 2 if network == "backbone" else 0}}}
     config = tiny_config(tmp_path, data=data, model=model, batch={"tokens": 4096, "global_tokens": 4096})
-    plan, run = task_plan(config.data, config.model), run_folder(config)
-    path = plan.prepare(run.stores)
-    run.path.mkdir()
-    plan.write_names(run, path)
-    assert plan.measure(path).parameters.trainable > 0
-    assert train_worker(config, WorkerContext(), str(path)).status == "finished"
+    path = prepared_run(config)
+    assert task_plan(config.data, config.model).measure(path).parameters.trainable > 0
+    assert train(config, path).status == "finished"
     losses = list(train_losses(config).values())
     assert losses[-1] < losses[0] and exported_weights(config)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
-from esmeray.dataset.store.conversion import ensure_store
 from esmeray.run_folder.paths import Outcome
+from esmeray.tasks.plan import task_plan
 from esmeray.tools.train.export import main as export
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
@@ -28,17 +28,24 @@ Disturbance = Callable[[int], AbstractContextManager[Any]]
 """What goes wrong in the worker of a rank within the block."""
 
 
-def train(config: Config, store_path: str) -> Outcome:
+def train(config: Config, store_path: str | Path) -> Outcome:
     run_folder(config).clear_requests()
-    return train_worker(config, WorkerContext(), store_path)
+    return train_worker(config, WorkerContext(), str(store_path))
 
 
-def finish(config: Config) -> None:
-    """Train to the end from the data, in a folder as the driver leaves it to the workers."""
-    run = run_folder(config)
-    run.path.mkdir(parents=True)
+def prepared(config: Config) -> Path:
+    """Make a run's data, in a folder as the driver leaves it to the workers; returns where it is."""
+    run, task = run_folder(config), task_plan(config.data, config.model)
+    run.path.mkdir(parents=True, exist_ok=True)
     run.config.write_text(dump_config(with_absolute_paths(config)))
-    train(config, str(ensure_store(config.data, run.stores)))
+    path = task.prepare(run.stores)
+    task.write_names(run, path)
+    return path
+
+
+def finish(config: Config) -> Outcome:
+    """Train to the end from the data."""
+    return train(config, prepared(config))
 
 
 def stop_after(config: Config, store_path: str, step: int) -> None:
