@@ -106,16 +106,6 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     assert sum(output.metrics["loss"] for output in outputs) == pytest.approx(float(model(whole).metrics["loss"]))
 
 
-def test_a_batch_has_the_groups_of_its_records(tmp_path: Path):
-    config, path = contrastive_config(tmp_path / "run")
-    source = _source(config, path)
-    made = source.batch(0, np.array([5, 40]))
-    assert made.num_targets == 2 and made.batch.targets.shape == (2, 1, 2)
-    assert source.finished(source.preparation()(0, np.array([5, 40])), np.array([5, 40])).batch.tokens.equal(
-        made.batch.tokens
-    ), "as loader processes make it"
-
-
 def _source(config: Config, path: str) -> GroupSource:
     labelled = LabelledStore(path)
     groups_RML = group_ids(labelled.label_space.names, labelled.targets, 2)
