@@ -15,10 +15,12 @@ from esmeray.common.errors import DataError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.dataset.tokens.esm import packed_from_tokens
 from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.model.export.backbone import export
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.classifier.export import export_classifier, load_classifier
 from tests.classifiers import NAMES, TEXTS, classifier_config, export_tiny, tiny_classifier
 from tests.model.small_models import save_masked_lm
-from tests.model.support import assert_near, random_sequences
+from tests.model.support import assert_near, build_model, random_sequences, tiny_section
 
 PROTEINS = random_sequences([25, 3, 60])
 LORA = {"rank": 4, "targets": ["attention"]}
@@ -152,25 +154,37 @@ def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("exported") / "model")
+def exports(tmp_path_factory) -> dict[str, Path]:
+    """An export by the name of its settings' file, without the manifest, whose checksums would be refused first."""
+    folder = tmp_path_factory.mktemp("exported")
+    autoencoder = export(build_model(tiny_section("autoencoder"), seed=0), folder / "autoencoder")
+    folders = {"classifier": export_tiny(folder / "classifier"), "autoencoder": autoencoder}
+    for exported in folders.values():
+        (exported / MADE_FILE).unlink()
+    return folders
+
+
+OPENERS = {"classifier": load_classifier, "autoencoder": ESM2Autoencoder.from_pretrained}
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
+    ("kind", "file", "old", "new", "message"),
     [
-        ("classifier_config.json", '"pooling"', '"pulling"', r"classifier_config\.json: damaged \("),
-        ("classifier_config.json", '"linear"', '"mlp"', "does not fit"),
-        ("label_mappings.json", "{", "", "damaged"),
+        ("classifier", "classifier_config.json", '"pooling"', '"pulling"', r"classifier_config\.json: damaged \("),
+        ("classifier", "classifier_config.json", '"linear"', '"mlp"', "does not fit"),
+        ("classifier", "label_mappings.json", "{", "", "damaged"),
+        ("autoencoder", "autoencoder_config.json", '_version": 1', '_version": 2', "format version 2"),
+        ("autoencoder", "autoencoder_config.json", '"hidden_sizes"', '"hidden"', r"_config\.json: damaged \("),
+        ("autoencoder", "autoencoder_config.json", "24", "23", "does not fit"),
     ],
 )
-def test_damaged_files_are_refused(tmp_path, exported, file, old, new, message):
-    with pytest.raises(DataError, match="holds no classifier"):
-        load_classifier(tmp_path)
-    folder = shutil.copytree(exported, tmp_path / "model")
-    (folder / MADE_FILE).unlink()  # else its checksum were refused first
+def test_damaged_files_are_refused(tmp_path, exports, kind, file, old, new, message):
+    (other,) = exports.keys() - {kind}
+    with pytest.raises(DataError, match=f"holds no {kind}"):
+        OPENERS[kind](exports[other])
+    folder = shutil.copytree(exports[kind], tmp_path / "model")
     text = (folder / file).read_text()
     assert old in text
     (folder / file).write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=message):
-        load_classifier(folder)
+        OPENERS[kind](folder)
