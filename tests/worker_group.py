@@ -13,6 +13,8 @@ GRACE_S = 2.0
 """Wait for one rank after another has failed, which it may wait for for ever."""
 TIMEOUT_S = 170.0
 """Below the limit of a test."""
+PRELOADED = ["esmeray.training.loop.worker", "esmeray.model.backbones.huggingface_loading", "torch._dynamo"]
+"""What a rank comes to import: the optimizer asks for torch's compiler, and the export for transformers."""
 
 
 class WorkerGroup:
@@ -51,7 +53,7 @@ class WorkerGroup:
     def _start(self, count: int) -> None:
         self.close()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["esmeray.training.loop.worker", "transformers.modeling_utils"])
+        context.set_forkserver_preload(PRELOADED)
         self._processes = [ProcessPoolExecutor(1, context) for _ in range(count)]
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
