@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import traceback
@@ -68,6 +69,7 @@ class WorkerGroup:
 
 
 def _join(rank: int, workers: int, rendezvous: str) -> None:
+    gc.freeze()  # or each collection, as ZeRO-3 asks for, copies a million objects of the process that was forked
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
 
