@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from esmeray.dataset.batches.loader_process import LoaderProcess
     from tests.service.serving import Serving
+    from tests.slurm import SlurmJob
     from tests.worker_group import WorkerGroup
 
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
@@ -42,7 +43,7 @@ RAY = ExitStack()
 """This process's cluster."""
 
 
-SHARED = ("worker_group", "ray_address")
+SHARED = ("worker_group", "ray_address", "slurm_job")
 """Fixtures whose processes take tens of seconds to start: all files that name one are given to one process of tests."""
 
 
@@ -72,7 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    RAY_FILES.update(item.path for item in items if "ray_cluster" in getattr(item, "fixturenames", ()))
+    for item in items:
+        if {"ray_cluster", "slurm_job"} & {*getattr(item, "fixturenames", ())}:
+            RAY_FILES.add(item.path)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
@@ -206,6 +209,15 @@ def ray_address(ray_cluster: StartedCluster) -> str:
 def open_cluster(ray_cluster: StartedCluster) -> StartedCluster:
     """A second one, without tokens, whose node has two made-up GPUs."""
     return RAY.enter_context(started_cluster(2, gpus=2, mode="disabled"))
+
+
+@pytest.fixture(scope="session")
+def slurm_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmJob]:
+    """Two nodes, which a job of Slurm has started."""
+    from tests.slurm import started_job
+
+    yield RAY.enter_context(started_job(tmp_path_factory.mktemp("slurm")))
+    RAY.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import started_cluster
 from tests.conftest import REPOSITORY
+from tests.slurm import SlurmJob
 
 OWN = ("common", "model", "tools", "dataset", "tests")
 """Modules of a user, which nobody may import in place of Esmeray's."""
 READ = (".py", ".yaml", ".cpp", ".html", ".js", ".css")
 NOT_CODE = (".*", "runs", "stores", "wandb", "results", "build", "*.egg-info", "__pycache__")
-READ_AND_PLAN = """
+EMBED_READ_AND_PLAN = """
 import esmeray
 from esmeray.tools.__main__ import main
 
+size = "--embed.models esm2_t6_8M --embed.random_weights true --embed.device cpu"
+main(f"embed run {size} --embed.input a.fasta --embed.output v".split())
 print(esmeray.read_embeddings("v")["b"].shape)
 main("train --config esm2ae --dry_run --ray.address local".split())
 """
@@ -68,8 +70,8 @@ def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-def run(*command: str, **environment: str) -> str:
-    return subprocess.check_output([sys.executable, *command], env={**os.environ, **environment}, text=True)
+def run(program: str, **environment: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", program], env={**os.environ, **environment}, text=True)
 
 
 def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
@@ -84,15 +86,12 @@ def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
 @pytest.mark.slow
 def test_commands_and_loaders_run_beside_a_users_own_modules(installed: Path):
     (installed / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nMSILVTRPSP\n")
-    size = ["--embed.models", "esm2_t6_8M", "--embed.random_weights", "true", "--embed.device", "cpu"]
-    run("-m", "esmeray.tools", "embed", "run", *size, "--embed.input", "a.fasta", "--embed.output", "v")
-    shown = run("-c", READ_AND_PLAN)
-    assert shown.startswith("(320,)\n") and "parameters" in shown
+    shown = run(EMBED_READ_AND_PLAN)
+    assert "\n(320,)\n" in shown and "parameters" in shown
 
 
 @pytest.mark.slow
-def test_the_package_travels_to_other_machines_and_nothing_else(installed: Path):
-    with started_cluster(1, 1) as cluster:
-        packages = {"PYTHONPATH": os.environ["PYTHONPATH"]}
-        lines = run("-c", ON_A_CLUSTER, **cluster.environment | packages).splitlines()
+def test_the_package_travels_to_other_machines_and_nothing_else(installed: Path, slurm_job: SlurmJob):
+    packages = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    lines = run(ON_A_CLUSTER, **slurm_job.environment | packages).splitlines()
     assert lines == 2 * ["True 1 ['esmeray']"]

@@ -1,3 +1,5 @@
+"""What a cluster lacks is one line."""
+
 import importlib.metadata
 import json
 import os
@@ -7,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import python, started_cluster
+from tests.clusters import python
 from tests.conftest import REPOSITORY
+from tests.slurm import HAS_MOUNTS, SlurmJob
 
-APART = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
-"""Runs a program that has its own view of mounted folders, as another machine has."""
 CONNECT = """
 import json, sys
 from pathlib import Path
@@ -28,19 +29,21 @@ except ResourceError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(subprocess.run([*APART, "true"], check=False).returncode != 0, reason="needs own mounts")
-def test_what_another_machine_lacks_is_one_line(tmp_path: Path):
+@pytest.mark.skipif(not HAS_MOUNTS, reason="needs own mounts")
+def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: Path):
     shared, metadata, code = tmp_path / "shared", tmp_path / "METADATA", tmp_path / "errors.py"
     shared.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
     code.write_text((REPOSITORY / "common" / "errors.py").read_text() + "\n")
     (installed,) = [file for file in importlib.metadata.files("torch") if file.match("*.dist-info/METADATA")]
-    mounts = f"mount --bind {metadata} {installed.locate()} && mount --bind {code} {REPOSITORY}/common/errors.py"
+    mounts = {installed.locate(): metadata, REPOSITORY / "common" / "errors.py": code, shared: tmp_path / "other"}
+    (tmp_path / "other").mkdir()
+    for target, source in mounts.items():
+        subprocess.run([*slurm_job.inside, "mount", "--bind", source, target], check=True)
     # A job whose code is the nodes' own.
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"working_dir": str(shared)}})}
-    with started_cluster(1) as cluster:
-        cluster.add(1, *APART, "sh", "-c", f'{mounts} && mount -t tmpfs none {shared} && exec "$@"', "sh")
-        done = python(CONNECT, "{}", str(shared), environment=cluster.environment | job)
+    done = python(CONNECT, "{}", str(shared), environment=slurm_job.environment | job)
+    subprocess.run([*slurm_job.inside, "umount", *mounts], check=True)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1), done
     assert "has torch 9.9 (2.13.0" in done.stdout
     assert "other code of Esmeray" in done.stdout

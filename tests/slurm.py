@@ -1,0 +1,121 @@
+"""A job of Slurm on two nodes, by docker/slurm.sh with an srun that starts them on this machine."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tests.clusters import REPOSITORY
+
+OF_USER = [] if os.getuid() == 0 else ["--map-root-user"]
+APART = ["unshare", "--mount", *OF_USER]
+"""Runs a program that has its own view of mounted folders, as another machine has."""
+HAS_MOUNTS = subprocess.run([*APART, "true"], check=False).returncode == 0
+SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, "{REPOSITORY}")
+from esmeray.common.publishing import exclusive
+
+nodes = []
+signal.signal(signal.SIGTERM, lambda *_: [node.terminate() for node in nodes])
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+assert "--nodes=2" in options and "--ntasks-per-node=1" in options and "--cpus-per-task=1" in options
+# One after the other: two that start at once may choose the same port.
+with exclusive(Path(tempfile.gettempdir()) / f"esmeray-cluster-{{os.getuid()}}"):
+    for number, wrapper in enumerate([[], {APART if HAS_MOUNTS else []}]):
+        environment = os.environ | {{"SLURM_NODEID": str(number)}}
+        # Its dashboard takes longer to start than all else.
+        command = [word.replace("--head", "--head --include-dashboard=false") for word in sys.argv[1 + len(options) :]]
+        nodes.append(subprocess.Popen([*wrapper, *command], env=environment, stdout=subprocess.PIPE, text=True))
+        for line in nodes[-1].stdout:
+            print(line, end="", flush=True)
+            if "Ray runtime started" in line:
+                break
+sys.exit(max(abs(node.wait()) for node in nodes))
+"""
+COMMAND = """
+import json, os, pathlib, signal, sys
+import ray
+from esmeray.cluster.connection import capacity, connected, hardware, worker_environment
+from esmeray.cluster.placement import Workers
+from esmeray.cluster.section import RaySection
+
+class Probe:
+    def has_the_code(self):
+        here = pathlib.Path.cwd()
+        return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
+
+with connected(RaySection()):
+    print(hardware())
+    probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()
+    print(ray.get(probe.has_the_code.remote()))
+    print(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2))))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(json.dumps({name: value for name, value in os.environ.items() if name.startswith("RAY_")}), flush=True)
+signal.pause()
+"""
+LINES = 3
+"""What the command says of its nodes."""
+
+
+class SlurmJob(NamedTuple):
+    """A running job.
+
+    Attributes:
+        said: lines of its command.
+        log: of its nodes.
+        environment: of a shell on the first node.
+        inside: runs a program with the second node's view of mounted folders.
+    """
+
+    said: str
+    log: Path
+    environment: dict[str, str]
+    inside: list[str]
+
+
+@contextmanager
+def started_job(folder: Path) -> Iterator[SlurmJob]:
+    """The job for the length of the block, in a home folder; a signal ends all of it, with the command's exit code."""
+    srun = folder / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_AUTH", "RAY_ADDRESS"))}
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
+        job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_ID": "5", "RAY_PORT": str(port)}
+        job |= {"RAY_TMPDIR": sockets, "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01"}
+        path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        user = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": str(folder)}
+        command = [REPOSITORY / "docker" / "slurm.sh", "python", "-c", COMMAND]
+        streams = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        batch = subprocess.Popen(command, cwd=folder, env=inherited | job | user, **streams)
+        try:
+            said = [batch.stdout.readline() for _ in range(LINES)]
+            environment = inherited | json.loads(batch.stdout.readline() or "{}")
+            started = psutil.Process(batch.pid).children(recursive=True)
+            (node,) = [p for p in started if p.name() == "raylet" and p.environ()["SLURM_NODEID"] == "1"]
+            user_space = ["--user", "--preserve-credentials"] if OF_USER else []
+            inside = ["nsenter", f"--target={node.pid}", *user_space, "--mount"]
+            yield SlurmJob("".join(said), folder / "ray-5.log", environment, inside)
+        finally:
+            batch.send_signal(signal.SIGTERM)
+            code = batch.wait(60)
+    assert code == 7
+    # None of a process that has ended meanwhile.
+    left = [p for p in psutil.process_iter(["cmdline"]) if sockets in " ".join(p.info["cmdline"] or [])]
+    _, alive = psutil.wait_procs(left, timeout=20)
+    assert not alive
+    assert not (folder / ".ray").exists()
