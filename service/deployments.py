@@ -73,8 +73,11 @@ class Ingress:
 def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
-    handles = {model.name: _deployment(model, model.device or device) for model in config.models}
-    indexes = {index.name: _index_deployment(index, config.models[0].name) for index in config.indexes}
+    handles = {model.name: _model_deployment(model, model.device or device) for model in config.models}
+    indexes = {
+        index.name: _deployment(IndexReplica, index, index.model or config.models[0].name, num_replicas=index.replicas)
+        for index in config.indexes
+    }
     decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
@@ -118,40 +121,35 @@ def version_of(source: str) -> str:
     return hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]
 
 
-def _deployment(model: ServedModel, device: str) -> serve.Application:
+def _model_deployment(model: ServedModel, device: str) -> serve.Application:
     scaling = {
         "min_replicas": model.replicas,
         "max_replicas": model.max_replicas,
         "policy": {"policy_function": by_queued_tokens},
     }
-    decorated = serve.deployment(
-        name=model.name,
-        ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus if device == "cuda" else 0},
-        **_of_replicas(model.replicas),
+    return _deployment(
+        ModelReplica,
+        model,
+        device,
+        num_gpus=model.gpus if device == "cuda" else 0,
         # Serve takes one of the two, and refuses both.
         **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),
     )
-    return decorated(ModelReplica).bind(model.model_dump(mode="json"), device, version_of(model.source))
 
 
-def _index_deployment(index: ServedIndex, first_model: str) -> serve.Application:
+def _deployment(
+    kind: type, served: ServedModel | ServedIndex, argument: str, *, num_gpus: float = 0, **number: Any
+) -> serve.Application:
+    """The replicas of a model or an index; ``argument`` of their class stands between settings and version."""
     decorated = serve.deployment(
-        name=index.name,
-        num_replicas=index.replicas,
-        ray_actor_options={"num_cpus": index.cpus},
-        **_of_replicas(index.replicas),
-    )
-    model = index.model or first_model
-    return decorated(IndexReplica).bind(index.model_dump(mode="json"), model, version_of(index.source))
-
-
-def _of_replicas(replicas: int) -> dict[str, Any]:
-    """Options of models and indexes."""
-    return {
-        "max_ongoing_requests": ONGOING,
-        "graceful_shutdown_timeout_s": DRAIN_S,
-        "health_check_period_s": 2.0,  # by default 10, until which requests go to one that is lost
+        name=served.name,
+        ray_actor_options={"num_cpus": served.cpus, "num_gpus": num_gpus},
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        health_check_period_s=2.0,  # by default 10, until which requests go to one that is lost
         # A changed version: a single replica serves until its successor is loaded, of several one ends first.
-        "max_surge_percent": 100 if replicas == 1 else 0,
-        "logging_config": _LOGGING,
-    }
+        max_surge_percent=100 if served.replicas == 1 else 0,
+        logging_config=_LOGGING,
+        **number,
+    )
+    return decorated(kind).bind(served.model_dump(mode="json"), argument, version_of(served.source))
