@@ -1,15 +1,5 @@
-"""TCP ports on which a program and what it starts listen, and the reply of each to a request without a token.
+"""TCP ports on which a program and what it starts listen, and the reply of each to a request without a token."""
 
-    python -m tests.ports python train_ray.py ...
-
-prints the table when the command has ended, or got SIGINT.
-"""
-
-import signal
-import subprocess
-import sys
-import time
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -27,8 +17,6 @@ CALLS = (
     "ray.rpc.RayletDriver/ClusterInfo",
     "ray.serve.ASGIService/HandleRequest",
 )
-START_S = 3.0
-"""Seconds between a program's first listening and its first reply."""
 NO_SERVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -79,27 +67,3 @@ def _grpc(target: str) -> str:
             else:
                 return f"OK {call}"
     return "UNIMPLEMENTED"
-
-
-def main() -> None:
-    """Run the command, and print address, port, program and reply."""
-    first_seen: dict[tuple[str, int, str], float] = {}
-    rows: dict[tuple[str, str, str], set[int]] = defaultdict(set)
-    asked = set()
-    signal.signal(signal.SIGINT, lambda *_: None)
-    command = subprocess.Popen(sys.argv[1:])
-    while command.poll() is None:
-        for (address, port), program in listening([psutil.Process(command.pid)]).items():
-            server = address, port, program
-            since = first_seen.setdefault(server, time.monotonic())
-            if server not in asked and time.monotonic() > since + START_S:
-                asked.add(server)
-                rows[program, address, reply(address, port)].add(port)
-        time.sleep(0.3)
-    for (program, address, answer), ports in sorted(rows.items()):
-        print(f"| {program} | {address} | {' '.join(map(str, sorted(ports)))} | {answer} |")
-    sys.exit(command.returncode)
-
-
-if __name__ == "__main__":
-    main()
