@@ -144,7 +144,9 @@ def _schema_of(work: Callable[..., int | None]) -> type[Command]:
             ):
                 default = parameter.annotation()
             fields[key] = (parameter.annotation, default)
-    return create_model("Arguments", __base__=Command, **fields)
+    # Descriptions are in the annotations; pydantic would look for others in the source of each caller, for a tenth of a
+    # second.
+    return create_model("Arguments", __base__=Command, __cls_kwargs__={"use_attribute_docstrings": False}, **fields)
 
 
 def parse(
