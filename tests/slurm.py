@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -56,30 +56,26 @@ class Probe:
         return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
 
 with connected(RaySection()):
-    print(hardware())
     probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()
-    print(ray.get(probe.has_the_code.remote()))
-    print(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2))))
+    said = [hardware(), ray.get(probe.has_the_code.remote())]
+    said.append(str(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2)))))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-print(json.dumps({name: value for name, value in os.environ.items() if name.startswith("RAY_")}), flush=True)
+environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+print(json.dumps([said, environment]), flush=True)
 signal.pause()
 """
-LINES = 3
-"""What the command says of its nodes."""
 
 
 class SlurmJob(NamedTuple):
     """A running job.
 
     Attributes:
-        said: lines of its command.
-        log: of its nodes.
+        said: of its command: the nodes, whether they have the code, and what is free of them.
         environment: of a shell on the first node.
         inside: runs a program with the second node's view of mounted folders.
     """
 
-    said: str
-    log: Path
+    said: list[Any]
     environment: dict[str, str]
     inside: list[str]
 
@@ -103,17 +99,18 @@ def started_job(folder: Path) -> Iterator[SlurmJob]:
         streams = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
         batch = subprocess.Popen(command, cwd=folder, env=inherited | job | user, **streams)
         try:
-            said = [batch.stdout.readline() for _ in range(LINES)]
-            environment = inherited | json.loads(batch.stdout.readline() or "{}")
+            reply = batch.stdout.readline()
+            assert reply, (folder / "ray-5.log").read_text()
+            said, environment = json.loads(reply)
             started = psutil.Process(batch.pid).children(recursive=True)
             (node,) = [p for p in started if p.name() == "raylet" and p.environ()["SLURM_NODEID"] == "1"]
-            user_space = ["--user", "--preserve-credentials"] if OF_USER else []
-            inside = ["nsenter", f"--target={node.pid}", *user_space, "--mount"]
-            yield SlurmJob("".join(said), folder / "ray-5.log", environment, inside)
+            user = ["--user", "--preserve-credentials"] if OF_USER else []
+            inside = ["nsenter", f"--target={node.pid}", *user, "--mount"]
+            yield SlurmJob(said, inherited | environment, inside)
         finally:
             batch.send_signal(signal.SIGTERM)
             code = batch.wait(60)
-    assert code == 7
+    assert code == 7 and "Ray runtime started" in (folder / "ray-5.log").read_text()
     # None of a process that has ended meanwhile.
     left = [p for p in psutil.process_iter(["cmdline"]) if sockets in " ".join(p.info["cmdline"] or [])]
     _, alive = psutil.wait_procs(left, timeout=20)
