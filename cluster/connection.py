@@ -252,11 +252,11 @@ def _join(address: str) -> BaseContext:
 
 def hardware() -> str:
     """Description of the connected cluster's machines, to compare with another time."""
-    machines = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            resources = node["Resources"]
-            kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
-            gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
-            machines.append(f"{resources.get('CPU', 0):g} CPU cores, {gpus}")
-    return "; ".join(f"{count} x {machine}" for machine, count in sorted(Counter(machines).items()))
+    machines = Counter(_described(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    return "; ".join(f"{count} x {machine}" for machine, count in sorted(machines.items()))
+
+
+def _described(resources: dict[str, float]) -> str:
+    kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+    gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
+    return f"{resources.get('CPU', 0):g} CPU cores, {gpus}"

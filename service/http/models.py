@@ -77,17 +77,11 @@ class Models:
 
     def named(self, name: str | None) -> About:
         """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
-        known = list(self.calls)
-        if name is not None and name not in known:
-            raise RefusalError(404, f"no such model; there are {', '.join(known)} (GET /v1/models)")
-        return self.about[name or known[0]]
+        return self.about[_known_name("model", self.calls, name)]
 
     def index(self, name: str | None) -> AboutIndex:
         """What is known of an index, by default of the first; raises RefusalError (404) where there is none."""
-        known = list(self.index_calls)
-        if not known or (name is not None and name not in known):
-            raise RefusalError(404, f"no such index; there are {', '.join(known) or 'none'} (GET /v1/models)")
-        return self.about_index[name or known[0]]
+        return self.about_index[_known_name("index", self.index_calls, name)]
 
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
         """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
@@ -131,3 +125,10 @@ class Models:
             except self.lost:
                 self.metrics.replicas_lost.inc()
         raise RefusalError(503, "the model's process was lost and is being replaced; try again", RETRY_S)
+
+
+def _known_name(kind: str, calls: Mapping[str, Any], name: str | None) -> str:
+    known = list(calls)
+    if not known or (name is not None and name not in known):
+        raise RefusalError(404, f"no such {kind}; there are {', '.join(known) or 'none'} (GET /v1/models)")
+    return name or known[0]

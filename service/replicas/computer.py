@@ -136,14 +136,12 @@ class Computer:
                 logits = decoded(self._model, [torch.from_numpy(items[index].payload) for index in indices.tolist()])
             return dict(zip(map(str, indices.tolist()), logits, strict=True))
 
-        results: dict[int, NDArray[np.float32]] = {}
         # By the loop of inference, which halves a batch that is out of memory.
         loop = ForwardLoop(
             self._model.device, each(launch), lambda index: f"latents of {items[index].tokens:,} residues"
         )
-        for _, tensors in loop.run([np.array(latents)]):
-            results |= {int(index): rows.numpy() for index, rows in tensors.items()}
-        return results
+        batches = loop.run([np.array(latents)])
+        return {int(index): rows.numpy() for _, tensors in batches for index, rows in tensors.items()}
 
     def _computed(self, items: Sequence[Item], indices: Sequence[int]) -> dict[int, NDArray[np.float32]]:
         """Results of texts, all outputs from one pass: the batcher has made the batch."""
