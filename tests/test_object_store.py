@@ -2,12 +2,10 @@
 
 import gzip
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,11 +32,10 @@ from tests.model.support import random_sequences
 from tests.object_store import ObjectStore, object_store
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.training.runs import assert_same_run
-from tests.worker_group import WorkerGroup
+from tests.worker_group import WorkerGroup, process_of
 
 FASTA = "s3://bucket/data/proteins.fasta.gz"
 RUN = "s3://bucket/runs/tiny"
-SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +71,11 @@ def failing(*faults: int | str, on: str) -> Callable[[str, str], int | str | Non
 
 def test_processes_of_a_node_fetch_a_source_once_and_take_no_half(store: ObjectStore):
     store.fault = failing(503, "half", 500, on="proteins")
-    with ProcessPoolExecutor(1, SPAWN) as process:
-        other = process.submit(local_path, FASTA)
-        first = local_path(FASTA)
-        assert other.result() == first
+    other = process_of(local_path, FASTA)
+    other.start()
+    first = local_path(FASTA)
+    other.join()
+    assert other.exitcode == 0
     assert gzip.decompress(first.read_bytes()).count(b">") == 120
     assert store.requests["GET", "/bucket/data/proteins.fasta.gz"] == 4, "three that failed and one"
     store.requests.clear()
@@ -150,7 +148,7 @@ def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
 ):
     """Killed while a checkpoint is uploaded, of which a part is there: an earlier one is the newest."""
     expected, config = settings(tmp_path, source=str(local_path(FASTA))), settings("s3://bucket/runs")
-    driver = SPAWN.Process(target=train_in_this_process, args=(config.model_dump(),))
+    driver = process_of(train_in_this_process, config.model_dump())
 
     complete: list[str] = []
     begun: list[str] = []

@@ -14,12 +14,21 @@ GRACE_S = 2.0
 """Wait for one rank after another has failed, which it may wait for for ever."""
 TIMEOUT_S = 170.0
 """Below the limit of a test."""
-PRELOADED = ["esmeray.training.loop.worker", "esmeray.model.backbones.huggingface_loading", "torch._dynamo"]
-"""What a rank comes to import: the optimizer asks for torch's compiler, and the export for transformers."""
+FORKS = multiprocessing.get_context("forkserver")
+"""Forks of a process that has imported what a worker needs."""
+FORKS.set_forkserver_preload(
+    # The optimizer asks for torch's compiler, and the export for transformers.
+    ["esmeray.training.loop.worker", "esmeray.model.backbones.huggingface_loading", "torch._dynamo"]
+)
+
+
+def process_of(function: Callable[..., Any], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """A process of its own for a call, with this one's environment; to be started."""
+    return FORKS.Process(target=_call_with, args=(dict(os.environ), function, arguments))
 
 
 class WorkerGroup:
-    """Ranks of a gloo group, one thread each: forks of a process that has imported what they need.
+    """Ranks of a gloo group, one thread each.
 
     They stay while there are as many: DeepSpeed 0.19.8 keeps what it knows of a group as long as its process lives.
     """
@@ -53,9 +62,7 @@ class WorkerGroup:
 
     def _start(self, count: int) -> None:
         self.close()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        self._processes = [ProcessPoolExecutor(1, context) for _ in range(count)]
+        self._processes = [ProcessPoolExecutor(1, FORKS) for _ in range(count)]
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         calls = [pool.submit(function, rank, *arguments) for rank, pool in enumerate(self._processes)]
@@ -83,6 +90,11 @@ def _run(rank: int, environment: dict[str, str], function: Callable[..., None], 
 def _run_alone(rank: int, environment: dict[str, str], functions: tuple[Callable[[], Any], ...]) -> Any:
     _take(environment)
     return functions[rank]()
+
+
+def _call_with(environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    _take(environment)
+    function(*arguments)
 
 
 def _take(environment: dict[str, str]) -> None:

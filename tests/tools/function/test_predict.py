@@ -1,7 +1,6 @@
 """Training and predicting functions from the command line."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
 from tests.damage import killed_in_piece
 from tests.tools.conftest import next_words
+from tests.worker_group import process_of
 
 CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
 SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
@@ -68,7 +68,7 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, command):
-    process = multiprocessing.get_context("spawn").Process(target=killed_at_a_checkpoint, args=(in_folder(tmp_path),))
+    process = process_of(killed_at_a_checkpoint, in_folder(tmp_path))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
