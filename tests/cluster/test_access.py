@@ -36,41 +36,17 @@ def connect():
     return 0
 
 replies = []
+own = ray.__version__
 for words, variables in json.loads(sys.argv[1]):
-    ray.__version__ = variables.pop("version", ray.__version__)
+    ray.__version__ = variables.pop("version", own)
     os.environ.update(variables)
     with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as refused:
         code = connect() if words == ["connect"] else run(main, words)
     replies.append([code, said.getvalue(), refused.getvalue()])
-    for name in variables.keys() - {"HOME", "RAY_ADDRESS"}:
+    for name in variables:
         del os.environ[name]
 print(json.dumps(replies))
 """
-
-
-def shell(address: str, folder: Path) -> dict[str, str]:
-    """An environment on the cluster of an address, without a token, in a home folder."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    compiled = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return ours | {"RAY_ADDRESS": address, "HOME": str(folder), "XDG_CACHE_HOME": compiled}
-
-
-def replies(folder: Path, address: str, *calls: tuple[str, dict[str, str]]) -> list[tuple[int, str, str]]:
-    """Exit code, output and refusal of commands on a cluster, one after the other, with these variables."""
-    files = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
-    files["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
-    files["fasta"].write_text(">a\nMKTAYIAKQR\n")
-    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
-    lines = [COMMANDS.get(name, name).format(**files, address=address) for name, _ in calls]
-    steps = [(line.split(), variables) for line, (_, variables) in zip(lines, calls, strict=True)]
-    done = python(PROGRAM, json.dumps(steps), environment=shell(address, folder))
-    assert (done.returncode, done.stderr) == (0, "")
-    return [tuple(reply) for reply in json.loads(done.stdout)]
-
-
-def refusal(code: int, said: str, line: str) -> str:
-    assert (code, said, line.count("\n")) == (4, "", 1), line
-    return line
 
 
 def with_token(home: Path, mode: int) -> dict[str, str]:
@@ -82,35 +58,61 @@ def with_token(home: Path, mode: int) -> dict[str, str]:
     return {"HOME": str(home)}
 
 
-def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_address: str, tmp_path: Path):
-    calls = [(name, {"RAY_AUTH_TOKEN": OTHER}) for name in COMMANDS]
-    *wrong, missing = replies(tmp_path, ray_address, *calls, ("train", {"RAY_AUTH_MODE": "token"}))
-    for reply in wrong:
+@pytest.fixture(scope="module")
+def replies(
+    ray_cluster: StartedCluster, open_cluster: StartedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[tuple[int, str, str]]]:
+    """Exit code, output and refusal of commands with variables of theirs, all in one process that has no token."""
+    folder = tmp_path_factory.mktemp("access")
+    own, others = with_token(folder / "own", 0o600), with_token(folder / "others", 0o644)
+    shells = ({"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}, {})
+    calls = {
+        "wrong token": [(name, {"RAY_AUTH_TOKEN": OTHER}) for name in COMMANDS],
+        "no token": [("train", {"RAY_AUTH_MODE": "token"})],
+        "own token": [("connect", own | {"RAY_AUTH_MODE": mode}) for mode in ("token", "disabled")],
+        # From outside, then by a Ray of another version, and back.
+        "outside": [("connect", own | {"RAY_ADDRESS": ray_cluster.client})],
+        "other version": [("train", own | {"version": "1.2.3"})],
+        "others' token": [("train", others)],
+        "open cluster": [("connect", {"RAY_ADDRESS": open_cluster.address} | said) for said in shells],
+    }
+    files = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
+    files["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
+    files["fasta"].write_text(">a\nMKTAYIAKQR\n")
+    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
+    default = {"RAY_ADDRESS": ray_cluster.address, "HOME": str(folder)}
+    steps = [
+        (COMMANDS.get(name, name).format(**files, address=ray_cluster.address).split(), default | variables)
+        for kind in calls.values()
+        for name, variables in kind
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # compiled code
+    done = python(PROGRAM, json.dumps(steps), environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    replied = map(tuple, json.loads(done.stdout))
+    return {kind: [next(replied) for _ in part] for kind, part in calls.items()}
+
+
+def refusal(code: int, said: str, line: str) -> str:
+    assert (code, said, line.count("\n")) == (4, "", 1), line
+    return line
+
+
+def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_address: str, replies):
+    for reply in replies["wrong token"]:
         line = refusal(*reply)
         assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
         assert "'ray get-auth-token'" in line
-    assert "none was found here" in refusal(*missing)
+    assert "none was found here" in refusal(*replies["no token"][0])
 
 
-def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(
-    ray_cluster: StartedCluster, tmp_path: Path
-):
-    own = with_token(tmp_path / "own", 0o600)
-    here = [own | {"RAY_AUTH_MODE": mode} for mode in ("token", "disabled")]
-    # From outside, then by a Ray of another version, and back.
-    here += [own | {"RAY_ADDRESS": ray_cluster.client}]
-    calls = [("connect", variables) for variables in here]
-    of_other_version = ("train", {"RAY_ADDRESS": ray_cluster.address, "version": "1.2.3"})
-    of_others = ("train", with_token(tmp_path / "others", 0o644))
-    *found, other, others = replies(tmp_path, ray_cluster.address, *calls, of_other_version, of_others)
-    assert found == 3 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
-    line = refusal(*other)
+def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(replies):
+    assert replies["own token"] + replies["outside"] == 3 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
+    line = refusal(*replies["other version"][0])
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
-    assert "another user owns it or has access to it; make it anew" in refusal(*others)
+    assert "another user owns it or has access to it; make it anew" in refusal(*replies["others' token"][0])
 
 
-@pytest.mark.slow
-def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(open_cluster: StartedCluster, tmp_path: Path):
-    said = [{"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}, {}]
-    found = replies(tmp_path, open_cluster.address, *(("connect", variables) for variables in said))
-    assert found == 4 * [(0, "1 x 2 CPU cores, 2 GPUs; 1\n", "")]
+def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(replies):
+    assert replies["open cluster"] == 4 * [(0, "1 x 2 CPU cores, 2 GPUs; 1\n", "")]
