@@ -1,6 +1,5 @@
 """TCP ports on which a program and what it starts listen, and the reply of each to a request without a token."""
 
-from collections.abc import Iterable
 from contextlib import suppress
 
 import grpc
@@ -20,15 +19,13 @@ CALLS = (
 NO_SERVER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def listening(roots: Iterable[psutil.Process]) -> dict[tuple[str, int], str]:
-    """The program that listens at each address and port, of these processes and their descendants."""
-    sockets = {}
-    for root in roots:
-        with suppress(psutil.Error):
-            for process in (root, *root.children(recursive=True)):
-                with suppress(psutil.Error):
-                    bound = [part.laddr for part in process.net_connections("tcp") if part.status == "LISTEN"]
-                    sockets |= {(at.ip.removeprefix("::ffff:"), at.port): _program(process) for at in bound}
+def listening(root: psutil.Process) -> set[tuple[str, int]]:
+    """Addresses and ports on which a process and its descendants listen."""
+    sockets = set()
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.Error):  # it may have ended meanwhile
+            bound = [part.laddr for part in process.net_connections("tcp") if part.status == "LISTEN"]
+            sockets |= {(at.ip.removeprefix("::ffff:"), at.port) for at in bound}
     return sockets
 
 
@@ -36,14 +33,6 @@ def reply(address: str, port: int) -> str:
     """What comes back without a token: HTTP's statuses by path, else gRPC's first status, else ``silent``."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address)
     return _http(f"http://{host}:{port}") or _grpc(f"{host}:{port}") or "silent"
-
-
-def _program(process: psutil.Process) -> str:
-    words = process.cmdline() or [process.name()]
-    scripts = [word.rpartition("site-packages/")[2] for word in words if word.endswith(".py")]
-    if words[0].startswith("ray::"):
-        return words[0].partition(".")[0].removesuffix("<Actor>")
-    return (scripts or [words[0].rpartition("/")[2]])[0]
 
 
 def _http(base: str) -> str:

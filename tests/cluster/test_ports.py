@@ -17,6 +17,7 @@ FIXED = {6379, 6380, 6381, 6382, 6383, 8265, 10001, 52365}
 METRICS = {8080, 44217, 44227}
 SCAN = """
 import json, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
 import psutil
 from tests.ports import listening, reply
 
@@ -26,11 +27,12 @@ with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True) as head:
             break
     root = psutil.Process(head.pid)
     deadline = time.monotonic() + 60
-    while not {port for _, port in listening([root])} >= {8080, 44217, 52365, 10001} and time.monotonic() < deadline:
+    while not {port for _, port in listening(root)} >= {8080, 44217, 52365, 10001} and time.monotonic() < deadline:
         time.sleep(0.5)
     time.sleep(2)
-    sockets = listening([root])
-    print(json.dumps([[address, port, program, reply(address, port)] for (address, port), program in sockets.items()]))
+    sockets = listening(root)
+    with ThreadPoolExecutor(len(sockets)) as pool:
+        print(json.dumps([*zip(sockets, pool.map(reply, *zip(*sockets)))]))
     for process in root.children(recursive=True):
         process.kill()
     head.kill()
@@ -56,7 +58,7 @@ def test_a_head_with_the_ports_of_the_manifests_has_no_others_and_refuses_withou
         output = subprocess.check_output(command, cwd=REPOSITORY, env=environment, text=True)
     rows = json.loads(output.splitlines()[-1])
     workers = range(10002, 11000)
-    assert {port for _, port, *_ in rows if port not in workers} == FIXED | METRICS
-    for address, port, program, replied in rows:
+    assert {port for (_, port), _ in rows if port not in workers} == FIXED | METRICS
+    for (address, port), replied in rows:
         if port not in METRICS:
-            assert replied.startswith(("401", "UNAUTHENTICATED", "200 /, 401")), (address, port, program, replied)
+            assert replied.startswith(("401", "UNAUTHENTICATED", "200 /, 401")), (address, port, replied)
