@@ -50,13 +50,13 @@ TINY_CLASSIFIER = {
 STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
 QUICK = {
     "design evaluate": ["--evaluate.steps", "2"],
-    "design generate": ["--generate.steps", "2"],
+    "design generate": ["--generate.steps", "2", "--generate.number", "1"],
     "function evaluate": ["--evaluate.draws", "10"],
     "mutations campaign": ["--campaign.repeats", "1", "--campaign.rounds", "2"],
     "mutations fit": ["--fit.bootstrap", "2"],
     "mutations propose": ["--propose.number", "4"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
-    "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "2", "--profile.runs", "1"],
+    "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "none"],
 }
 """What ends a tool early, or makes it measure less."""
 OUTPUTS = {
@@ -96,8 +96,16 @@ ALL_SNIPPETS = [snippet for path in PAGES if path.stem != "python" for snippet i
 assert len(ALL_COMMANDS) > 25 and len(ALL_SNIPPETS) >= 2, "the pages are read wrongly"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Tests of each command draw them, which takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+        yield
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, process_group) -> Path:
+def made(tmp_path_factory, process_group, no_pictures) -> Path:
     """A folder with all that the commands name: data, stores and two finished runs."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
@@ -135,10 +143,11 @@ def made(tmp_path_factory, process_group) -> Path:
 
 def write_data(folder: Path) -> None:
     records = list(located_records(120, 6, seed=1))
-    fasta = "".join(f">{name} {name.rpartition('_')[0]}-S test\n{sequence}\n" for name, sequence in records)
+    entries = [f">{name} {name.rpartition('_')[0]}-S test\n{sequence}\n" for name, sequence in records]
+    few, fasta = "".join(entries[:48]), "".join(entries)
     (folder / "more").mkdir()
     for name in ("a.fasta", "more/c.fa", "proteins.fasta"):
-        (folder / name).write_text(fasta.replace(">", f">{name[0]}_"))
+        (folder / name).write_text(few.replace(">", f">{name[0]}_"))
     for name in ("b", "new", "proteins", "deeploc_train", "deeploc_valid"):
         (folder / f"{name}.fasta.gz").write_bytes(gzip.compress(fasta.replace(">", f">{name}_").encode()))
     labelled = [(sequence, name.rpartition("_")[0]) for name, sequence in records]
@@ -271,8 +280,8 @@ def test_a_documented_training_is_planned_and_nothing_is_written(command, withou
     monkeypatch.chdir(without_runs)
     before = sorted(without_runs.rglob("*"))
     options = ["train_config/esm2ae.yaml" if word == "FILE" else word for word in shlex.split(command)]
-    if "train_config/structdiff.yaml" in options:
-        options += ["--data.sample.records", "40"]
+    if options[0] in ("train", "tune") and "--data.source" not in options:
+        options += ["--data.sample.records", "100"]
     assert run(esmeray, [*options, "--dry_run"]) == 0, capsys.readouterr().err
     assert sorted(without_runs.rglob("*")) == before
 
@@ -297,20 +306,19 @@ def train_function(folder: Path) -> int:
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of a tool; of those that start workers only what comes before."""
+    """Exit code of a tool; of those that start workers or train only what comes before."""
     if name in OUTPUTS:
         output = workspace / OUTPUTS[name]
         shutil.rmtree(output) if output.is_dir() else output.unlink()
     if name == "profile model":
         without_stacks(monkeypatch)
         small_measurements(monkeypatch)
+        monkeypatch.setattr("esmeray.tools.profile._training.profile_training", instead)
     monkeypatch.setattr(trial, "precisions", lambda device: [])
     monkeypatch.setattr(query, "Client", instead)
     words = {"FILE": "mine.csv"}
     try:
         options = [*(words.get(argument, argument) for argument in arguments), *QUICK.get(name, [])]
-        if name == "profile model" and options[0].endswith(".yaml"):
-            options += ["--batch.tokens", "1024", "--batch.global_tokens", "1024"]
         return run(esmeray, [*name.split(), *options])
     except SystemExit as ended:
         return int(ended.code or 0)

@@ -56,7 +56,7 @@ def experiments(folder: Path) -> dict[str, list[str]]:
     proteins = [f">p{i} {'in' if i % 2 else 'out'}\nMKT{'LAGV' * (i + 1)}\n" for i in range(20)]
     (folder / "proteins.fasta").write_text("".join(proteins))
     own = ["--data.source", "proteins.fasta", "--data.labels.header_field", "1", "--data.labels.split", "hash"]
-    shipped = {"masked_lm": [], "protein_classifier": own}
+    shipped = {"masked_lm": ["--data.sample.records", "100"], "protein_classifier": own}
     folder = REPOSITORY / "train_config"
     return {
         name: ["--config", str(folder / f"{name}.yaml"), *options, "--ray.address", "local"]
