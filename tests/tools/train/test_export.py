@@ -2,23 +2,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, ConfigError
-from esmeray.dataset.store.conversion import ensure_store
 from esmeray.tools.train.export import main
-from esmeray.train_config.loading import dump_config
-from esmeray.training.loop.worker import train_worker
 from tests.runs import run_folder, tiny_config
+from tests.training.runs import finish
 
 
 @pytest.fixture(scope="module")
 def run(process_group, tmp_path_factory):
     config = tiny_config(tmp_path_factory.mktemp("runs"))
-    folder = run_folder(config)
-    folder.path.mkdir()
-    folder.config.write_text(dump_config(config))
-    train_worker(config, WorkerContext(), str(ensure_store(config.data, folder.path.parent / "stores")))
-    return folder
+    finish(config)
+    return run_folder(config)
 
 
 def test_last_checkpoint_exports_as_the_run_did_at_its_end(run, tmp_path):
