@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections import namedtuple
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,27 +15,6 @@ HOLD = f"import sys; held = b'x' * {HELD_BYTES}; print('held', flush=True); sys.
 GIB = 1 << 30
 Bytes = namedtuple("Bytes", "read_bytes write_bytes")
 Traffic = namedtuple("Traffic", "bytes_sent bytes_recv")
-
-
-@pytest.fixture
-def cgroups(tmp_path, monkeypatch) -> Path:
-    """A machine with 8 GiB, 6 of them available, and no cgroup yet."""
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    groups.mkdir()
-    monkeypatch.setattr(host, "_PROC", proc)
-    monkeypatch.setattr(host, "_CGROUPS", groups)
-    machine = namedtuple("machine", "total available")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine(8 * GIB, 6 * GIB))
-    return tmp_path
-
-
-def write_limits(machine: Path, groups: str, folder: Path, **files: object) -> None:
-    """Put this process into these groups, and the memory's files into the folder of one."""
-    (machine / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / f"memory.{name}").write_text(f"{content}\n")
 
 
 def test_resident_memory_of_a_worker_includes_its_loaders():
@@ -74,27 +52,34 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
 
 STAT = f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}"
 OLD_STAT = f"inactive_file 1\ntotal_inactive_file {GIB + GIB // 2}\ntotal_active_file 0"
+OLD_GROUPS = "5:devices:/\n4:memory:/job\n0::/"
 LIMITS = {
-    "a looser one": ("0::/", {"max": 100 * GIB, "current": 0}, Memory(8 * GIB, 6 * GIB)),
-    "a tighter one": ("0::/", {"max": 2 * GIB, "current": GIB, "stat": STAT}, Memory(2 * GIB, GIB + GIB // 2)),
+    "a looser one": ("0::/", {"": {"max": 100 * GIB, "current": 0}}, Memory(8 * GIB, 6 * GIB)),
+    "a tighter one": ("0::/", {"": {"max": 2 * GIB, "current": GIB, "stat": STAT}}, Memory(2 * GIB, GIB + GIB // 2)),
     "of the older cgroups": (
-        "5:devices:/\n4:memory:/job\n0::/",
-        {"limit_in_bytes": GIB, "usage_in_bytes": 2 * GIB, "stat": OLD_STAT},
+        OLD_GROUPS,
+        {"memory/job": {"limit_in_bytes": GIB, "usage_in_bytes": 2 * GIB, "stat": OLD_STAT}},
         Memory(GIB, GIB // 2),
+    ),
+    "of the group above": (
+        "0::/slice/job",
+        {"slice/job": {"max": "max", "current": 5}, "slice": {"max": 4 * GIB, "current": 3 * GIB}},
+        Memory(4 * GIB, GIB),
     ),
 }
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limits_of_a_container_count(cgroups, limit):
-    groups, files, memory = LIMITS[limit]
-    folder = cgroups / "cgroup" / ("memory/job" if "older" in limit else "")
-    write_limits(cgroups, groups, folder, **files)
+def test_limits_of_a_container_count(tmp_path, monkeypatch, limit):
+    """Of a machine with 8 GiB, 6 of them available."""
+    groups, folders, memory = LIMITS[limit]
+    monkeypatch.setattr(host, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(host, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 * GIB, 6 * GIB))
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
+    for folder, files in folders.items():
+        (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (tmp_path / "cgroup" / folder / f"memory.{name}").write_text(f"{content}\n")
     assert memory_of_this_machine() == memory
-
-
-def test_limit_of_a_group_above_counts_too(cgroups):
-    above = cgroups / "cgroup" / "slice"
-    write_limits(cgroups, "0::/slice/job", above / "job", max="max", current=5)
-    write_limits(cgroups, "0::/slice/job", above, max=4 * GIB, current=3 * GIB)
-    assert memory_of_this_machine() == Memory(4 * GIB, GIB)

@@ -1,5 +1,6 @@
 """All GPUs are read; what one can't say is left out, what is lost is one warning. NVML is faked."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,33 +11,38 @@ from esmeray.monitoring.sampling import nvml
 from esmeray.monitoring.sampling.metric_names import METRICS
 from esmeray.monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
 
-FIGURES = {
-    "util": 87,
-    "mem_util": 31,
-    "mem_used_bytes": 30,
-    "mem_total_bytes": 100,
-    "temperature_c": 61,
-    "power_w": 350.5,
-    "power_limit_w": 700.0,
-    "sm_clock_mhz": 1755,
-    "sm_clock_max_mhz": 1980,
-    "memory_clock_mhz": 2619,
-    "throttle_reasons": 0x24,
-    "ecc_corrected": 3,
-    "ecc_uncorrected": 1,
-    "processes": 2,
+FIGURES = {"util": 87, "mem_util": 31, "mem_used_bytes": 30, "mem_total_bytes": 100, "temperature_c": 61}
+FIGURES |= {"power_w": 350.5, "power_limit_w": 700.0, "throttle_reasons": 0x24, "processes": 2}
+FIGURES |= {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 2619}
+FIGURES |= {"ecc_corrected": 3, "ecc_uncorrected": 1}
+
+
+ANSWERS = {
+    "UUID": lambda gpu: f"GPU-{gpu:04d}",
+    "UtilizationRates": lambda gpu: SimpleNamespace(gpu=87, memory=31),
+    "MemoryInfo": lambda gpu: SimpleNamespace(total=100, free=70, used=30),
+    "Temperature": lambda gpu, sensor: 61,
+    "PowerUsage": lambda gpu: 350_500,
+    "EnforcedPowerLimit": lambda gpu: 700_000,
+    "ClockInfo": lambda gpu, clock: {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}[clock],
+    "MaxClockInfo": lambda gpu, clock: 1980,
+    "CurrentClocksEventReasons": lambda gpu: 0x24,
+    "CurrentClocksThrottleReasons": lambda gpu: 0x44,
+    "TotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
+    "ComputeRunningProcesses_v3": lambda gpu: [10, 5],
+    "PcieThroughput": lambda gpu, way: 5000 + way,
+    "HandleByIndex": lambda gpu: gpu,
 }
 
 
 class Driver:
-    """What the faked NVML answers for each GPU, and with which errors it fails."""
+    """The faked NVML: what it was asked for each GPU, and with which errors it fails."""
 
-    def __init__(self, gpus: int) -> None:
-        self.gpus = gpus
+    def __init__(self) -> None:
         self.now_s = 0.0
         self.init: int | None = None
         self.failing: dict[tuple[int, str] | str, int] = {}
-        """Error codes by (GPU, function) or by function."""
+        """Error codes by (GPU, function) or by function, nvmlDeviceGet left out."""
         self.asked: list[tuple[int, str]] = []
         self.links_kib = [1000, 500]
         self.open = 0
@@ -45,58 +51,36 @@ class Driver:
     def devices(self) -> NvmlDevices:
         return NvmlDevices(self.warnings.append, clock=lambda: self.now_s)
 
-    def answer(self, gpu: int, function: str, value: Any) -> Any:
+    def answer(self, function: str, gpu: int, *more: Any) -> Any:
         self.asked.append((gpu, function))
         code = self.failing.get((gpu, function)) or self.failing.get((gpu, "*")) or self.failing.get(function)
         if code is not None:
             raise pynvml.NVMLError(code)
-        return value
+        return ANSWERS[function](gpu, *more)
+
+    def fields(self, gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
+        assert [scope for _, scope in asked] == [0xFFFFFFFF] * 2
+        values = [SimpleNamespace(ullVal=kib) for kib in self.links_kib]
+        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=value) for value in values]
+
+    def begin(self) -> None:
+        if self.init is not None:
+            raise pynvml.NVMLError(self.init)
+        self.open += 1
+
+    def end(self) -> None:
+        if self.open == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        self.open -= 1
 
 
 @pytest.fixture
 def driver(monkeypatch) -> Driver:
-    driver = Driver(gpus=2)
-
-    def init() -> None:
-        if driver.init is not None:
-            raise pynvml.NVMLError(driver.init)
-        driver.open += 1
-
-    def shut_down() -> None:
-        if driver.open == 0:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-        driver.open -= 1
-
-    def fields(gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
-        assert [scope for _, scope in asked] == [0xFFFFFFFF] * 2
-        code = driver.failing.get((gpu, "links"), pynvml.NVML_SUCCESS)
-        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(ullVal=kib)) for kib in driver.links_kib]
-
-    clocks = {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}
-    answers = {
-        "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu:04d}",
-        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=87, memory=31),
-        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=100, free=70, used=30),
-        "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,
-        "nvmlDeviceGetPowerUsage": lambda gpu: 350_500,
-        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 700_000,
-        "nvmlDeviceGetClockInfo": lambda gpu, clock: clocks[clock],
-        "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: 1980,
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: 0x24,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x44,
-        "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
-        "nvmlDeviceGetComputeRunningProcesses_v3": lambda gpu: [10, 5],
-        "nvmlDeviceGetPcieThroughput": lambda gpu, way: 5000 + way,
-        "nvmlDeviceGetFieldValues": fields,
-        "nvmlDeviceGetHandleByIndex": lambda gpu: gpu,
-    }
-    monkeypatch.setattr(pynvml, "nvmlInit", init)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", shut_down)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: driver.gpus)
-    for name, value in answers.items():
-        monkeypatch.setattr(
-            pynvml, name, lambda gpu, *more, name=name, value=value: driver.answer(gpu, name, value(gpu, *more))
-        )
+    driver = Driver()
+    functions = {f"DeviceGet{name}": partial(driver.answer, name) for name in ANSWERS}
+    functions |= {"Init": driver.begin, "Shutdown": driver.end, "DeviceGetCount": lambda: 2}
+    for name, function in (functions | {"DeviceGetFieldValues": driver.fields}).items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", function)
     return driver
 
 
@@ -119,10 +103,10 @@ def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name
 def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what_cannot_be_said_never(driver):
     devices = driver.devices()
     unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # of a slice of a GPU
-    slice_lacks = {(1, f"nvmlDeviceGet{name}"): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
+    slice_lacks = {(1, name): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
     driver.failing = slice_lacks | {
-        "nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_TIMEOUT,
-        "nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        "PowerUsage": pynvml.NVML_ERROR_TIMEOUT,
+        "CurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
     metrics = devices.read()[0].metrics
     assert "power_w" not in metrics and metrics["throttle_reasons"] == 0x44
@@ -131,7 +115,7 @@ def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what
         whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
         assert whole == FIGURES
         assert FIGURES.keys() - slice_.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
-    assert driver.asked.count((1, "nvmlDeviceGetUtilizationRates")) == 1
+    assert driver.asked.count((1, "UtilizationRates")) == 1
     assert driver.warnings == []
 
 

@@ -1,6 +1,5 @@
 """A worker's samples hold what can be read of it, are on Ray's port, and nothing that goes wrong reaches the run."""
 
-import re
 import threading
 import time
 import urllib.request
@@ -13,6 +12,7 @@ import psutil
 import pytest
 import ray
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from esmeray.monitoring.sampling import sampler as sampler_module
 from esmeray.monitoring.sampling.metric_names import find
@@ -25,7 +25,6 @@ GPU = torch.device("cuda", 1)
 NEVER_S = 1e6
 STEP = {"loss": 2.5, "tokens": 4000, "tokens_per_s": 1000.0, "step_s": 4.0, "forward_s": 1.0, "padding_share": 0.03}
 STEP |= {"loader_queue_depth": 2, "feature_cache_hit_rate": 0.75}
-Make = Callable[..., Sampler]
 
 
 @pytest.fixture
@@ -39,9 +38,9 @@ def path(tmp_path) -> Path:
 
 
 @pytest.fixture
-def make(path, warnings) -> Make:
+def make(path, warnings) -> Callable[..., Sampler]:
     own = {"path": path, "worker": 3, "device": CPU, "warn": warnings.append}
-    return partial(Sampler, node=False, interval_s=NEVER_S, prometheus=False, **own)
+    return partial(Sampler, **{"node": False, "interval_s": NEVER_S, "prometheus": False, **own})
 
 
 @pytest.fixture
@@ -171,41 +170,30 @@ def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings)
 
 SCRAPE_TIMEOUT_S = 90.0
 """Ray hands metrics on every ten seconds."""
-LINE = re.compile(r"^ray_esmeray_(\w+)\{([^}]*)\} (\S+)", re.MULTILINE)
-
-
-@ray.remote(num_cpus=0)
-class SampledWorker:
-    """A worker with a sampler, as a run has it."""
-
-    def begin(self, rank: int, path: str) -> None:
-        own = {"path": Path(path), "worker": rank, "device": torch.device("cpu"), "node": rank == 0}
-        self.sampler = Sampler(interval_s=0.2, prometheus=True, warn=print, **own)
-        self.sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
-        as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
-        self.sampler._export(as_if_of_a_gpu)
-        self.sampler.start()
-
-    def end(self) -> None:
-        self.sampler.close()
 
 
 def scraped(address: str) -> dict[tuple[str, str, str], float]:
     """Every value of ours that is on the node's port, by name, worker and GPU."""
     with urllib.request.urlopen(address, timeout=10) as answer:
-        lines = LINE.findall(answer.read().decode())
+        families = text_string_to_metric_families(answer.read().decode())
     found = {}
-    for name, pairs, value in lines:
-        tags = dict(re.findall(r'(\w+)="([^"]*)"', pairs))
-        assert tags["host"] and tags["SessionName"]  # by which the dashboard selects
-        found[name, tags["worker"], tags.get("gpu", "")] = float(value)
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name.startswith("ray_esmeray_"):
+            assert sample.labels["host"] and sample.labels["SessionName"]  # by which the dashboard selects
+            name = sample.name.removeprefix("ray_esmeray_")
+            found[name, sample.labels["worker"], sample.labels.get("gpu", "")] = sample.value
     return found
 
 
 @pytest.mark.slow
-def test_figures_of_two_workers_are_on_rays_port(ray_address, tmp_path):
-    workers = [SampledWorker.remote() for _ in range(2)]
-    ray.get([worker.begin.remote(rank, str(tmp_path / f"{rank}.jsonl")) for rank, worker in enumerate(workers)])
+def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
+    workers = []
+    for rank in range(2):
+        sampler = make(worker=rank, node=rank == 0, interval_s=0.2, prometheus=True)
+        sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
+        as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
+        sampler._export(as_if_of_a_gpu)
+        workers.append(sampler.start())
     (node,) = [node for node in ray.nodes() if node["Alive"]]
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     expected = {
@@ -221,7 +209,8 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, tmp_path):
     while not (expected.keys() | present) <= found.keys() and time.monotonic() < deadline:
         time.sleep(0.5)
         found = scraped(address)
-    ray.get([worker.end.remote() for worker in workers])
+    for sampler in workers:
+        sampler.close()
     assert {key: found.get(key) for key in expected} == expected
     assert all(found[key] > 0 for key in present - {("cpu_percent", "0", "")})
     assert not {"not_known", "perf_mfu"} & {name for name, *_ in found}
