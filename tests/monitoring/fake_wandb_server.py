@@ -90,9 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.known_run = self.server.known_run or {}
             bucket = {"id": "cg==", "name": variables["name"], "displayName": "n", "project": project}
             return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0}, "inserted": True}}
-        if operation in ("Viewer", "GetDefaultEntity"):
-            teams: dict[str, Any] = {"edges": []}
-            return {"viewer": {"id": "dQ==", "username": "tester", "entity": "tester", "flags": "{}", "teams": teams}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.server.url}/upload/{name}"} for name in variables["files"]]
             return {"createRunFiles": {"runID": "cg==", "uploadHeaders": [], "files": files}}
@@ -105,8 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
         summary = {key: value for row in rows for key, value in row.items()}
         counts = {"historyLineCount": len(rows), "eventsLineCount": 0, "logLineCount": 0}
         tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
-        described = {"displayName": "n", "config": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
-        return {"id": "cg==", "name": "r", "summaryMetrics": json.dumps(summary), **counts, **tails, **described}
+        described = {"config": "{}", "wandbConfig": '{"t": 1}', "summaryMetrics": json.dumps(summary)}
+        return {"id": "cg==", "name": "r", **counts, **tails, **described}
 
     def log_message(self, *arguments: Any) -> None:
         """Quiet."""

@@ -9,22 +9,24 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from esmeray.monitoring.sampling.metric_names import METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.monitoring.sinks import wandb_run
-from esmeray.monitoring.sinks.wandb_follower import wandb_values
+from esmeray.monitoring.sinks.wandb_follower import AXES, WandbRows, wandb_values
 from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from esmeray.run_folder.paths import RunFolder, sample_file
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
-from tests.monitoring.samples import append, sample, train, wait_until
+from tests.monitoring.samples import BEGAN_S, append, sample, train, wait_until
 from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
 
 PATIENCE_S = 150.0
@@ -170,6 +172,34 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     run.assert_harmless(mark)
     run.upload()
     assert server.values() == VALUES
+
+
+def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis():
+    rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
+    records = [
+        train(1, 0),
+        *(
+            sample(w, 5 + w, host="ab"[w]) | {"metrics": {m.name.format(gpu=w, worker=w): float(w) for m in METRICS}}
+            for w in (0, 1)
+        ),
+        {"kind": "alert", "step": 1, "time": BEGAN_S + 9, "name": "memory", "state": "raised", "message": ""},
+        {"kind": "event", "step": 1, "time": BEGAN_S + 9, "event": "finished"},
+    ]
+    made = [rows.row(record).values for record in records]
+    shown = {name for values in made for name in values}
+    for metric in METRICS:
+        first, second = (metric.name.format(gpu=index, worker=index) for index in (0, 1))
+        if metric.name.startswith("worker/"):
+            assert {first, second} <= shown
+        elif not metric.name.startswith(("perf/", "train/")):
+            assert {first, f"node/b/{second}"} <= shown
+    for values in made:
+        axis = "elapsed_s" if "elapsed_s" in values else "step"
+        for name in values:
+            if "/" in name and not name.startswith("position/"):
+                assert any(fnmatch(name, pattern) for pattern in AXES[axis]), name
+    assert [values["elapsed_s"] for values in made if "elapsed_s" in values] == [5, 6, 9]
+    assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
 
 
 def drive(run: Run) -> None:
