@@ -9,7 +9,6 @@ docs/img/gpu_analysis.png is made of the one with several troubles:
 """
 
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,8 @@ IDLE, POWER_CAP, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x20, 0x40
 class Machine:
     """The state of G GPUs in each of S seconds, each (G, S); healthy until a test changes it."""
 
-    def __init__(self, seconds: int = 300, gpus: int = 1, seed: int = 0) -> None:
-        self.random = np.random.default_rng(seed)
+    def __init__(self, seconds: int = 300, gpus: int = 1) -> None:
+        self.random = np.random.default_rng(0)
         self.working = slice(START_S, START_S + seconds)
         shape = (gpus, START_S + seconds + END_S)
         self.util = np.ones(shape)
@@ -73,39 +72,39 @@ class Machine:
         return path
 
 
-def healthy(seed: int = 0) -> Machine:
+def healthy() -> Machine:
     """Two GPUs at work; a checkpoint takes two seconds."""
-    machine = Machine(gpus=2, seed=seed)
+    machine = Machine(gpus=2)
     machine.idle(200, 2)
     return machine
 
 
-def thermal(seed: int = 0) -> Machine:
+def thermal() -> Machine:
     """One GPU that is too hot in the second half."""
-    machine = Machine(seed=seed)
+    machine = Machine()
     machine.hot(0, 150)
     return machine
 
 
-def power(seed: int = 0) -> Machine:
+def power() -> Machine:
     """One GPU at its power limit two thirds of the time, its clocks lower by an eighth."""
-    machine = Machine(seed=seed)
+    machine = Machine()
     when = slice(START_S + 100, machine.working.stop)
     machine.power[:, when], machine.clock[:, when], machine.reasons[:, when] = LIMIT_W - 1, 1725, POWER_CAP
     return machine
 
 
-def waiting(seed: int = 0) -> Machine:
+def waiting() -> Machine:
     """Two GPUs that wait two seconds of every ten."""
-    machine = Machine(gpus=2, seed=seed)
+    machine = Machine(gpus=2)
     for start in range(5, 295, 10):
         machine.idle(start, 2)
     return machine
 
 
-def troubled(seed: int = 0) -> Machine:
+def troubled() -> Machine:
     """Two GPUs that wait at first, then for checkpoints; their memory fills, and one gets too hot."""
-    machine = Machine(1500, gpus=2, seed=seed)
+    machine = Machine(1500, gpus=2)
     for start in range(5, 400, 10):
         machine.idle(start, 3)
     for start in range(480, 1500, 240):
@@ -115,14 +114,6 @@ def troubled(seed: int = 0) -> Machine:
     machine.hot(1, 820)
     return machine
 
-
-TRACES: Mapping[str, tuple[Callable[[int], Machine], set[str]]] = {
-    "healthy": (healthy, set()),
-    "thermal": (thermal, {"heat"}),
-    "power": (power, {"power limit"}),
-    "waiting": (waiting, {"idle"}),
-}
-"""Each log with the topics of the advice on each of its GPUs."""
 
 if __name__ == "__main__":
     troubled().write(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from esmeray.monitoring.gpu_log.analysis import GpuSummary, summarise
 from esmeray.monitoring.gpu_log.plot import draw_log
 from esmeray.monitoring.gpu_log.reader import COLUMNS, read_gpu_log
 from tests.monitoring import gpu_traces
-from tests.monitoring.gpu_traces import HW_THERMAL, LIMIT_W, MAX_CLOCK_MHZ, START_S, TRACES, Machine
+from tests.monitoring.gpu_traces import HW_THERMAL, LIMIT_W, MAX_CLOCK_MHZ, START_S, Machine
 
 
 def summaries(machine: Machine, folder: Path, without: Sequence[str] = ()) -> list[GpuSummary]:
@@ -28,21 +28,16 @@ def topics(summary: GpuSummary) -> set[str]:
     return {advice.topic for advice in summary.advice}
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_what_is_wrong_is_found_on_each_gpu_and_nothing_else(name, tmp_path):
-    make, expected = TRACES[name]
-    for summary in summaries(make(1), tmp_path):
-        assert topics(summary) == expected
-
-
-@pytest.mark.parametrize("name", ["thermal", "power"])
-def test_throttling_is_found_by_clocks_or_by_reasons_alone(name, tmp_path):
-    make, expected = TRACES[name]
-    (by_clocks,) = summaries(make(0), tmp_path, without=["throttle_reasons"])
-    assert topics(by_clocks) == expected
-    assert any("by clocks alone" in note for note in by_clocks.notes)
-    (by_reasons,) = summaries(make(0), tmp_path, without=["sm_clock_max_mhz", "power_limit_w"])
-    assert topics(by_reasons) == expected
+def test_what_is_wrong_is_found_on_each_gpu_by_clocks_or_by_reasons_alone_too_and_nothing_else(tmp_path):
+    for make, topic in (gpu_traces.thermal, "heat"), (gpu_traces.power, "power limit"):
+        whole, by_clocks, by_reasons = (
+            summaries(make(), tmp_path, without)[0]
+            for without in ([], ["throttle_reasons"], ["sm_clock_max_mhz", "power_limit_w"])
+        )
+        assert topics(whole) == topics(by_clocks) == topics(by_reasons) == {topic}
+        assert any("by clocks alone" in note for note in by_clocks.notes)
+    assert [topics(summary) for summary in summaries(gpu_traces.healthy(), tmp_path)] == [set()] * 2
+    assert [topics(summary) for summary in summaries(gpu_traces.waiting(), tmp_path)] == [{"idle"}] * 2
 
 
 def test_values_are_of_the_time_at_work(tmp_path):
