@@ -12,9 +12,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from esmeray.function.annotations import read_accretion, read_annotations, read_scores
+import pandas as pd
+from scipy.sparse import csr_array
+
+from esmeray.function.annotations import Annotations, read_accretion, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
-from esmeray.function.ontology import Method, read_ontology
+from esmeray.function.ontology import Method, Ontology, read_ontology
 from esmeray.function.section import EvaluationSection, Normalisation
 
 EXPECTED = Path(__file__).with_name("expected.json")
@@ -61,13 +64,19 @@ def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
     return [columns(case.folder / "results" / "evaluation_all.tsv") for case in cases]
 
 
-def evaluated(case: Case) -> dict[str, Evaluation]:
-    """What our evaluation says of the case, by aspect."""
+def read(case: Case) -> tuple[Ontology, dict[str, Annotations], dict[str, csr_array]]:
+    """Ontology, annotations and scores."""
     ontology = read_ontology(case.folder / "terms.obo")
     truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
-    accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
-    predictions = read_scores(case.folder / "predictions" / "some.tsv", ontology, proteins, unknown="ignore")
+    path = case.folder / "predictions" / "some.tsv"
+    return ontology, truth, read_scores(path, ontology, proteins, unknown="ignore")
+
+
+def evaluated(case: Case) -> dict[str, Evaluation]:
+    """What our evaluation says of the case, by aspect."""
+    ontology, truth, predictions = read(case)
+    accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}
     settings = EvaluationSection(**how, draws=0)
     found = {}
@@ -79,14 +88,10 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:
     """Columns of a cafaeval table by aspect; thresholds are column ``tau``."""
-    found: dict[str, dict[str, list[float]]] = {}
-    if path.exists():
-        names, *rows = (line.split("\t") for line in path.read_text().splitlines())
-        for row in rows:
-            aspect = found.setdefault(row[1], {name: [] for name in names[2:]})
-            for name, value in zip(names[2:], row[2:], strict=True):
-                aspect[name].append(float(value))
-    return found
+    if not path.exists():
+        return {}
+    by_aspect = pd.read_csv(path, sep="\t").drop(columns="filename").set_index("ns").groupby(level=0)
+    return {aspect: rows.to_dict("list") for aspect, rows in by_aspect}
 
 
 def generate(folder: Path, seed: int) -> Case:

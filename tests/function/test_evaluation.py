@@ -13,7 +13,7 @@ from esmeray.function.annotations import Annotations, read_annotations, read_sco
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
 from esmeray.function.section import EvaluationSection
-from tests.function.generated import EXPECTED, EXPECTED_CASES, columns, evaluated, generate, sampled
+from tests.function.generated import EXPECTED, EXPECTED_CASES, columns, evaluated, generate, read, sampled
 
 
 def table(found: dict[str, Evaluation]) -> dict[str, dict[str, list[float]]]:
@@ -46,28 +46,24 @@ def test_generated_ontologies_give_what_cafaeval_gave(tmp_path):
 )
 def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, ontology, expected, orphans):
     folder = shared_data / "go" / name
-    read = read_ontology(shared_data / "go" / ontology)
-    truth = read_annotations(folder / "ground_truth.tsv", read)
+    terms = read_ontology(shared_data / "go" / ontology)
+    truth = read_annotations(folder / "ground_truth.tsv", terms)
     (aspect,) = truth
     lines = (folder / expected / "evaluation_all.tsv").read_text().splitlines()
     for path in (folder / "predictions").iterdir():
-        scores = read_scores(path, read, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
+        scores = read_scores(path, terms, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
         settings = EvaluationSection(orphans=orphans, draws=0)
-        found = evaluate_functions(read.aspects[aspect], truth[aspect], scores, settings=settings)
+        found = evaluate_functions(terms.aspects[aspect], truth[aspect], scores, settings=settings)
         own = [line for line in lines if line.startswith(("filename", path.name.removesuffix(".gz")))]
         (tmp_path / "some.tsv").write_text("\n".join(own))
         assert_equal(table({aspect: found}), columns(tmp_path / "some.tsv"), 5.0001e-4)  # written with three digits
 
 
 def small(tmp_path: Path) -> tuple[Aspect, Annotations, csr_array]:
-    """The first aspect of a generated case with its annotations and scores."""
-    case = generate(tmp_path / "case", 3)
-    ontology = read_ontology(case.folder / "terms.obo")
-    truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
+    """The largest aspect of a generated case with its annotations and scores."""
+    ontology, truth, scores = read(generate(tmp_path / "case", 3))
     name = max(truth, key=lambda each: len(truth[each].proteins))
-    path = case.folder / "predictions" / "some.tsv"
-    scores = read_scores(path, ontology, {name: truth[name].proteins}, unknown="ignore")[name]
-    return ontology.aspects[name], truth[name], scores
+    return ontology.aspects[name], truth[name], scores[name]
 
 
 @pytest.mark.parametrize("norm", ["cafa", "gt"])
