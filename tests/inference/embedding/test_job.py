@@ -78,26 +78,19 @@ def test_narrow_files_are_near(tmp_path: Path):
             assert all(np.abs(narrow[name] - rows).max() <= error * largest for name, rows in whole.items())
 
 
-def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path):
+def test_a_stopped_job_resumes_to_the_same_bytes_and_a_flipped_bit_is_noticed_or_does_no_harm(tmp_path: Path, caplog):
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(replace(job, output=tmp_path / "undisturbed"))
     with stopped_after(3) as first:
         run_job(job)
     assert not job.output.exists()
+    kept = shutil.copytree(partial(job), tmp_path / "kept")
     with computed_shards() as again:
         (report,) = run_job(job)
     assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
     assert report["starts"] == 2
     assert len(set(first) & set(again)) <= 2  # the one that was lost, and the one computed beside its writing
     assert sorted({*first, *again}) == list(range(len({*first, *again})))
-
-
-def test_a_flipped_bit_of_an_unfinished_job_is_noticed_or_does_no_harm(tmp_path: Path, caplog):
-    job = request(tmp_path, outputs=["mean", "residues"])
-    run_job(replace(job, output=tmp_path / "undisturbed"))
-    with stopped_after(3):
-        run_job(job)
-    kept = shutil.copytree(partial(job), tmp_path / "kept")
     for name in ("mean/00001.safetensors", "residues/00000.safetensors", "rows/00001.json", "job.json", "spent.json"):
         shutil.rmtree(job.output, ignore_errors=True)
         shutil.rmtree(partial(job), ignore_errors=True)

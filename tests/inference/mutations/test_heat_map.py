@@ -27,16 +27,14 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
         (image,), (dots,) = axes.images, axes.lines
         ticks = zip(axes.get_xticks().tolist(), axes.get_xticklabels(), strict=True)
         # All that the picture says of a column is its distance from a tick and the tick's number.
-        offsets = {round(int(label.get_text()) - column) for column, label in ticks}
-        (first,) = offsets
+        (first,) = {round(int(label.get_text()) - column) for column, label in ticks}
         letters = [label.get_text() for label in axes.get_yticklabels()]
         assert letters == [*AMINO_ACIDS] and image.origin == "upper"
         for (row, column), score in np.ndenumerate(image.get_array().filled(np.nan)):
             if np.isfinite(score):
                 drawn[f"{letters[row]}{column + first}"] = score
-        wild = {column + first: row for column, row in zip(*dots.get_data(), strict=True)}
-        for number, row in wild.items():
-            letter = sequence[int(number) - 24]
+        for column, row in dots.get_xydata():
+            letter = sequence[int(column) + first - 24]
             assert np.isnan(row) if letter == "X" else letters[int(row)] == letter
         assert image.norm(0.0) == 0.5  # white: as good as the wild type; below it is red, above it blue
         assert image.norm(1.0) - 0.5 == pytest.approx(0.5 - image.norm(-1.0))
