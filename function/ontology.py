@@ -204,15 +204,15 @@ def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]])
     return Aspect(name, tuple(ids[number] for number in order), levels_V[order], parents[order][:, order].tocsr())
 
 
-def propagate(scores: csr_array, aspect: Aspect, method: Method = "max") -> csr_array:
-    """(N, V) scores, not below 0, of any type, with those of each term's ancestors; see :func:`propagate_dense`.
+def propagate(scores: csr_array, aspect: Aspect) -> csr_array:
+    """(N, V) scores, not below 0, of any type, of which an ancestor has the largest below it.
 
     Terms are taken level by level, for some hundred proteins at a time, which keeps the dense part small.
     """
     blocks = []
     for start in range(0, scores.shape[0], BLOCK):
         block_VB = dense(scores[start : start + BLOCK])
-        propagate_dense(block_VB, aspect, method)
+        propagate_dense(block_VB, aspect, "max")
         blocks.append(csr_array(block_VB.T))
     return vstack(blocks, format="csr") if blocks else scores.copy()
 

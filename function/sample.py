@@ -40,7 +40,7 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
         with_children = set(chain(*parents))
         leaves.append([name for term, name in enumerate(names) if term not in with_children])
     (folder / "terms.obo").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    motifs = {term: _text(random.random(_MOTIF)) for terms in leaves for term in terms}
+    motifs = {term: _motif(random) for terms in leaves for term in terms}
     of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
     texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
     records = sample_records(settings.records, settings.families, settings.seed)
@@ -84,5 +84,5 @@ def _below(size: int, random: np.random.Generator) -> int:
     return int(random.random() * size)
 
 
-def _text(uniform: np.ndarray) -> str:
-    return "".join(AMINO_ACIDS[int(value * len(AMINO_ACIDS))] for value in uniform)
+def _motif(random: np.random.Generator) -> str:
+    return "".join(AMINO_ACIDS[_below(len(AMINO_ACIDS), random)] for _ in range(_MOTIF))

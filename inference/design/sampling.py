@@ -168,7 +168,8 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
         logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance)
         log_p, drawn, chance = drafts.drawn(amino_acid_logits(model, logits_TK))
         sure = log_p.gather(-1, drawn[..., None])[..., 0] if request.order == "confidence" else chance
-        decided = hidden & _surest(sure.masked_fill(~hidden, -torch.inf), int(hidden[0].sum()) - left)
+        surest = sure.masked_fill(~hidden, -torch.inf).topk(int(hidden[0].sum()) - left, dim=1).indices
+        decided = hidden & torch.zeros_like(hidden).scatter_(1, surest, True)
         hidden = hidden & ~decided
         now = decided[:, groups_L]
         rows[now] = _AMINO_ACID_IDS.to(rows.device)[drawn[:, groups_L]][now]
@@ -178,20 +179,11 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
 
 def _groups(request: Request, length: int) -> tuple[Tensor, int]:
     """(L,) group of each position, a group of its own where it is not tied, and their number."""
-    group_of = list(range(length))
+    group_of = np.arange(length)
     for tied in request.tied:
-        for position in tied:
-            group_of[position] = group_of[tied[0]]
+        group_of[list(tied)] = group_of[tied[0]]
     _, numbers = np.unique(group_of, return_inverse=True)
     return torch.from_numpy(numbers), int(numbers.max()) + 1
-
-
-def _surest(values: Tensor, number: int) -> Tensor:
-    """(copies, G) bool: the ``number`` highest of each row."""
-    chosen = torch.zeros_like(values, dtype=torch.bool)
-    if number > 0:
-        chosen.scatter_(1, values.topk(number, dim=1).indices, True)
-    return chosen
 
 
 DRAWS = 16

@@ -102,12 +102,7 @@ class Assembly:
         """(n, C) fp32 of records ``start`` to ``stop``; of residues or pairs an array (L, C) or (L, L) of each."""
         if output.per == "protein":
             return self._of_proteins(output, start, stop)
-        values = []
-        for sequence in self._plan.sequences[start:stop].tolist():
-            length = int(self._plan.lengths[sequence])
-            rows = self._of_sequence(output, sequence)
-            values.append(rows.reshape(length, length) if output.per == "pair" else rows)
-        return values
+        return [self._of_sequence(output, sequence) for sequence in self._plan.sequences[start:stop].tolist()]
 
     def _of_proteins(self, output: Output, start: int, stop: int) -> Values:
         """(n, C) fp32 of records ``start`` to ``stop``."""
@@ -120,13 +115,14 @@ class Assembly:
         return rows_nC
 
     def _of_sequence(self, output: Output, sequence: int) -> Values:
-        """(rows, C) fp32 of one sequence."""
+        """(L, C) fp32 of one sequence, or (L, L)."""
         bounds = self._plan.bounds
         number = int(bounds.searchsorted(sequence, side="right")) - 1
         arrays = self._open(output.name, number)
         index = sequence - int(bounds[number])
         start, stop = arrays["offsets"][index : index + 2]
-        return as_float32(arrays["values"][start:stop])
+        rows = as_float32(arrays["values"][start:stop])
+        return rows.reshape((self._plan.lengths[sequence],) * 2) if output.per == "pair" else rows
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
         records = self._plan.chosen[start:stop]

@@ -8,7 +8,7 @@ Shape legend: U distinct sequences of a job, n of a shard, C channels.
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +22,13 @@ from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import Plan
 from esmeray.inference.embedding.section import EmbedJobSection
-from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
+from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output
 from esmeray.run_folder.job import differences
 
 _MOST_RECORDS = 1 << 40
 _BLOCK = 4096
 """Records of an earlier output that are read together, where several of them are wanted."""
-
-
-class Source(Protocol):
-    """Values of sequences by output."""
-
-    def find(self, store: Store, records_U: Indices) -> Indices:
-        """(U,) where it has each record's sequence, from 0; -1 where it has not."""
-
-    def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
-        """The rows (rows, C) of records, as a shard has them, from where they were found."""
 
 
 class EarlierOutput:
@@ -68,6 +58,7 @@ class EarlierOutput:
         self._open = cache(lambda name: read_embeddings(index.source, name))
 
     def find(self, store: Store, records_U: Indices) -> Indices:
+        """(U,) where it has each record's sequence, from 0; -1 where it has not."""
         index = self.index
         hashes_U = store.sequence_hashes[records_U]
         order = np.argsort(index.hashes, kind="stable")
@@ -77,6 +68,7 @@ class EarlierOutput:
         return np.where(is_known_U, found_U, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
+        """The rows (rows, C) of records, as a shard has them, from where they were found."""
         # They were found when the job was started: another output may have the name by now.
         if (self.index.hashes[found_n] != store.sequence_hashes[records_n]).any():
             raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
@@ -88,6 +80,9 @@ class EarlierOutput:
         together = np.split(found_n, np.flatnonzero(np.diff(found_n // _BLOCK)) + 1)
         blocks = (earlier[int(numbers[0]) : int(numbers[-1]) + 1][numbers - numbers[0]] for numbers in together)
         return [row[None] for block_nC in blocks for row in block_nC]
+
+
+Source: TypeAlias = Cache | EarlierOutput
 
 
 def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) -> Indices | None:

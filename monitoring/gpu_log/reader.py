@@ -93,11 +93,10 @@ def read_gpu_log(path: Path) -> GpuLog:
 def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     """The log's title of each column that it has."""
     by_name = {title.split("[")[0].strip(): title for title in titles}  # ``utilization.gpu [%]`` without its unit
-    known: dict[str, str] = {}
-    for name, queries in COLUMNS.items():
-        for query in reversed(queries):  # the first that is present stays
-            if query in by_name:
-                known[name] = by_name[query]
+    # Backwards, so that the first that is present stays.
+    known = {
+        name: by_name[query] for name, queries in COLUMNS.items() for query in reversed(queries) if query in by_name
+    }
     missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
         # No column that was taken for something else is named as the nearest.

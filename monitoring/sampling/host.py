@@ -68,10 +68,10 @@ class HostSampler:
 
 
 class ProcessSampler:
-    """Reads a process, by default this one, and all that it started. ``clock`` gives seconds; for tests."""
+    """Reads this process, and all that it started. ``clock`` gives seconds; for tests."""
 
-    def __init__(self, process: psutil.Process | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._process = process or psutil.Process()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process = psutil.Process()
         self._cpu = Rates(clock)
 
     def read(self) -> dict[str, float]:
