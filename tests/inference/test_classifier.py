@@ -1,5 +1,3 @@
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -21,10 +19,6 @@ def pipeline(source="esm2_t6_8M", kind="multiclass", *, model_settings=None, **o
     return ClassifierPipeline(model, **options)
 
 
-def one_at_a_time(made: ClassifierPipeline, texts) -> np.ndarray:
-    return np.concatenate([made.predict([text]).probabilities for text in texts])
-
-
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
@@ -39,7 +33,7 @@ def test_packed_padded_and_one_at_a_time_agree(source, kind):
     texts, budget = (TEXTS, 16) if source in ("qwen2", "t5") else (PROTEINS, 128)
     packed = pipeline(source, kind, tokens=budget)
     padded = pipeline(source, kind, tokens=budget, model_settings={"backbone": {"padded": True}})
-    alone = one_at_a_time(packed, texts)
+    alone = np.concatenate([packed.predict([text]).probabilities for text in texts])
     for made in (packed, padded):
         found = made.predict(texts).probabilities
         assert found.dtype == np.float32
@@ -47,16 +41,11 @@ def test_packed_padded_and_one_at_a_time_agree(source, kind):
     assert packed.predict([]).probabilities.shape == (0, alone.shape[1]) and packed.predict([]).labels() == []
 
 
-@functools.cache
-def shared() -> ClassifierPipeline:
-    return pipeline()
-
-
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
 def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(precision, tolerance):
     found = pipeline(precision=precision).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, shared().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found, pipeline().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
     buffers = dict(pipeline("qwen2", precision=precision).classifier.named_buffers())
     assert {buffer.dtype for name, buffer in buffers.items() if "inv_freq" in name} == {torch.float32}
 

@@ -13,6 +13,7 @@ from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.design.sampling import Design, Request, generate, log_likelihoods, nearest, recovery
 from esmeray.tasks.diffusion.model import SequenceDiffusion
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 from tests.structures import folds
 from tests.tasks.test_diffusion_model import trained
@@ -48,8 +49,8 @@ def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_ami
 
 def test_novelty_is_what_the_best_local_alignment_with_a_known_sequence_leaves_different(tmp_path):
     sequences = random_sequences([80, 300, 41, 120])
-    (tmp_path / "known.fasta").write_text("".join(f">k{number}\n{text}\n" for number, text in enumerate(sequences)))
-    convert([str(tmp_path / "known.fasta")], tmp_path / "store", IngestSection())
+    known_fasta = write_proteins(tmp_path / "known.fasta", sequences, ["k0", "k1", "k2", "k3"])
+    convert([str(known_fasta)], tmp_path / "store", IngestSection())
     known = Search(Store(tmp_path / "store"), scoring())
     assert nearest(sequences[1], known) == ("k1", 0.0)
     swap = {letter: AMINO_ACIDS[index - 3] for index, letter in enumerate(AMINO_ACIDS)}

@@ -15,6 +15,7 @@ from esmeray.inference.folding.predictors import predictor
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.train._experiment import beside
 from esmeray.training.config import Config
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, run_folder, train_losses
 from tests.tasks.test_diffusion import diffusion_config
@@ -25,8 +26,7 @@ SEQUENCES = random_sequences([40, 25, 31, 60, 25, 44, 38, 52, 29, 33])
 
 def run(folder: Path, predictions: dict[str, Any]) -> tuple[Config, Path]:
     folder.mkdir(exist_ok=True)
-    fasta = folder / "proteins.fasta"
-    fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(SEQUENCES)))
+    fasta = write_proteins(folder / "proteins.fasta", SEQUENCES)
     steps = {"max_steps": 4, "evaluate_every_steps": 2, "evaluation_batches": 1, "gpu_log_interval": 0.05}
     data = {"source": [str(fasta)], "max_length": 100, "predictions": predictions}
     batch = {"tokens": 128, "global_tokens": 128}

@@ -51,13 +51,15 @@ def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
     assert lines(run)[-1] == "  warning: not finite"
 
 
-def test_damage_is_a_line_of_the_state(run):
+def test_damage_is_a_line_of_the_state_and_what_is_no_run_is_refused_with_what_may_be_meant(run):
     append(run.metrics, *(step(number) for number in range(1, 4)))
     run.metrics.write_bytes(run.metrics.read_bytes().replace(b'"loss":3.0', b'"loss":2.0', 1))
     assert [line for line in lines(run) if "is passed over: damaged" in line]
     run.config.write_bytes(b"training: {precision: fp\xff32}")
     with pytest.raises(ConfigError, match="no valid YAML"):
         lines(run)
+    with pytest.raises(ConfigError, match="did you mean mine"):
+        RunStatus(run.path.parent / "mime", metric_labels())
 
 
 def test_states_before_the_first_step_and_after_the_end(run):
@@ -92,8 +94,3 @@ def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
     assert not any("left" in line for line in lines(run))
     run.lock.write_text(f"1 not-{socket.gethostname()}\n")
     assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"
-
-
-def test_what_is_no_run_is_refused_with_what_may_be_meant(run):
-    with pytest.raises(ConfigError, match="did you mean mine"):
-        RunStatus(run.path.parent / "mime", metric_labels())
