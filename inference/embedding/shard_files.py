@@ -139,10 +139,11 @@ class Cache:
             )
         self._root = root
         self._most_bytes = int(settings.cache_gb * 1e9)
-        self._folders = {}
-        for output in facts.outputs:  # those of proteins are fp32 until the final files
-            narrow = output.per != "protein" and settings.dtype != "fp32"
-            self._folders[output.name] = root / (facts.cache_keys[output.name] + f"-{settings.dtype}" * narrow)
+        # Those of proteins are fp32 until the final files.
+        narrow = {output.name for output in facts.outputs if output.per != "protein" and settings.dtype != "fp32"}
+        self._folders = {
+            name: root / (key + f"-{settings.dtype}" * (name in narrow)) for name, key in facts.cache_keys.items()
+        }
 
     @cached_property
     def _opened(self) -> dict[str, FeatureStore]:

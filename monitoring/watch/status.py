@@ -37,14 +37,12 @@ class RunStatus:
         self._tails = [RecordTail(path, recent_bytes=1 << 20) for path in (self.files.metrics, self.files.alerts)]
 
     def update(self) -> None:
-        has_news = False
-        for tail in self._tails:
-            for record in tail.poll():
-                has_news = True
-                self._pace.take(record)
-                if record["kind"] == "alert":
-                    self._alerts[str(record.get("name")), str(record.get("subject"))] = record
-        if has_news:
+        news = [record for tail in self._tails for record in tail.poll()]
+        for record in news:
+            self._pace.take(record)
+            if record["kind"] == "alert":
+                self._alerts[str(record.get("name")), str(record.get("subject"))] = record
+        if news:
             # At the first look the files' own times are all there is; from then on no other machine's clock counts.
             self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
         self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held

@@ -7,10 +7,10 @@ import pytest
 from esmeray.common.errors import DataError
 from esmeray.function.ontology import read_ontology
 from esmeray.function.submission import check_submission
+from tests.function.test_ontology import term
 
-STANZA = "[Term]\nid: GO:{0}\nnamespace: molecular_function\n{1}\n"
-ONTOLOGY = STANZA.format(0, "") + STANZA.format(1, "is_a: GO:0\nalt_id: GO:old\n")
-ONTOLOGY += "".join(STANZA.format(number, "is_a: GO:1\n") for number in range(2, 1502))
+ONTOLOGY = term("GO:0") + term("GO:1", "is_a: GO:0", "alt_id: GO:old")
+ONTOLOGY += "".join(term(f"GO:{number}", "is_a: GO:1") for number in range(2, 1502))
 OF_P1 = [f"P1\tGO:{number}\t0.5" for number in range(1, 1501)]
 REFUSED = {
     "a header": (["protein\tterm\tscore"], "line 1: 'term' is no term of the ontology"),

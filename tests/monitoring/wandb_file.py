@@ -49,14 +49,3 @@ def read_history(path: Path) -> list[dict[str, Any]]:
             items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             rows.append({name: value for name, value in items.items() if not name.startswith("_")})
     return rows
-
-
-def read_run_id(path: Path) -> str:
-    """The id of the run that the file records."""
-    return next(r.run.run_id for r in read_records(path) if r.WhichOneof("record_type") == "run")
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The run's config, W&B's own part left out."""
-    updates = [item for r in read_records(path) for item in (*r.run.config.update, *r.config.update)]
-    return {item.key: json.loads(item.value_json) for item in updates if item.key and item.key != "_wandb"}

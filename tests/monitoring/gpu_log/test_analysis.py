@@ -54,16 +54,7 @@ def test_values_are_of_the_time_at_work(tmp_path):
     assert summary.clock_share == pytest.approx((120 + 150 * 0.75) / 270, abs=0.01)
 
 
-def test_lower_clocks_that_are_no_throttling(tmp_path):
-    cool, set_low, capped = Machine(), Machine(), gpu_traces.power()
-    cool.clock[:] = 1500
-    set_low.clock[:], set_low.reasons[:], set_low.temperature[:] = 1200, 0x2, 84
-    capped.clock[:] = MAX_CLOCK_MHZ  # a power limit that costs no speed
-    for machine in (cool, set_low, capped):
-        assert [topics(summary) for summary in summaries(machine, tmp_path)] == [set()]
-
-
-def test_short_and_unspecific_throttling_memory_and_load_are_judged(tmp_path):
+def test_short_and_unspecific_throttling_memory_and_load_are_judged_and_lower_clocks_that_are_none(tmp_path):
     short, hot, hungry = Machine(), Machine(), Machine()
     short.reasons[:, 100:110] = HW_THERMAL
     hot.reasons[:, 100:200] = hungry.reasons[:, 100:200] = 0x8
@@ -75,6 +66,11 @@ def test_short_and_unspecific_throttling_memory_and_load_are_judged(tmp_path):
     cold.power[:] = 200
     found = [topics(*summaries(machine, tmp_path)) for machine in (short, hot, hungry, little, slow, cold)]
     assert found == [{"heat"}, {"heat"}, {"power limit"}, {"memory unused"}, {"utilisation"}, {"light load"}]
+    cool, set_low, capped = Machine(), Machine(), gpu_traces.power()
+    cool.clock[:] = 1500
+    set_low.clock[:], set_low.reasons[:], set_low.temperature[:] = 1200, 0x2, 84
+    capped.clock[:] = MAX_CLOCK_MHZ  # a power limit that costs no speed
+    assert [topics(*summaries(machine, tmp_path)) for machine in (cool, set_low, capped)] == [set()] * 3
     broken.uncorrected[:, 150:] = 2
     (summary,) = summaries(broken, tmp_path)
     assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: results since then may be wrong"]

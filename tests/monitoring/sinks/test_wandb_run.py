@@ -1,5 +1,6 @@
 """W&B can neither stop nor slow a run. Real wandb, against a fake server, closed ports and files on disk."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -27,7 +28,7 @@ from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
 from tests.monitoring.samples import BEGAN_S, append, sample, train, wait_until
-from tests.monitoring.wandb_file import read_config, read_history, read_records, read_run_id
+from tests.monitoring.wandb_file import read_history, read_records
 
 PATIENCE_S = 150.0
 """How long a test waits for what must come, on a machine under any load."""
@@ -81,20 +82,11 @@ class Run:
     def start(self, workers: int = 1) -> WandbFollowers:
         return WandbFollowers(self.section, self.folder, workers, warn=self.warnings.append)
 
-    def files(self) -> list[Path]:
-        """W&B's, in order of time."""
-        return sorted(self.folder.path.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_ctime)
-
     def assert_harmless(self, mark: str) -> None:
         """One warning with the command that uploads everything, and no process left behind."""
         (warning,) = self.warnings
         assert f"'python -m {PROGRAM} {self.folder.path} --mode online' uploads" in warning
         assert marked_processes(mark) == []
-
-    def upload(self) -> None:
-        """As the warning says."""
-        command = [sys.executable, "-m", PROGRAM, str(self.folder.path), "--mode", "online"]
-        subprocess.run(command, cwd=REPOSITORY, check=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -125,10 +117,13 @@ def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_figur
     append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
     wandb.close()
     assert run.warnings == [] and marked_processes(mark) == [] and not [*tmp_path.glob("tmp*")]
-    files = {read_run_id(file): file for file in run.files()}
+    files = {}
+    for file in run.folder.path.glob("wandb/*run-*/*.wandb"):
+        started = next(record.run for record in read_records(file) if record.HasField("run"))
+        files[started.run_id] = file
+        config = {item.key: json.loads(item.value_json) for item in started.config.update}
+        assert (started.run_group, config["wandb"]["mode"]) == ("run", "offline")
     assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
-    assert {r.run.run_group for f in files.values() for r in read_records(f) if r.HasField("run")} == {"run"}
-    assert read_config(files[RUN_ID])["wandb"]["mode"] == "offline"
     first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
     assert [row for row in first if "train/loss" in row] == VALUES
     assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
@@ -170,7 +165,8 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     append(run.folder.metrics, *RECORDS[50:])
     wandb.close()
     run.assert_harmless(mark)
-    run.upload()
+    upload = [sys.executable, "-m", PROGRAM, str(run.folder.path), "--mode", "online"]
+    subprocess.run(upload, cwd=REPOSITORY, check=True, timeout=PATIENCE_S)
     assert server.values() == VALUES
 
 
