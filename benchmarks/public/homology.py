@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.inference.index.metric import prepared
 from esmeray.inference.retrieval.metrics import query_metrics

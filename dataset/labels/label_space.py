@@ -2,7 +2,7 @@
 
 ``label_mappings.json`` travels with every model so that its outputs can be named again.
 
-Shape legend: N records, R residues of all records end to end, C outputs.
+Shape legend: N records, R residues of all records end to end, C outputs or labels, L levels of nested labels.
 """
 
 import json
@@ -208,3 +208,16 @@ def check_names(names: Sequence[str], kind: TargetKind) -> None:
 
 def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def level_ids(labels: Sequence[str], levels: int) -> NDArray[np.int64]:
+    """(C, L) number of the group of each label at each level; IGNORED_TARGET where it has no such level.
+
+    A label a.b.c is of the group a.b.c at level 0, of a.b at level 1, of a at level 2.
+    """
+    ids_CL = np.full((len(labels), levels), IGNORED_TARGET, dtype=np.int64)
+    for level in range(levels):
+        known = [index for index, label in enumerate(labels) if label and label.count(".") >= level]
+        shortened = [labels[index].rsplit(".", level)[0] for index in known]
+        ids_CL[known, level] = np.unique(shortened, return_inverse=True)[1]
+    return ids_CL

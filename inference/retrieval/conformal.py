@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.index import Index

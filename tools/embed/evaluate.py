@@ -31,7 +31,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.dataset.labels.levels import level_ids
+from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.build import memory_index
