@@ -83,9 +83,8 @@ class ReadAhead:
     def __enter__(self) -> Self:
         """Open the file and start reading. Raises OSError where it can't be read."""
         with ExitStack() as opened:
-            file = opened.enter_context(self._path.open("rb", buffering=0))
-            self._status = os.fstat(file.fileno())
-            self._raw = _HashedFile(file)
+            self._raw = opened.enter_context(_HashedFile(str(self._path)))
+            self._status = os.fstat(self._raw.fileno())
             # threads=0: xopen decompresses in this process, where a truncated file is an error.
             buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
@@ -135,9 +134,9 @@ class ReadAhead:
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
         if not size:  # what stands after the end of the compressed data belongs to the checksum
-            while self._raw.read(_BUFFER_BYTES):
+            while self._raw.readinto(buffer):
                 pass
-        return buffer[:size], self._raw.num_bytes
+        return buffer[:size], self._raw.tell()
 
 
 class TextStream(io.RawIOBase):
@@ -157,22 +156,19 @@ class TextStream(io.RawIOBase):
         return size
 
 
-class _HashedFile(io.RawIOBase):
-    """A file on disk, hashed as it is read: the checksum of a source costs no second reading."""
+class _HashedFile(io.FileIO):
+    """A file on disk, hashed as it is read into buffers: the checksum of a source costs no second reading.
 
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.name = str(file.name)  # by whose suffix xopen knows the compression; without one it looks at the content
-        self.num_bytes = 0
+    xopen knows the compression by the suffix of its name; without one it looks at the content.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
         self.checksum = xxhash.xxh3_128()
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer) -> int:
-        num_bytes = self._file.readinto(buffer) or 0
+        num_bytes = super().readinto(buffer) or 0
         self.checksum.update(memoryview(buffer)[:num_bytes])
-        self.num_bytes += num_bytes
         return num_bytes
 
 
