@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
+from esmeray.dataset.fasta.records import stretches
 
 Indices = NDArray[np.int64]
 
@@ -152,15 +153,7 @@ def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
     Memory runs out at the start or not at all. A sequence of more tokens than the budget is alone.
     """
     order = np.argsort(-tokens_N, kind="stable")
-    used = np.cumsum(tokens_N[order])
-    batches = []
-    first = before = 0
-    while first < order.size:
-        # At least one: what is too long for a batch is still to be computed, and may fit into memory.
-        last = max(int(np.searchsorted(used, before + budget, side="right")), first + 1)
-        batches.append(order[first:last])
-        first, before = last, int(used[last - 1])
-    return batches
+    return [order[first:last] for first, last in stretches(tokens_N[order], budget)]
 
 
 def _side_by_side(groups: Groups, random: np.random.Generator) -> Indices:
@@ -176,13 +169,7 @@ def _side_by_side(groups: Groups, random: np.random.Generator) -> Indices:
 
 def _cuts(lengths: NDArray[np.integer], budget: int, most: int) -> list[int]:
     """Cuts of a row of sequences into batches: 0, then the end of each batch that the next sequence does not fit."""
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    cuts = [0]
-    used = 0
-    while ends and (used + budget < ends[-1] or cuts[-1] + most < len(ends)):
-        cuts.append(min(bisect_right(ends, used + budget), cuts[-1] + most))
-        used = ends[cuts[-1] - 1]
-    return cuts
+    return [first for first, _ in stretches(lengths, budget, most)] or [0]
 
 
 def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:

@@ -14,6 +14,7 @@ Shape legend: N records or hashes, B buckets, S slots of a bucket.
 
 import ctypes
 import secrets
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -152,6 +153,21 @@ def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
     return [text[start:end] for start, end in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
+def stretches(lengths_N: NDArray[np.integer], budget: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """First and end of one stretch of texts after the other: of as many as the budget holds, and no more than ``most``.
+
+    What is longer than the budget is alone.
+    """
+    # Python's list: each stretch is one binary search, and NumPy's call costs more than that.
+    ends = np.cumsum(lengths_N, dtype=np.int64).tolist()
+    first = used = 0
+    while first < len(ends):
+        # At least one: what is too long for a batch is still to be computed, and may fit into memory.
+        last = min(max(bisect_right(ends, used + budget), first + 1), first + (most or len(ends)))
+        yield first, last
+        first, used = last, ends[last - 1]
+
+
 def lengths_of(texts: list[bytes]) -> np.ndarray:
     """(N,) uint32: bytes of each."""
     return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
@@ -191,7 +207,7 @@ class _Columns:
         self.id_hashes, self.hashes = (np.empty(most_records, np.uint64) for _ in range(2))
         self.totals = np.empty(4, dtype=np.int64)
         arrays = (self.headers, self.ids, self.residues, self.header_lengths, self.id_lengths, self.lengths)
-        self.addresses = [array.ctypes.data for array in (*arrays, self.id_hashes, self.hashes, self.totals)]
+        self.addresses = [array.ctypes for array in (*arrays, self.id_hashes, self.hashes, self.totals)]
 
     def records(self, count: int) -> Records:
         # Copies, since the next text is written into the same arrays.
@@ -214,26 +230,14 @@ class Kernel:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        # ctypes takes a number for a C int unless told: addresses would lose half their bits.
         self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
-        # ctypes takes every argument for a C int unless told: addresses would lose half their bits.
-        self._parse = library.parse_plain_fasta
-        self._parse.restype = ctypes.c_int64
-        self._parse.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * 9]
-
-        self._insert = library.insert_hashes
-        self._insert.restype = None
-        self._insert.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_uint64,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-        ]
+        library.parse_plain_fasta.restype = ctypes.c_int64
 
     def parse(self, text: np.ndarray, columns: _Columns) -> Records | None:
         """The records of a text that starts with '>' and ends with a line feed; None where it is not plain."""
-        count = self._parse(text.ctypes.data, len(text), self._hash, *columns.addresses)
+        count = self._library.parse_plain_fasta(text.ctypes, ctypes.c_int64(len(text)), self._hash, *columns.addresses)
         return None if count < 0 else columns.records(count)
 
     def insert(self, table_BS: np.ndarray, odd: int, hashes_N: np.ndarray) -> np.ndarray:
@@ -243,8 +247,8 @@ class Kernel:
         """
         hashes_N = np.ascontiguousarray(hashes_N)  # the kernel walks over memory, not over a view's strides
         fresh_N = np.empty(len(hashes_N), dtype=bool)
-        bits = len(table_BS).bit_length() - 1
-        self._insert(table_BS.ctypes.data, bits, odd, hashes_N.ctypes.data, len(hashes_N), fresh_N.ctypes.data)
+        bits, count = map(ctypes.c_int64, (len(table_BS).bit_length() - 1, len(hashes_N)))
+        self._library.insert_hashes(table_BS.ctypes, bits, ctypes.c_uint64(odd), hashes_N.ctypes, count, fresh_N.ctypes)
         return fresh_N
 
 

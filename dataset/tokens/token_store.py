@@ -9,7 +9,6 @@ store and the fingerprint of the tokenizer.
 Shape legend: N records, L tokens of one record, T tokens of all of them.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from esmeray.common.errors import DataError, parsing
 from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, file_xxh128, published
 from esmeray.common.verification import check_file
+from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.store.format import read_signed, signed_json
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.base import SequenceTokenizer
@@ -137,12 +137,10 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)
     with (folder / TOKENS_FILE).open("wb") as file:
-        for first, texts in _blocks(store, ends):
-            ids_T, lengths_N = tokenizer.encode(texts)
-            lengths[first : first + len(texts)] = lengths_N
+        for first, last in stretches(store.lengths, _BLOCK_BYTES):
+            ids_T, lengths[first:last] = tokenizer.encode([store.text(index) for index in range(first, last)])
             file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
-            done = first + len(texts)
-            progress(ConversionProgress(int(ends[done - 1]), int(ends[-1]), done))
+            progress(ConversionProgress(int(ends[last - 1]), int(ends[-1]), last))
     (folder / LENGTHS_FILE).write_bytes(lengths.tobytes())
     manifest = TokenManifest(
         store_checksum=store.checksum,
@@ -157,14 +155,3 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
         lengths_xxh128=file_xxh128(folder / LENGTHS_FILE),
     )
     (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
-
-
-def _blocks(store: Store, ends: NDArray[np.int64]) -> Iterator[tuple[int, list[str]]]:
-    """Texts of consecutive records and the index of the first; ``ends`` (N,) are the bytes of all up to each."""
-    first = 0
-    while first < len(store):
-        start = int(ends[first - 1]) if first else 0
-        # At least one record, however long it is.
-        last = max(int(np.searchsorted(ends, start + _BLOCK_BYTES, side="right")), first + 1)
-        yield first, [store.text(index) for index in range(first, last)]
-        first = last
