@@ -93,8 +93,6 @@ class LabelledSource(BatchSource):
 
 
 def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
-    if whole == kept:
-        return [(0, whole)]
     head = head_length(kept, "ends")
     return [(0, head), (whole - (kept - head), kept - head)]
 

@@ -93,9 +93,17 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
     """
     bits_N = _mixed(sequence_hashes)
     held_out_N = bits_N < threshold(validation_share)
+    is_one_sided = held_out_N.all() or not held_out_N.any()
     # A share of 0 asks for no held-out records, which then may be none.
-    if validation_share > 0:
-        held_out_N = _with_both_sides(held_out_N, bits_N, validation_share)
+    if validation_share > 0 and is_one_sided:
+        lowest, highest = bits_N.min(), bits_N.max()
+        if lowest == highest:
+            raise DataError(
+                f"the store holds a single distinct sequence ({counted(bits_N.size, 'record{s}')}), so "
+                f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
+                "or give more sequences"
+            )
+        held_out_N = bits_N != highest if held_out_N.all() else bits_N == lowest
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
 
 
@@ -150,19 +158,3 @@ def _settle(held_out_S: NDArray[np.int8], sequences_K: NDArray[np.int64], valida
 def _mixed(sequence_hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The hashes mixed once more, so that the split is fair however the store computes them."""
     return splitmix64(sequence_hashes.astype(np.uint64) ^ splitmix64(np.zeros(1, dtype=np.uint64)))
-
-
-def _with_both_sides(
-    held_out_N: NDArray[np.bool_], bits_N: NDArray[np.uint64], validation_share: float
-) -> NDArray[np.bool_]:
-    """The same split, or the nearest one in which neither side is empty."""
-    if held_out_N.any() and not held_out_N.all():
-        return held_out_N
-    lowest, highest = bits_N.min(), bits_N.max()
-    if lowest == highest:
-        raise DataError(
-            f"the store holds a single distinct sequence ({counted(bits_N.size, 'record{s}')}), so "
-            f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
-            "or give more sequences"
-        )
-    return bits_N != highest if held_out_N.all() else bits_N == lowest

@@ -270,7 +270,5 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
     return target
 
 
-@functools.cache
-def stage_once(store_path: Path, stage_dir: Path) -> Path:
-    """Call :func:`stage_store`, which reads the whole copy, once in a process: one that measures opens it often."""
-    return stage_store(store_path, stage_dir)
+stage_once = functools.cache(stage_store)
+"""The same, once in a process: it reads the whole copy, and one that measures opens it often."""
