@@ -83,28 +83,6 @@ def _build_and_die(target: Path) -> None:
         os._exit(1)
 
 
-def _build_slowly(target: Path, number: int) -> None:
-    with exclusive(target):
-        if target.exists():
-            return
-        with published(target) as folder:
-            (folder / "file").write_text("x" * 100_000)
-            os.sync()
-            (folder / f"by-{number}").touch()
-
-
-def test_of_many_at_once_one_builds_and_the_others_find_it(tmp_path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_build_slowly, args=(tmp_path / "target", number)) for number in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    assert len(names(tmp_path / "target")) == 2
-    assert names(tmp_path) == ["target"]
-
-
 def make_folder(target: Path, text: str, overwrite: bool = False, made_by: str = "export") -> None:
     with made_folder(target, made_by, overwrite) as folder:
         (folder / "deep").mkdir()

@@ -37,9 +37,9 @@ def source(store_path: Path, random_crops: bool) -> ResidueSource:
     return ResidueSource(Store(store_path), settings)
 
 
-def training(store_path: Path, num_workers: int = 0) -> TrainingSteps:
+def training(store_path: Path) -> TrainingSteps:
     records = np.arange(NUM_RECORDS)
-    return TrainingSteps(source(store_path, True), records, batch=BATCH, seed=0, num_workers=num_workers, prefetch=2)
+    return TrainingSteps(source(store_path, True), records, batch=BATCH, seed=0)
 
 
 def count_calls(function: Callable[[], object]) -> int:
@@ -78,18 +78,6 @@ def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epo
     assert all(reader.lengths.size == NUM_RECORDS and reader.id(7) == "protein7" for reader in readers)
     arrays = 2  # lengths, and where blocks start
     assert (opened.call_count, checked.call_count) == (1, readers[0].manifest.num_blocks + arrays)
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the maps of a process are read from /proc")
-def test_a_loader_process_maps_the_store_once_and_holds_one_file(store_path):
-    with training(store_path, num_workers=1) as batches:
-        for epoch in range(2):
-            list(batches.epoch(epoch))
-        process = Path("/proc") / str(batches.loader._processes[0].pid)
-        maps = [line for line in (process / "maps").read_text().splitlines() if line.endswith("/store/data.mdb")]
-        files = [path.readlink().name for path in (process / "fd").iterdir()]
-    assert len(maps) == 1
-    assert files.count("data.mdb") == 1  # LMDB holds the file that it maps
 
 
 @pytest.mark.parametrize(("masking", "max_length"), [(None, 1000), (MaskedLMSection(), 100)])

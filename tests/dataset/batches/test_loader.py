@@ -190,15 +190,6 @@ def test_batches_of_one_shape_have_the_same_records_tokens_and_counts(small_stor
     assert shape[0] == BATCH.tokens and shape[2] == MAX_LENGTH + 2
 
 
-def test_filler_counts_for_nothing(small_store, split):
-    more_workers_than_batches = training(small_store, split[0], rank=6, world_size=7)
-    for step in more_workers_than_batches.epoch(0):
-        (filler,) = step
-        assert (filler.num_sequences, filler.records.numel(), filler.find_targets().numel()) == (1, 0, 0)
-        assert (filler.by_token["targets"] == IGNORED_TARGET).all()
-        assert (step.num_tokens, step.num_targets) == (0, 0)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
     path = make_store(tmp_path)

@@ -59,13 +59,6 @@ def wait_for_end(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_process_imports_neither_torch_nor_ray():
-    found = "{'torch', 'ray', 'deepspeed', 'transformers'} & set(sys.modules)"
-    program = f"import sys, dataset.batches.loader_process; print({found})"
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "set()"
-
-
 def test_fault_of_the_program_arrives_with_its_traceback_and_the_next_batch_after_it(process):
     process.request(0, np.array([10_000]))
     process.request(0, np.array([1]))

@@ -95,9 +95,9 @@ def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_
     assert seen[-1] == (source.stat().st_size, source.stat().st_size, 3 * len(sample))
 
 
-def test_two_runs_that_prepare_one_store_at_once_both_get_it(tmp_path):
-    with ProcessPoolExecutor(2, mp_context=FORK) as pool:
-        (path,) = {*pool.map(ensure_store, [SMALL] * 2, [tmp_path] * 2)}
+def test_runs_that_prepare_one_store_at_once_all_get_it(tmp_path):
+    with ProcessPoolExecutor(3, mp_context=FORK) as pool:
+        (path,) = {*pool.map(ensure_store, [SMALL] * 3, [tmp_path] * 3)}
     assert len(contents(path)) == 30
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
