@@ -1,10 +1,19 @@
-"""Steps hold each record once an epoch, the same for any number of workers and loader processes, from any position."""
+"""Steps hold each record once an epoch, the same for any number of workers and loader processes, from any position.
 
+Openings and checks do not grow with readers, batches and epochs; calls and tensors not with a batch's sequences.
+"""
+
+import gc
 import os
+import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import Mock
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -17,6 +26,7 @@ from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps, ValidationSteps
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import BatchSection
+from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.tasks.masked_lm.section import MaskedLMSection
@@ -220,3 +230,61 @@ def test_validation_is_the_same_every_time_and_for_any_number_of_workers(small_s
     for indices, number in ((split[1], 2), (split[1][:0], 0)):
         bounded = validation(small_store, indices, max_batches=2)
         assert len(bounded) == len(list(bounded.steps())) == number
+
+
+def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(
+    pristine_store, sample, tmp_path, monkeypatch
+):
+    opened, checked = Mock(wraps=lmdb.open), Mock(wraps=store_format.unframe)
+    monkeypatch.setattr(lmdb, "open", opened)
+    monkeypatch.setattr(store_format, "unframe", checked)
+    path = Path(shutil.copytree(pristine_store, tmp_path / "store"))  # one that this process has not open
+    readers, records = [Store(path) for _ in range(3)], np.arange(0, len(sample), 20)
+    assert all(len(by_record([*training(path, records).epoch(epoch)])) == len(records) for epoch in (0, 1))
+    held_out = validation(path, records)
+    assert all(len(by_record([*held_out.steps()])) == len(records) for _ in range(2))
+    assert all(reader.lengths.size == len(sample) and reader.id(7) == sample[7][0] for reader in readers)
+    arrays = 2  # lengths, and where blocks start
+    assert (opened.call_count, checked.call_count) == (1, readers[0].manifest.num_blocks + arrays)
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Calls of functions, Python's own and others', that come from Python code while ``function`` runs."""
+    calls = 0
+
+    def count(_frame, event, _argument) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    function()  # what is made once (tables, checked blocks) is not counted
+    gc.disable()  # a collection calls what others have registered for it
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+@pytest.mark.parametrize(("masking", "max_length"), [(None, 1000), (MASKED, 100)])
+def test_calls_of_a_batch_do_not_grow_with_its_sequences(pristine_store, masking, max_length):
+    store = Store(pristine_store)
+    batches = ResidueSource(store, PreparationSettings(max_length, 0, True, masking))
+    long = np.random.default_rng(1).permutation(np.flatnonzero(store.lengths > 200))  # each has a residue to mask
+
+    def make(num_sequences: int) -> PackedBatch:
+        return next(batches.batches([(0, long[:num_sequences])])).batch
+
+    assert make(500).num_sequences == 500
+    few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
+    assert few == many < 150
+
+
+def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(small_store, split):
+    batch = next(training(small_store, split[0]).epoch(0)).batches[0]
+    tensors: list[torch.Tensor] = []
+    batch.map(tensors.append)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert len(tensors) == len(storages) == 6
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == sum(tensor.nbytes for tensor in tensors)
