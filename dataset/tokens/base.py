@@ -79,15 +79,14 @@ SequenceTokenizer = EsmSequenceTokenizer | HuggingFaceTokenizer
 
 
 def load_tokenizer(
-    section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path | None
+    section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path
 ) -> SequenceTokenizer:
     """The tokenizer that the settings mean.
 
     Args:
         backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
         training_texts: gives the texts that 'train' learns from; called only if need be.
-        folder: where a trained tokenizer is kept and found again, one for each set of training texts; None keeps it
-            nowhere.
+        folder: where a trained tokenizer is kept and found again, one for each set of training texts.
 
     Raises ConfigError where there is no such tokenizer, or it does not fit the content; ResourceError where the hub
     can't be reached, or the folder can't be written.
@@ -147,10 +146,8 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
 
 
 def _trained(
-    vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path | None
+    vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path
 ) -> HuggingFaceTokenizer:
-    if folder is None:
-        return train_bpe(training_texts(), vocabulary_size)
     folder = folder.absolute()
     # The texts are not among them: the folder is one of a set of texts already.
     facts = {"vocabulary_size": vocabulary_size}

@@ -13,8 +13,6 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
 from esmeray.dataset.fasta.records import HashSet64, Kernel, PlainFasta, Records, load_kernel
-from esmeray.dataset.section import IngestSection
-from esmeray.dataset.store.conversion import convert
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
@@ -78,19 +76,6 @@ def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
     text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
     records = Records.joined(list(PlainFasta(kernel, MAX_RESIDUES).records([memoryview(text)])))
     assert records.all_stored is stored
-
-
-@pytest.mark.parametrize("policies", [{}, {"duplicate_ids": "rename"}], ids=str)
-def test_a_store_holds_the_same_with_and_without_it(tmp_path, kernel, sample, monkeypatch, policies):
-    records = sample if not policies else [*sample, *sample[:100]]
-    text = "".join(f">{name} of a sample\n{sequence}\n" for name, sequence in records)
-    (tmp_path / "in.fasta").write_text(text)
-    checksums = []
-    for loaded in (kernel, None):
-        monkeypatch.setattr(fasta, "load_kernel", lambda loaded=loaded: loaded)
-        manifest = convert([str(tmp_path / "in.fasta")], tmp_path / f"store{len(checksums)}", IngestSection(**policies))
-        checksums.append((manifest.checksum, manifest.counts))
-    assert checksums[0] == checksums[1]
 
 
 # Few distinct values with equal low bits, so that probing and duplicates inside one call are met often.

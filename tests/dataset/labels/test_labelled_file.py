@@ -68,35 +68,35 @@ def test_a_header_pattern_or_word_is_the_label(tmp_path):
     assert read(path, header_pattern=r" (\S+)-").labels == by_pattern.labels, "the first group, where none is a label"
 
 
-def test_a_multilabel_target_stands_between_separators_in_a_list_or_in_columns(tmp_path):
-    path = write_table(tmp_path / "in.csv", ("sequence", "label"), ("MK", "b; a;b;"), ("ML", "c"))
-    assert read(path, kind="multilabel").labels == [["a", "b"], ["c"]]
-    path = write_table(tmp_path / "in.parquet", ("sequence", "label"), ("MK", ["b", "a"]), ("ML", []))
-    assert read(path, kind="multilabel").labels == [["a", "b"], []]
-    write_fasta(tmp_path / "in.fasta", [("a x|y", "acgt-1")])
-    records = read(tmp_path / "in.fasta", kind="multilabel", header_field=1, separator="|", content="text")
-    assert (records.labels, records.texts) == ([["x", "y"]], ["acgt-1"])
-    path = write_table(tmp_path / "in.csv", ("sequence", "a", "b"), ("MK", "1", "False"), ("ML", "0.0", "1"))
-    assert read(path, kind="multilabel", label_columns=["b", "a"]).labels.tolist() == [[0, 1], [1, 0]]
+TABLE = ("sequence", "label")
+SETS, NUMBERS, SKIP = {"kind": "multilabel"}, {"kind": "regression"}, {"missing_labels": "skip", "empty_texts": "skip"}
+BY_RESIDUE = {"kind": "per_residue", "header_field": 1}, ["MKVL", "MK", "MX"], ["HH.E", "CC", "C?"]
+REPAIRED = {"stops_dropped": 1, "j_to_x": 1}
+SKIPPED = {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
 
 
-def test_numbers_are_a_regression_target(tmp_path):
-    path = write_table(tmp_path / "in.csv", ("sequence", "tm", "ddg"), ("MK", "51.25", " -1e-3 "), ("ML", "nan", "2"))
-    records = read(path, kind="regression", label_columns=["tm", "ddg"], missing_labels="skip")
-    np.testing.assert_array_equal(records.labels, np.array([[51.25, -1e-3], [np.nan, 2]], dtype=np.float32))
-    assert records.labels.dtype == np.float32
-    assert counted(records) == {"label_values_missing": 1}
-    write_fasta(tmp_path / "in.fasta", [("a 0.5", "MK")])
-    assert read(tmp_path / "in.fasta", kind="regression", header_field=1).labels.tolist() == [[0.5]]
-
-
-def test_each_residue_has_a_letter_and_that_of_a_dropped_stop_goes_with_it(tmp_path):
-    rows = [("MKVL", "HH.E"), ("MK*", "CCH"), ("MJ", "C?")]
-    fasta = write_fasta(tmp_path / "in.fasta", [(f"id{n} {labels}", text) for n, (text, labels) in enumerate(rows)])
-    for path in (fasta, write_table(tmp_path / "in.csv", ("sequence", "label"), *rows)):
-        records = read(path, kind="per_residue", header_field=1)
-        assert list(zip(records.texts, records.labels, strict=True)) == [("MKVL", "HH.E"), ("MK", "CC"), ("MX", "C?")]
-        assert counted(records) == {"stops_dropped": 1, "j_to_x": 1}
+@pytest.mark.parametrize(
+    ("name", "rows", "settings", "texts", "labels", "counts"),
+    [
+        ("in.csv", [TABLE, ("MK", "b; a;b;"), ("ML", "c")], SETS, ["MK", "ML"], [["a", "b"], ["c"]], {}),
+        ("in.parquet", [TABLE, ("MK", ["b", "a"]), ("ML", [])], SETS, ["MK", "ML"], [["a", "b"], []], {}),
+        ("in.fasta", [("a x|y", "-1")], SETS | {"separator": "|", "content": "text"}, ["-1"], [["x", "y"]], {}),
+        ("two.csv", [(*TABLE, "b"), ("MK", 1, "False"), ("ML", "0.0", 1)], SETS, ["MK", "ML"], [[0, 1], [1, 0]], {}),
+        ("two.csv", [(*TABLE, "b"), ("MK", " -5e-1 ", 51.25)], NUMBERS, ["MK"], [[51.25, -0.5]], {}),
+        ("two.csv", [(*TABLE, "b"), ("M", 2, "nan")], NUMBERS | SKIP, ["M"], [[np.nan, 2]], {"label_values_missing": 1}),
+        ("in.fasta", [("a 0.5", "MK")], NUMBERS, ["MK"], [[0.5]], {}),
+        ("in.csv", [TABLE, ("MKVL", "HH.E"), ("MK*", "CCH"), ("MJ", "C?")], *BY_RESIDUE, REPAIRED),
+        ("in.fasta", [("a HH.E", "MKVL"), ("b CCH", "MK*"), ("c C?", "MJ")], *BY_RESIDUE, REPAIRED),
+        ("in.parquet", [TABLE, ("M", 1.0), (None, 2.0), ("L", None), ("V", np.nan)], SKIP, ["M"], ["1.0"], SKIPPED),
+    ],
+)
+def test_labels_of_every_kind_stand_in_columns_and_headers(tmp_path, name, rows, settings, texts, labels, counts):
+    path = tmp_path / name
+    write_fasta(path, rows) if name == "in.fasta" else write_table(path, *rows)
+    where = {"label_columns": ["b", "label"]} if name == "two.csv" else {"header_field": 1}
+    records = read(path, **where | settings)
+    assert records.texts == texts and counted(records) == counts
+    np.testing.assert_equal(list(records.labels), labels)
 
 
 def test_many_files_are_read_in_order_and_rows_stay_apart(tmp_path):
@@ -154,15 +154,7 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
         assert line.startswith(f"{path}, line {where}")
 
 
-def test_missing_values_of_parquet_are_missing_labels_and_texts(tmp_path):
-    rows = [("MK", 1.0), (None, 2.0), ("ML", None), ("MV", float("nan"))]
-    path = write_table(tmp_path / "in.parquet", ("sequence", "label"), *rows)
-    records = read(path, empty_texts="skip", missing_labels="skip")
-    assert (records.texts, records.labels) == (["MK"], ["1.0"])
-    assert counted(records) == {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
-
-
-NUMBERS, WEIGHT = {"kind": "regression"}, {"weight_column": "label"}
+WEIGHT = {"weight_column": "label"}
 TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
 TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
 
@@ -184,24 +176,17 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
         ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),
         ({"missing_labels": "skip"}, ["MK "], "no records are left after applying the policies of data.ingest and da"),
-    ],
-)
-def test_a_bad_row_is_refused_with_its_place(tmp_path, settings, rows, message):
-    cells = [tuple(row.rsplit(" ", 1)) for row in rows]
-    assert message in refusal(write_table(tmp_path / "in.csv", ("sequence", "label"), *cells), **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "headers", "message"),
-    [
         ({"header_pattern": "loc=(.)"}, ["a x"], "line 1, record 1 'a': data.labels.header_pattern 'loc=(.)' finds no"),
         ({"header_field": 2}, ["a x z", "b x"], "line 3, record 2 'b': data.labels.header_field 2 finds no label in"),
         ({"header_field": 1, "kind": "per_residue"}, ["a HHH"], "in.fasta, line 1, record 1 'a': 3 labels for 2 resid"),
         ({"header_field": 1}, ["a x", "a y"], "line 3, record 2 'a': the id 'a' stands already in in.fasta, line 1, r"),
     ],
 )
-def test_a_bad_fasta_record_is_refused_with_its_place(tmp_path, settings, headers, message):
-    path = write_fasta(tmp_path / "in.fasta", [(header, "MK") for header in headers])
+def test_a_bad_row_or_header_is_refused_with_its_place(tmp_path, settings, rows, message):
+    if settings.keys() & {"header_pattern", "header_field"}:
+        path = write_fasta(tmp_path / "in.fasta", [(header, "MK") for header in rows])
+    else:
+        path = write_table(tmp_path / "in.csv", TABLE, *(tuple(row.rsplit(" ", 1)) for row in rows))
     assert message in refusal(path, **settings)
 
 
@@ -286,17 +271,11 @@ def test_sequences_without_labels_and_labels_without_sequences_can_be_left_out_c
     assert counted(records) == {"stops_dropped": 1, **skipped}
 
 
-def test_settings_of_labels_files_that_do_not_fit_are_refused(tmp_path):
-    (tmp_path / "in.csv").write_text("sequence,label\nMK,HH\n")
-    message = refusal(tmp_path / "in.csv", error=ConfigError, **label_files(tmp_path))
-    assert "data.labels.labels_file is for FASTA" in message
-    for settings, message in (
-        ({"labels_file": "l.fasta"}, "labels_file is for kind per_residue, not for multiclass"),
-        ({"mask_file": "m.fasta", "kind": "per_residue"}, "mask_file goes with labels_file"),
-        ({"labels_file": "l.fasta", "kind": "per_residue", "header_field": 1}, "can't both be set"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            LabelsSection(**settings)
+def test_labels_files_of_tables_and_of_other_kinds_are_refused(tmp_path):
+    path = write_table(tmp_path / "in.csv", TABLE, ("MK", "HH"))
+    assert "data.labels.labels_file is for FASTA" in refusal(path, error=ConfigError, **label_files(tmp_path))
+    with pytest.raises(ValueError, match="labels_file is for kind per_residue, not for multiclass"):
+        LabelsSection(labels_file="l.fasta")
 
 
 def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import random
 import zlib
 from collections import namedtuple
@@ -108,15 +107,6 @@ def test_windows_check_each_block_when_it_is_first_read(store_path):
     for records in (np.array([2999]), np.array([0, 2999])):
         with pytest.raises(DataError, match="its checksum does not hold"):
             store.windows(records, np.zeros_like(records), np.ones_like(records))
-
-
-def test_a_pickled_store_opens_the_file_itself(pristine_store, sample):
-    store = Store(pristine_store)
-    store.sequence(0)
-    state = pickle.dumps(store)
-    assert len(state) < 10_000
-    copy = pickle.loads(state)  # noqa: S301 - our own object, to show what it carries
-    assert contents(copy) == sample
 
 
 def in_forked_child(check) -> bool:
