@@ -145,9 +145,7 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
         )
 
 
-def _trained(
-    vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path
-) -> HuggingFaceTokenizer:
+def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path) -> HuggingFaceTokenizer:
     folder = folder.absolute()
     # The texts are not among them: the folder is one of a set of texts already.
     facts = {"vocabulary_size": vocabulary_size}

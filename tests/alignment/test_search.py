@@ -12,9 +12,8 @@ from esmeray.alignment.scoring import Scoring, scoring
 from esmeray.alignment.search import EmbeddingNeighbours, Search, SharedWords
 from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
-from esmeray.dataset.section import IngestSection
-from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
+from tests.dataset.stores import make_store
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 
@@ -23,10 +22,8 @@ PROTEINS = int(os.environ.get("ESMERAY_ALIGNED", "60"))
 
 
 def store_of(folder: Path, sequences: list[str]) -> Store:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "some.fasta").write_text("".join(f">p{n}\n{text}\n" for n, text in enumerate(sequences)))
-    convert([str(folder / "some.fasta")], folder / "store", IngestSection())
-    return Store(folder / "store")
+    folder.mkdir(exist_ok=True)
+    return Store(make_store(folder, [(f"p{number}", text) for number, text in enumerate(sequences)]))
 
 
 @pytest.fixture(scope="module")

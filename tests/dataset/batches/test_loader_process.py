@@ -1,11 +1,11 @@
 """A loader process answers in order, ends with its worker, survives Ctrl-C, and reports what went wrong."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +19,16 @@ from esmeray.tasks.masked_lm.section import MaskedLMSection
 SETTINGS = PreparationSettings(200, 1, True, MaskedLMSection())
 DEADLINE_S = 20.0
 
-WORKER = """
-import sys, time
-from functools import partial
-import numpy as np
-from esmeray.dataset.batches.loader_process import LoaderProcess
-from esmeray.dataset.batches.preparation import PreparationSettings, prepare_batch
-from esmeray.dataset.store.reader import Store
+FORK = multiprocessing.get_context("fork")
 
-process = LoaderProcess(partial(prepare_batch, Store(sys.argv[1]), PreparationSettings(200, 1, True, None)))
-process.request(0, np.arange(5))
-process.reply()
-for _ in range(200):
-    process.request(0, np.arange(100))
-print(process.pid, flush=True)
-time.sleep(600)
-"""
+
+def started(store: Path) -> LoaderProcess:
+    return LoaderProcess(partial(prepare_batch, Store(store), SETTINGS))
 
 
 @pytest.fixture
 def process(small_store):
-    process = LoaderProcess(partial(prepare_batch, Store(small_store), SETTINGS))
+    process = started(small_store)
     yield process
     process.close()
 
@@ -86,25 +75,32 @@ def test_ctrl_c_does_not_end_the_process(process):
 
 
 def test_process_that_nobody_refers_to_ends(small_store):
-    process = LoaderProcess(partial(prepare_batch, Store(small_store), SETTINGS))
+    process = started(small_store)
     pid = process.pid
     del process
     assert not is_running(pid)
 
 
+def work_and_fork(store: Path, connection: Connection) -> None:
+    process = started(store)
+    process.request(0, np.arange(5))
+    process.reply()
+    for _ in range(200):
+        process.request(0, np.arange(100))
+    child = os.fork()
+    if child:
+        connection.send((process.pid, child))
+    time.sleep(600)
+
+
 def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(small_store):
-    forking = WORKER.replace("time.sleep(600)", "import os\nif os.fork(): time.sleep(600)\nelse: time.sleep(30)")
-    worker = subprocess.Popen([sys.executable, "-c", forking, str(small_store)], stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    pid = int(worker.stdout.readline())
-    time.sleep(0.3)  # the fork comes after the line
-    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    ours, its = FORK.Pipe()
+    worker = FORK.Process(target=work_and_fork, args=(small_store, its))
+    worker.start()
+    pid, child = ours.recv()
     worker.kill()
-    worker.wait()
-    worker.stdout.close()
+    worker.join()
     try:
         assert wait_for_end(pid)
     finally:
-        for child in children:
-            if int(child) != pid:
-                os.kill(int(child), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)

@@ -30,16 +30,16 @@ from tests.embeddings import INSTALLED, make_embeddings, random_vectors
 def made(folder: Path, file_format: str) -> Path:
     """Forty vectors, or the residues of four sequences, as embed publishes them."""
     with made_folder(folder, "embed", overwrite=False) as building:
-        if file_format != "safetensors":
-            shutil.rmtree(building)
-            make_embeddings(building, random_vectors(40, 8), file_format=file_format)
-        else:
-            make_residues(building)
+        building.rmdir()
+        make(building, file_format)
     return folder
 
 
-def make_residues(folder: Path) -> None:
-    (folder / "residues").mkdir()
+def make(folder: Path, file_format: str) -> None:
+    if file_format != "safetensors":
+        make_embeddings(folder, random_vectors(40, 8), file_format=file_format)
+        return
+    (folder / "residues").mkdir(parents=True)
     offsets = np.cumsum([0, 10, 11])
     for number in range(2):
         values = random_vectors(21, 8, number)

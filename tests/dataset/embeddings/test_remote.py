@@ -9,7 +9,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.remote import VARIABLE, remove, upload, upload_folder, use
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, part_name
 from esmeray.dataset.embeddings.reader import read_embeddings
-from tests.dataset.embeddings.test_damage import make_residues
+from tests.dataset.embeddings.test_damage import make
 from tests.embeddings import INSTALLED, make_embeddings, random_vectors
 from tests.object_store import ObjectStore, object_store
 
@@ -58,8 +58,7 @@ def test_a_few_rows_are_fewer_bytes_than_the_file(tmp_path: Path, store: ObjectS
 
 
 def test_residues_of_one_record_are_fetched_alone(tmp_path: Path, store: ObjectStore):
-    (tmp_path / "v").mkdir()
-    make_residues(tmp_path / "v")
+    make(tmp_path / "v", "safetensors")
     upload_folder(tmp_path / "v", URI, MANIFEST_FILE)
     store.sent.clear()
     opened, local = read_embeddings(URI), read_embeddings(tmp_path / "v")
@@ -70,12 +69,7 @@ def test_residues_of_one_record_are_fetched_alone(tmp_path: Path, store: ObjectS
 
 @pytest.mark.parametrize("file_format", INSTALLED)
 def test_a_missing_or_shorter_object_is_refused_in_one_line(tmp_path: Path, store: ObjectStore, file_format: str):
-    (tmp_path / "v").mkdir()
-    if file_format == "safetensors":
-        make_residues(tmp_path / "v")
-    else:
-        (tmp_path / "v").rmdir()
-        make_embeddings(tmp_path / "v", random_vectors(40, 8), file_format=file_format)
+    make(tmp_path / "v", file_format)
     upload_folder(tmp_path / "v", URI, MANIFEST_FILE)
     # One with values: Lance has others besides, with "_" in their names.
     name = next(name for name in read_embeddings(tmp_path / "v").output.files if "_" not in name)

@@ -72,7 +72,7 @@ TABLE = ("sequence", "label")
 SETS, NUMBERS, SKIP = {"kind": "multilabel"}, {"kind": "regression"}, {"missing_labels": "skip", "empty_texts": "skip"}
 BY_RESIDUE = {"kind": "per_residue", "header_field": 1}, ["MKVL", "MK", "MX"], ["HH.E", "CC", "C?"]
 REPAIRED = {"stops_dropped": 1, "j_to_x": 1}
-SKIPPED = {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
+MISSING, SKIPPED = {"label_values_missing": 1}, {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ SKIPPED = {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
         ("in.fasta", [("a x|y", "-1")], SETS | {"separator": "|", "content": "text"}, ["-1"], [["x", "y"]], {}),
         ("two.csv", [(*TABLE, "b"), ("MK", 1, "False"), ("ML", "0.0", 1)], SETS, ["MK", "ML"], [[0, 1], [1, 0]], {}),
         ("two.csv", [(*TABLE, "b"), ("MK", " -5e-1 ", 51.25)], NUMBERS, ["MK"], [[51.25, -0.5]], {}),
-        ("two.csv", [(*TABLE, "b"), ("M", 2, "nan")], NUMBERS | SKIP, ["M"], [[np.nan, 2]], {"label_values_missing": 1}),
+        ("two.csv", [(*TABLE, "b"), ("M", 2, "nan")], NUMBERS | SKIP, ["M"], [[np.nan, 2]], MISSING),
         ("in.fasta", [("a 0.5", "MK")], NUMBERS, ["MK"], [[0.5]], {}),
         ("in.csv", [TABLE, ("MKVL", "HH.E"), ("MK*", "CCH"), ("MJ", "C?")], *BY_RESIDUE, REPAIRED),
         ("in.fasta", [("a HH.E", "MKVL"), ("b CCH", "MK*"), ("c C?", "MJ")], *BY_RESIDUE, REPAIRED),
