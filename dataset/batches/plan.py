@@ -41,16 +41,12 @@ class EpochPlan:
     Attributes:
         records: (N,) int64, the records of all batches, end to end.
         offsets: (B+1,) int64, where each batch starts in ``records``.
-        num_tokens: tokens of all batches, special tokens included.
-        budget: token budget of a batch.
         batches_per_step: batches of an optimizer step over all workers; the last step may have fewer.
         ramp: (R+1,) int64, the first batch of each step that has fewer by plan, and the one after them.
     """
 
     records: Indices
     offsets: Indices
-    num_tokens: int
-    budget: int
     batches_per_step: int = 1
     ramp: Indices = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
@@ -138,13 +134,7 @@ def plan_epoch(
     else:
         order = _side_by_side(groups, random)
         offsets = np.array([*_cuts(lengths_N[order], budget, most), order.size], dtype=np.int64)
-    return EpochPlan(
-        records=names_N[order],
-        offsets=offsets,
-        num_tokens=int(lengths_N.sum(dtype=np.int64)),
-        budget=budget,
-        batches_per_step=batches_per_step,
-    )
+    return EpochPlan(records=names_N[order], offsets=offsets, batches_per_step=batches_per_step)
 
 
 def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:

@@ -109,7 +109,7 @@ class TrainingSteps(AbstractContextManager):
         ``first_step``: steps of training before this epoch.
         """
         plan = self.plan(epoch, first_step)
-        shape = _shape(self._source, self._indices, plan) if self._fixed_shapes else None
+        shape = _shape(self._source, self._indices, plan, self._batch.tokens) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
         follows_steps = self._source.follows_steps
@@ -157,7 +157,7 @@ class ValidationSteps:
         self._source = source
         # Of no run's seed: metrics of different runs are of the same batches.
         plan = _plan(source, indices.astype(np.int64), batch, seed=0, epoch=0, groups=groups)
-        self._shape = _shape(source, indices, plan) if fixed_shapes else None
+        self._shape = _shape(source, indices, plan, batch.tokens) if fixed_shapes else None
         # The first of the plan, whose batches are shuffled: a random part of the held-out records.
         num_batches = min(plan.num_batches, max_batches or plan.num_batches)
         self._numbers = replace(plan, batches_per_step=num_batches).rank_batches(0, rank, world_size)
@@ -204,13 +204,13 @@ def _counted(made: SourceBatch, batch: int | None) -> SourceBatch:
     return made.without_targets() if batch is None else made
 
 
-def _shape(source: BatchSource, indices: Indices, plan: EpochPlan) -> BatchShape:
+def _shape(source: BatchSource, indices: Indices, plan: EpochPlan, budget: int) -> BatchShape:
     """The shape that holds every batch of the plan and its fillers; the same from epoch to epoch, or nearly always."""
     longest = int(source.token_lengths(indices).max(initial=1))
     # What a batch lacks in tokens is filled with sequences of the longest length, which need room, too.
-    sequences = source.record_sequences * int(np.diff(plan.offsets).max(initial=0)) + -(-plan.budget // longest)
+    sequences = source.record_sequences * int(np.diff(plan.offsets).max(initial=0)) + -(-budget // longest)
     # A power of two: the most sequences differ a little from epoch to epoch, and a new shape is compiled anew.
-    return BatchShape(plan.budget, 1 << (sequences - 1).bit_length(), longest)
+    return BatchShape(budget, 1 << (sequences - 1).bit_length(), longest)
 
 
 def _seed(seed: int, epoch: int, batch: int | None) -> int:

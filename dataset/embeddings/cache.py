@@ -36,7 +36,6 @@ class FeatureStore:
         channels = {shard["values"].shape[1] for shard in self._shards}
         if len(channels) > 1:
             raise DataError(f"{self.path}: its shards have {sorted(channels)} channels; remove the folder")
-        self.channels = channels.pop() if channels else 0
         keys = _comparable(np.concatenate([np.empty((0, 2), np.uint64), *(shard["hashes"] for shard in self._shards)]))
         sizes = [len(shard["hashes"]) for shard in self._shards]
         owners = np.repeat(np.arange(len(sizes)), sizes)

@@ -51,7 +51,6 @@ def test_every_record_stands_in_exactly_one_batch_within_the_budget(lengths_N, w
     assert plan.offsets[-1] == lengths_N.size
     sizes = np.diff(plan.offsets)
     assert ((sizes > 0) & (sizes <= (most or lengths_N.size))).all()
-    assert plan.num_tokens == lengths_N.sum()
     if lengths_N.size:
         assert batch_tokens(plan, lengths_N).max() <= BUDGET
 

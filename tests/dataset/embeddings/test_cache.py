@@ -26,7 +26,7 @@ def test_shards_are_one_store_whose_rows_come_in_the_order_asked_for(tmp_path):
     write_shard(tmp_path, "a", KEYS, first)
     write_shard(tmp_path, "b", key(5), second)
     store = FeatureStore(tmp_path)
-    assert (len(store), store.channels) == (4, 4)
+    assert len(store) == 4
     asked = np.concatenate([KEYS[2:], key(4), key(5), KEYS[1:2], key(0), key(7), key(2**64 - 1)])
     np.testing.assert_array_equal(store.has(asked), [True, False, True, True, False, False, False])
     wanted = np.concatenate([KEYS[[2, 0, 0, 1]], key(5)])
