@@ -48,14 +48,18 @@ def bert(folder: Path) -> Path:
     return _write(folder, "bert", {"tokenizer_class": "BertTokenizer"}, vocab_dot_txt="\n".join(vocabulary) + "\n")
 
 
-def prot_t5(folder: Path) -> Path:
-    """As Rostlab/prot_t5_xl_uniref50: sentencepiece whose words are single letters."""
+def _of_pieces(folder: Path, pieces: list[str]) -> Path:
     from transformers import T5Tokenizer
 
-    vocabulary = [*SPECIAL, *((f"▁{letter}", -3.0) for letter in RESIDUES if letter not in "UZOB")]
     folder = _write(folder, "t5", None)
+    vocabulary = [*SPECIAL, *((piece, -float(len(piece))) for piece in pieces)]
     T5Tokenizer(vocab=vocabulary, extra_ids=3).save_pretrained(folder)
     return folder
+
+
+def prot_t5(folder: Path) -> Path:
+    """As Rostlab/prot_t5_xl_uniref50: sentencepiece whose words are single letters."""
+    return _of_pieces(folder, [f"▁{letter}" for letter in RESIDUES if letter not in "UZOB"])
 
 
 def prot_t5_sentencepiece(folder: Path) -> Path:
@@ -79,13 +83,7 @@ def prot_t5_sentencepiece(folder: Path) -> Path:
 
 def t5(folder: Path) -> Path:
     """As t5-small: sentencepiece of words and letters."""
-    from transformers import T5Tokenizer
-
-    pieces = ["▁", *(f"▁{word}" for word in WORDS), *"abcdefghijklmnopqrstuvwxyz", "ing"]
-    folder = _write(folder, "t5", None)
-    vocabulary = [*SPECIAL, *((piece, -float(len(piece))) for piece in pieces)]
-    T5Tokenizer(vocab=vocabulary, extra_ids=3).save_pretrained(folder)
-    return folder
+    return _of_pieces(folder, ["▁", *(f"▁{word}" for word in WORDS), *"abcdefghijklmnopqrstuvwxyz", "ing"])
 
 
 def ankh(folder: Path) -> Path:
