@@ -1,4 +1,4 @@
-from esmeray.common.text import amount, did_you_mean, duration
+from esmeray.common.text import amount, duration
 
 
 def test_durations_and_amounts_are_short():
@@ -6,8 +6,3 @@ def test_durations_and_amounts_are_short():
     assert {value: duration(value) for value in seconds} == seconds
     values = {0: "0", 999: "999", 12_345: "12.3k", 999_960: "1.00M"}
     assert {value: amount(value) for value in values} == values
-
-
-def test_a_name_is_meant_in_any_case():
-    assert did_you_mean("rtx4090", ["GeForce RTX 4090", "H100"]) == " (did you mean GeForce RTX 4090?)"
-    assert did_you_mean("abacus", ["H100"]) == ""
