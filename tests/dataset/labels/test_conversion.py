@@ -58,7 +58,7 @@ def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_p
     labelled = made(data_of(path, split="column", split_column="part", weight_column="w"), tmp_path)
     held_out = labelled.validation.tolist(), labelled.test.tolist()
     assert (labelled.training.tolist(), held_out) == ([1, 3], ([2, 5], [0, 4]))
-    assert labelled.weights.tolist() == [1, 2, 3, 4, 5, 6]
+    assert len(labelled) == 6 and labelled.weights.tolist() == [1, 2, 3, 4, 5, 6]
     assert labelled.counts.held_out_also_in_training == 1
 
 
