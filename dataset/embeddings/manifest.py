@@ -168,15 +168,24 @@ class Part:
         """(N,) number of each record's distinct sequence in this folder."""
         return self.column("sequence").to_numpy()
 
-    def column(self, name: str) -> Any:
-        """(N,) a column, as Arrow has it. Raises DataError where the index is damaged or of other records."""
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
+        """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
+
+        Raises DataError where the index is damaged or of other records.
+        """
         path = verified(self.folder / INDEX_FILE)
         with parsing(path, REMEDY):
             file = pq.ParquetFile(path, page_checksum_verification=True)
             # Before a column is decoded: of equal values a few bytes may stand for billions of rows.
             if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
                 raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
-            column = file.read([name]).column(name)
+            # Row groups that hold some of them: ids of all records may be more than memory has.
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            bounds = np.cumsum([0, *sizes])
+            first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
+            last = int(bounds.searchsorted(self.num_records if stop is None else stop))
+            column = file.read_row_groups([*range(first, last)], [name]).column(name)
+            column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
             if column.type != _INDEX_TYPES[name] or column.null_count:
                 raise ValueError(f"its column {name} is of another kind")
             return column
@@ -238,9 +247,20 @@ class Index:
         """(N,) XXH3-64 of each record's sequence."""
         return self.column("hash").to_numpy()
 
-    def column(self, name: str) -> Any:
-        """(N,) a column, as Arrow has it. Raises DataError where an index is damaged or of other records."""
-        return pa.chunked_array([chunk for part in self.parts for chunk in part.column(name).chunks])
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
+        """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
+
+        Raises DataError where an index is damaged or of other records.
+        """
+        end = self.num_records if stop is None else stop
+        chunks = []
+        first = 0
+        for part in self.parts:
+            if start < first + part.num_records and first < end:
+                rows = max(start - first, 0), min(end - first, part.num_records)
+                chunks += part.column(name, *rows).chunks
+            first += part.num_records
+        return pa.chunked_array(chunks, _INDEX_TYPES[name])
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:

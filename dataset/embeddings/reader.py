@@ -83,9 +83,13 @@ class Embeddings(Index):
             )
         self.output: OutputManifest = self.manifest.outputs[self.name]
         self.channels = self.output.channels
-        self._rows = [self._opened(part) for part in self.parts]
+        self.release()
         # (P+1,) number of the first record of each part, and of all records.
         self._bounds = np.cumsum([0, *(part.num_records for part in self.parts)])
+
+    def release(self) -> None:
+        """Open the files anew: what was read of a mapped one counts as memory of the process until then."""
+        self._rows = [self._opened(part) for part in self.parts]
 
     def _opened(self, part: Part) -> Rows:
         """The output of one part."""

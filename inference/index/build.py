@@ -1,8 +1,9 @@
 """Build an index, or extend one: from folders of embeddings to a folder of parts.
 
-Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). The parts that
-are done lie in ``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension
-adds parts to links of those that are there: none is written anew, and whoever has the old one open keeps it.
+Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). Of the ids, whose
+hashes are all compared before, 12 bytes each are in memory then and 4 from then on. The parts that are done lie in
+``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
+links of those that are there: none is written anew, and whoever has the old one open keeps it.
 
 Shape legend: N records of a source, n rows of a part, C channels.
 """
@@ -26,6 +27,7 @@ from esmeray.dataset.embeddings.manifest import parts as ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
+from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, prepared, unusable
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import (
@@ -43,6 +45,8 @@ from esmeray.run_folder.job import Journal, accept, journal, unfinished
 MADE_BY = "index"
 PART_BYTES = 2**29
 """Of a part's vectors in fp32, which are in memory at a time."""
+PART_ROWS = 2**21
+"""Of a part at most: where vectors are short, ids would be most of it."""
 _BLOCK = 16_384
 
 
@@ -50,7 +54,19 @@ class NewRows(NamedTuple):
     """Records of a source whose ids are in none before it."""
 
     source: Embeddings
-    records: NDArray[np.int64]
+    records: NDArray[np.integer]
+
+    def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.integer]]]:
+        """Start and stop of each block of the source that has some of them, and which these are, from its start."""
+        for start, stop in ranges(len(self.source), size):
+            chosen = self.records[slice(*self.records.searchsorted([start, stop]))]
+            if len(chosen):  # else nothing of the block is new, and it is not read
+                yield start, stop, chosen - start
+
+    def ids(self) -> Iterator[list[str]]:
+        """Their ids, in blocks."""
+        for start, stop, chosen in self.blocks(INDEX_ROWS):
+            yield self.source.column("id", start, stop).take(chosen).to_pylist()
 
 
 class Built(NamedTuple):
@@ -82,13 +98,7 @@ def build_index(
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        known = np.empty(0, np.uint64)
-        if base is not None:
-            index = open_index(base)
-            for source in opened:
-                source.refuse_other_space(index)
-            known = index.id_hashes
-        rows = list(_new_rows(opened, known))
+        rows = list(_new_rows(opened, None if base is None else open_index(base)))
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
@@ -121,9 +131,9 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
     entries = []
     parts = []
     for start, stop in ranges(len(source), _part_rows(source.channels)):
-        vectors_nC = _vectors([NewRows(source, records[start:stop])], metric)
-        ids = source.column("id").slice(start, stop - start).to_pylist()
-        parts.append({**id_arrays(ids), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())})
+        piece = NewRows(source, records[start:stop])
+        vectors_nC = _vectors([piece], metric)
+        parts.append({**id_arrays(piece.ids()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())})
         entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
     return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
@@ -174,20 +184,35 @@ def _model_of(source: Embeddings) -> SourceModel | None:
         )
 
 
-def _new_rows(sources: Sequence[Embeddings], known: NDArray[np.uint64]) -> Iterator[NewRows]:
+def _new_rows(sources: Sequence[Embeddings], index: Index | None) -> Iterator[NewRows]:
+    """Those that the index and the sources before lack; refuses sources that the index can't be compared with."""
+    count = 0
+    # One array, sorted in place, for memory: hashes of what is there and of the sources before, then of this one.
+    hashes = np.empty(sum(map(len, sources)) + (index.count if index else 0), np.uint64)
+    if index is not None:
+        for source in sources:
+            source.refuse_other_space(index)
+        count = index.count
+        hashes[:count] = index.id_hashes
     for source in sources:
-        ids = source.column("id")
-        hashes_N = np.empty(len(source), np.uint64)
+        hashes[:count].sort()
+        records = np.empty(len(source), np.min_scalar_type(len(source)))
+        new = 0
         for start, stop in ranges(len(source), INDEX_ROWS):
-            hashes_N[start:stop] = hashes_of(list(map(str.encode, ids.slice(start, stop - start).to_pylist())))
-        # By id and not by vector: the same proteins embedded again would else be there twice.
-        records = np.flatnonzero(~np.isin(hashes_N, known))
-        known = np.concatenate([known, hashes_N[records]])
-        yield NewRows(source, records)
+            hashes_n = hashes_of([record_id.encode() for record_id in source.column("id", start, stop).to_pylist()])
+            # By id and not by vector: the same proteins embedded again would else be there twice.
+            is_new_n = hashes[:count].searchsorted(hashes_n) == hashes[:count].searchsorted(hashes_n, side="right")
+            chosen = np.flatnonzero(is_new_n)
+            filled = slice(new, new + len(chosen))
+            records[filled] = start + chosen
+            hashes[count:][filled] = hashes_n[chosen]
+            new += len(chosen)
+        count += new
+        yield NewRows(source, records[:new])
 
 
 def _part_rows(channels: int) -> int:
-    return max(1, PART_BYTES // (4 * channels))
+    return max(1, min(PART_ROWS, PART_BYTES // (4 * channels)))
 
 
 def _trained(
@@ -215,7 +240,8 @@ def _trained(
         sample = []
         for group in rows:
             chosen = np.linspace(0, len(group.records) - 1, round(share * len(group.records)), dtype=np.int64)
-            sample.append(group._replace(records=group.records[chosen]))
+            pieces = np.array_split(group.records[chosen], len(group.records) // _part_rows(manifest.channels) + 1)
+            sample += [NewRows(group.source, records) for records in pieces]
         train(path, manifest.metric, _vectors(sample, manifest.metric), lists)
         write_atomically(recorded, file_xxh128(path))
     return path
@@ -256,8 +282,7 @@ def _write_part(
     folder: Path, name: str, manifest: IndexManifest, piece: NewRows, trained: Path | None, first_row: int
 ) -> PartEntry:
     vectors_nC = _vectors([piece], manifest.metric)
-    ids = piece.source.column("id").take(piece.records).to_pylist()
-    entry = PartEntry(rows=len(ids), name=name)
+    entry = PartEntry(rows=len(vectors_nC), name=name)
     path = entry.path(folder, ".safetensors")
     path.parent.mkdir(exist_ok=True)
     if trained is None:
@@ -267,7 +292,7 @@ def _write_part(
 
         arrays = compressed_arrays(vectors_nC)
         write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
-    write_arrays(path, {**id_arrays(ids), **arrays})
+    write_arrays(path, {**id_arrays(piece.ids()), **arrays})
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}
     return entry.model_copy(update={"files": files})
 
@@ -277,14 +302,14 @@ def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
     count = sum(len(group.records) for group in groups)
     vectors_nC = np.empty((count, groups[0].source.channels), np.float32)
     filled = 0
-    for source, records in groups:
-        for start, stop in ranges(len(source), _BLOCK):
-            chosen = records[slice(*records.searchsorted([start, stop]))]
-            if not len(chosen):  # nothing of this block is new, and it is not read
-                continue
+    for group in groups:
+        source = group.source
+        for start, stop, chosen in group.blocks(_BLOCK):
             block_nC = source[start:stop]
             source.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
             source.refuse(start, *unusable(metric, block_nC))
-            vectors_nC[filled : filled + len(chosen)] = prepared(metric, block_nC[chosen - start])
+            vectors_nC[filled : filled + len(chosen)] = prepared(metric, block_nC[chosen])
             filled += len(chosen)
+        # Of .npy, which is mapped, all vectors would else be in memory at the end.
+        source.release()
     return vectors_nC

@@ -10,7 +10,7 @@ Files are verified when they are first read (:mod:`esmeray.common.verification`)
 part, C channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +92,15 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
     return arrays
 
 
-def id_arrays(ids: Sequence[str]) -> Arrays:
-    texts = [record_id.encode() for record_id in ids]
-    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    return {"ids": np.frombuffer(b"".join(texts), np.int8), "id_offsets": offsets, "id_hashes": hashes_of(texts)}
+def id_arrays(blocks: Iterable[Sequence[str]]) -> Arrays:
+    """What is kept of the ids of a part, which come in blocks: as strings of Python all would take gigabytes."""
+    ids = bytearray()
+    sizes = [np.zeros(1, np.int64)]
+    hashes = [np.empty(0, np.uint64)]
+    for block in blocks:
+        texts = [record_id.encode() for record_id in block]
+        ids += b"".join(texts)
+        sizes.append(np.array([*map(len, texts)], np.int64))
+        hashes.append(hashes_of(texts))
+    offsets = np.concatenate(sizes).cumsum()
+    return {"ids": np.frombuffer(ids, np.int8), "id_offsets": offsets, "id_hashes": np.concatenate(hashes)}

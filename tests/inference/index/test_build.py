@@ -1,11 +1,15 @@
 """Indexes on disk: built, extended, killed, damaged, and of another model."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.embeddings.manifest import INDEX_FILE
+from esmeray.dataset.embeddings.reader import Embeddings
 from esmeray.inference.index import build
 from esmeray.inference.index.build import build_index
 from esmeray.inference.index.opening import open_index
@@ -81,6 +85,26 @@ def test_a_compressed_index_finds_families(tmp_path):
     # Of 20 in a family the 10th and the 11th may be as near as fp16 rounds.
     assert recall > 0.95
     np.testing.assert_allclose(near[1], exact[1], atol=0.01)
+
+
+def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
+    build_index(sources, section(tmp_path / "whole"))
+    for source in sources:
+        ids = pq.read_table(source / INDEX_FILE)
+        pq.write_table(ids, source / INDEX_FILE, row_group_size=30)
+    asked: list[int] = []
+    column = Embeddings.column
+
+    def counted(self: Embeddings, *arguments: Any) -> Any:
+        asked.append(len(column(self, *arguments)))
+        return column(self, *arguments)
+
+    monkeypatch.setattr(Embeddings, "column", counted)
+    monkeypatch.setattr(build, "INDEX_ROWS", 70)
+    built = build_index([*sources, sources[0]], section(tmp_path / "blocks"))
+    assert (built.new, built.known) == (700, 400)
+    assert max(asked) == 70, "their number does not count"
+    assert bytes_of(tmp_path / "blocks") == bytes_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
