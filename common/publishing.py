@@ -72,10 +72,14 @@ def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
-        paths = sorted(path for path in building.rglob("*") if path.is_file() and path != building / MADE_FILE)
-        files = {str(path.relative_to(building)): file_xxh128(path) for path in paths}
-        _write_manifest(_manifest_of(building), made_by, files)
+        list_files(building, made_by)
         refuse_existing(target, made_by, overwrite)  # something else may stand there by now
+
+
+def list_files(folder: Path, made_by: str) -> None:
+    """Write the manifest of a folder, with the checksums of all that is in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MADE_FILE)
+    _write_manifest(_manifest_of(folder), made_by, {str(path.relative_to(folder)): file_xxh128(path) for path in paths})
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Files by URI (s3://, gs://, hf://, file://, what else fsspec opens): copies on this node's disk, and uploads.
 
 A copy lies in ``CACHE/files/KEY``. The key is made of the URI and of what the store says of its objects, so that a
-changed object is another copy. The processes of a node share copies; the least recently used ones are removed where the
-cache is full, but for those that a living process uses. What is to be uploaded is made in ``CACHE/work``. Credentials
-and endpoints are never settings: each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
+changed object is another copy; what is made of large local files may lie there, too (:func:`cached_folder`). The
+processes of a node share copies; the least recently used ones are removed where the cache is full, but for those that a
+living process uses. What is to be uploaded is made in ``CACHE/work``. Credentials and endpoints are never settings:
+each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
 """
 
 import hashlib
@@ -88,22 +89,33 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
     items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
     if not items:
         raise DataError(f"{uri}: nothing is there; check the address")
-    key = hashlib.sha256(f"{uri} {sorted(map(str, items.values()))}".encode()).hexdigest()[:24]
-    folder = _cache() / "files" / key
+    size = sum(item["size"] for item in items.values())
+
+    def fetch(building: Path) -> None:
+        log.info("fetching %s, %.3g GB", uri, size / 1e9)
+        retried(lambda: download(uri, items, building / Path(uri).name), uri)
+        for path in building.rglob("*"):  # a store of sequences is known by the times of its sources
+            os.utime(path, (0, 0))
+
+    return cached_folder(uri, str(sorted(map(str, items.values()))), size, fetch) / Path(uri).name
+
+
+def cached_folder(name: str, state: str, size: int, make: Callable[[Path], None]) -> Path:
+    """A folder of the cache that ``make`` fills, with about ``size`` bytes, where there is none of this name and state.
+
+    It stays while this process lives. Raises ResourceError where it has no place.
+    """
+    folder = _cache() / "files" / hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]
     if folder not in _locks:
         _locks[folder] = take_lock(folder.with_suffix(".used"), shared=True)
     if not folder.is_dir():
-        with exclusive(folder):  # the processes of a node wait here for the one that fetches
+        with exclusive(folder):  # the processes of a node wait here for the one that makes it
             if not folder.is_dir():
-                size = sum(item["size"] for item in items.values())
-                _make_room(folder.parent, uri, size)
-                log.info("fetching %s, %.3g GB", uri, size / 1e9)
+                _make_room(folder.parent, name, size)
                 with published(folder) as building:
-                    retried(lambda: download(uri, items, building / Path(uri).name), uri)
-                    for path in building.rglob("*"):  # a store of sequences is known by the times of its sources
-                        os.utime(path, (0, 0))
+                    make(building)
     os.utime(folder)  # last used: file systems are mostly mounted without times of access
-    return folder / Path(uri).name
+    return folder
 
 
 def _make_room(root: Path, uri: str, needed: int) -> None:

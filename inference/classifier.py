@@ -20,7 +20,7 @@ from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
-from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream
+from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream, Weights
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -110,6 +110,7 @@ class ClassifierPipeline:
         precision: Precision = "fp32",
         tokens: int = DEFAULT_TOKENS,
         stream: Stream = "auto",
+        weights: Weights = "stored",
     ) -> "ClassifierPipeline":
         """The classifier that was exported to a folder, or that a run exported at its end.
 
@@ -121,7 +122,7 @@ class ClassifierPipeline:
         (2, 3)
         """
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
-        model = open_model(exported_by("classifier", source), precision, device, stream=stream)
+        model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
         limit = model.limit if data is None else limit_of(data)
         return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 

@@ -24,8 +24,8 @@ class StorageSection(Section):
     """Stores of objects: sources, models, runs and results may be URIs (s3://, gs://, hf://, file://)."""
 
     cache_folder: Annotated[str | None, PATH] = None
-    """Folder on each node's own disk for copies of sources, and for runs while they train. Default: esmeray/storage in
-    XDG_CACHE_HOME or ~/.cache."""
+    """Folder on each node's own disk for copies of sources, for weights of 8 bits, and for runs while they train.
+    Default: esmeray/storage in XDG_CACHE_HOME or ~/.cache."""
     cache_gb: PositiveFloat = 100.0
     """Size of the copies; beyond it the least recently used are removed."""
     patience_s: PositiveFloat = 3600.0

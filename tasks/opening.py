@@ -16,6 +16,7 @@ from esmeray.model.backbones.loading import build_backbone, build_masked_lm, res
 from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, has_random_weights, source_type
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import task_named, task_names
+from esmeray.train_config.section import Weights
 
 
 class Opened(NamedTuple):
@@ -33,7 +34,7 @@ def can_be_streamed(task: str | None, source: str) -> bool:
     return is_network and not has_random_weights(section) and source_type(section) == "esm"
 
 
-def open_exported(task: str, folder: Path, *, stream: bool = False) -> Opened:
+def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Weights = "stored") -> Opened:
     """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
     if task not in task_names():
         raise DataError(
@@ -43,7 +44,7 @@ def open_exported(task: str, folder: Path, *, stream: bool = False) -> Opened:
     opener = task_named(task).opener
     # A folder of transformers, with nothing of Esmeray's that the model needs.
     if opener is None:
-        return open_network(str(folder), with_head=True, stream=stream)
+        return open_network(str(folder), with_head=True, stream=stream, weights=weights)
     model, tokenizer = resolve_name(opener)(folder)
     heads: dict[str, Any] = {task: model}
     # A model of another task may be a masked language model as well, as sequence diffusion is.
@@ -52,11 +53,11 @@ def open_exported(task: str, folder: Path, *, stream: bool = False) -> Opened:
     return Opened(model.backbone, tokenizer, heads)
 
 
-def open_network(source: str, *, with_head: bool, stream: bool = False) -> Opened:
+def open_network(source: str, *, with_head: bool, stream: bool = False, weights: Weights = "stored") -> Opened:
     """A folder, hub name or size of transformers, with the head of its masked language model where it has one.
 
-    ``stream``: the layers are read as they are needed. Raises ConfigError, DataError and ResourceError as
-    :func:`esmeray.model.backbones.loading.build_backbone` does.
+    ``stream``: the layers are read as they are needed; ``weights``: theirs. Raises ConfigError, DataError and
+    ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
     """
     # Frozen, as what is opened here is not trained: no activations are kept.
     section = BackboneSection(source=source, frozen=True)
@@ -66,7 +67,7 @@ def open_network(source: str, *, with_head: bool, stream: bool = False) -> Opene
     tokenizer = residue_tokenizer(section)
     vocabulary = tokenizer.vocabulary_size, tokenizer.pad
     if with_head and kind in MASKED_LM_HEADS:
-        backbone, head = build_masked_lm(section, 0, *vocabulary, stream=stream)
+        backbone, head = build_masked_lm(section, 0, *vocabulary, stream=stream, weights=weights)
         # A head that the folder lacks is random: what it gives would be noise.
         return Opened(backbone, tokenizer, {} if head.is_drawn else {"masked_lm": head})
-    return Opened(build_backbone(section, 0, *vocabulary, stream=stream), tokenizer, {})
+    return Opened(build_backbone(section, 0, *vocabulary, stream=stream, weights=weights), tokenizer, {})

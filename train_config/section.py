@@ -46,6 +46,8 @@ Channels = Annotated[int, Field(gt=0, le=2**16)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = bool | Literal["auto"]
 """Of layers: read as they are needed; auto: where memory does not suffice."""
+Weights = Literal["stored", "int8"]
+"""Of layers: as they are stored, or of 8 bits with a scale for each output channel."""
 OneOrMore = BeforeValidator(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
 """Of a setting that is one value or a list: on the command line both are lists."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
@@ -86,6 +88,9 @@ class ComputeSection(Section):
     stream: Stream = "auto"
     """Read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory: always, never, or
     where memory does not suffice. The results are the same."""
+    weights: Weights = "stored"
+    """Weights of the layers of an ESM-2: stored; int8: rounded to 8 bits, in half the memory and the bytes of bf16, for
+    other vectors, which are very near."""
 
     def resolved(self, on_cuda: bool) -> Compute:
         """The same with the defaults of the device."""

@@ -1,10 +1,11 @@
-"""ESM-2 whose layers are read from the disk while they compute, beside the same model in memory.
+"""ESM-2 whose layers are read from the disk while they compute, or are of 8 bits, beside the same model in memory.
 
 Random weights in bf16, written layer by layer, so that no process ever holds them all but the one that is measured. The
 same proteins, batches and precision (the machine's default), each contender in a process of its own, from which the
 files are out of the page cache. Rates are those of the batches, opening the model left out; memory is the peak of the
 process by the kernel's count (VmHWM), from its start to its end, libraries and opening included. The vectors of both
-must be equal, byte for byte.
+must be equal, byte for byte, as must those of 8 bits, streamed and in memory; the cosines of these with the others' are
+reported beside the rates.
 """
 
 import json
@@ -16,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.programs.processes import MemoryMeter, call
+from esmeray.common.remote import use
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.loading import build_backbone
@@ -30,6 +33,15 @@ from esmeray.train_config.section import ComputeSection
 
 STREAMED = "layers streamed"
 RESIDENT = "layers in memory"
+STREAMED_INT8 = "8 bits, streamed"
+RESIDENT_INT8 = "8 bits, in memory"
+LAYERS: dict[str, dict[str, Any]] = {
+    STREAMED: {"stream": True, "weights": "stored"},
+    RESIDENT: {"stream": False, "weights": "stored"},
+    STREAMED_INT8: {"stream": True, "weights": "int8"},
+    RESIDENT_INT8: {"stream": False, "weights": "int8"},
+}
+"""Settings of each contender."""
 RATE = "ESM-2 3B"
 MEMORY = "peak memory, ESM-2 3B"
 PROTEINS = 4
@@ -45,18 +57,21 @@ def _cases(setting: Setting) -> Iterator[Case]:
     measured: dict[str, dict[str, Any]] = {}
 
     def measure(name: str) -> float:
-        measured[name] = call(f"{__name__}:embed", stream=name == STREAMED, **shared)
-        if any(other["vectors"] != measured[name]["vectors"] for other in measured.values()):
+        measured[name] = call(f"{__name__}:embed", layers=LAYERS[name], **shared)
+        same = [other for other in measured if LAYERS[other]["weights"] == LAYERS[name]["weights"]]
+        if any(measured[other]["vectors"] != measured[name]["vectors"] for other in same):
             raise WrongWorkError("vectors differ")
         return measured[name]["tokens"] / measured[name]["seconds"]
 
     facts = {"precision": shared["precision"], "residues": sum(map(len, sequences))}
-    both = tuple(Contender(name, partial(measure, name), "value") for name in (STREAMED, RESIDENT))
-    yield Case(RATE, "tokens/s", both, rounds=1, facts=facts)  # a round takes minutes
+    all_layers = tuple(Contender(name, partial(measure, name), "value") for name in LAYERS)
+    yield Case(RATE, "tokens/s", all_layers, rounds=1, facts=facts)  # a round takes minutes
+    cosines = agreement(*(measured[name]["vectors"] for name in (RESIDENT, RESIDENT_INT8)))
+    facts |= {"least cosine of 8 bits": min(cosines), "mean cosine of 8 bits": sum(cosines) / len(cosines)}
     peaks = {name: own["peak_bytes"] / 1e6 for name, own in measured.items()}
-    both = tuple(Contender(name, partial(peaks.__getitem__, name), "value") for name in peaks)
+    all_layers = tuple(Contender(name, partial(peaks.__getitem__, name), "value") for name in peaks)
     facts |= {f"CPU seconds, {name}": own["cpu_s"] for name, own in measured.items()}
-    yield Case(MEMORY, "MB", both, better="lower", rounds=1, facts=facts)
+    yield Case(MEMORY, "MB", all_layers, better="lower", rounds=1, facts=facts)
 
 
 def write_weights(folder: Path, size: str) -> Path:
@@ -81,14 +96,22 @@ def write_weights(folder: Path, size: str) -> Path:
     return folder
 
 
-def embed(folder: str, sequences: list[str], precision: Any, device: str, stream: bool) -> dict[str, Any]:
+def agreement(vectors_NC: list[list[float]], others_NC: list[list[float]]) -> list[float]:
+    """Cosines of vectors of proteins with others of the same ones."""
+    pairs = zip(vectors_NC, others_NC, strict=True)
+    return [float(np.dot(one, other) / np.linalg.norm(one) / np.linalg.norm(other)) for one, other in pairs]
+
+
+def embed(folder: str, sequences: list[str], precision: Any, device: str, layers: dict[str, Any]) -> dict[str, Any]:
     """Vectors of the proteins, and what they take, in the process that is measured."""
     meter = MemoryMeter()
+    cache = Path(folder).with_name("cache")
+    use(cache_folder=str(cache))  # of the copy of 8 bits
     os.sync()  # what is not on the disk yet can't leave the page cache
-    for path in Path(folder).iterdir():
+    for path in [*Path(folder).iterdir(), *cache.rglob("*.safetensors")]:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    model = open_model(folder, precision, device, heads=[], stream=stream)
+    model = open_model(folder, precision, device, heads=[], **layers)
     start_s = time.perf_counter()
     start_cpu_s = time.process_time()
     batches = [*run(model, sequences, model.outputs(["mean"]), model.token_budget(None))]
@@ -96,17 +119,19 @@ def embed(folder: str, sequences: list[str], precision: Any, device: str, stream
         "seconds": time.perf_counter() - start_s,
         "cpu_s": time.process_time() - start_cpu_s,
         "tokens": sum(int(batch.lengths.sum()) + 2 * len(batch.lengths) for batch in batches),
-        "vectors": [batch.arrays["mean"].tolist() for batch in batches],
+        "vectors": [row for batch in batches for row in batch.arrays["mean"].tolist()],
         "peak_bytes": meter.peak().total_bytes,
     }
 
 
 STAGE = Stage(
     name="streaming",
-    summary="ESM-2 3B whose layers are read while they compute, beside the same model in memory",
+    summary="ESM-2 3B whose layers are read while they compute, or are of 8 bits, beside the same model in memory",
     cases=_cases,
     comparisons=(
         Comparison(RATE, STREAMED, RESIDENT, {"cpu": 0.9}),
+        Comparison(RATE, RESIDENT_INT8, RESIDENT),
         Comparison(MEMORY, STREAMED, RESIDENT, {"cpu": 4.0}),
+        Comparison(MEMORY, RESIDENT_INT8, RESIDENT),
     ),
 )

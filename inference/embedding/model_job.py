@@ -128,14 +128,14 @@ class ModelJob:
     def _accept(self) -> None:
         """Compare the job with the finished output and with the work there is, plan it and write it down."""
         settings = self.settings
+        # Of weights as they are stored outputs of before the setting say nothing.
+        left_out = {"device", "stream", *(["weights"] if settings.weights == "stored" else [])}
         identity = {
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
             # A device that was asked for and one by default compute the same: its name above is what counts. So do
             # layers that are in memory and those that are read.
-            "settings": settings.model_dump(
-                mode="json", include=EmbedSection.model_fields.keys() - {"device", "stream"}
-            ),
+            "settings": settings.model_dump(mode="json", include=EmbedSection.model_fields.keys() - left_out),
         }
         # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
         changes = [] if self.before is None else differences(self.before.manifest.job, identity)

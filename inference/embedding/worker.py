@@ -160,6 +160,7 @@ def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
         heads=[kind.head for kind in map(kind_of, job.outputs) if kind.head],
         random_weights=job.random_weights,
         stream=job.stream,
+        weights=job.weights,
     )
     return ShardWorker(model, store, job)
 

@@ -12,7 +12,7 @@ from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.parts import IndexManifest
 
-_KEPT = ("layers", "precision", "long", "max_length", "overlap")
+_KEPT = ("layers", "precision", "weights", "long", "max_length", "overlap")
 """Settings of a job that decide on a sequence's vector."""
 
 

@@ -56,7 +56,7 @@ class ModelFacts:
         flops_per_token: of the matrix products of a forward pass.
         attention_flops: of attention in a forward pass, for a token and each token that it attends to.
         arithmetic: instructions and rows of a product, on which the last bits of a vector depend.
-        streamed: its layers are read as they are needed.
+        streamed: its layers are read as they are needed, or made of weights of 8 bits.
     """
 
     name: str

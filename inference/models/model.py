@@ -120,7 +120,7 @@ class Model:
         outputs = []
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:
-                reason = " while its layers are streamed" if self.facts.streamed else ""
+                reason = " while its layers are streamed or of 8 bits" if self.facts.streamed else ""
                 raise ConfigError(f"outputs {name}: this model has none{reason}; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per

@@ -16,7 +16,7 @@ from esmeray.model.device import DTYPES, check_device, choose_device
 from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.opening import can_be_streamed, open_exported, open_network
-from esmeray.train_config.section import Precision, Stream
+from esmeray.train_config.section import Precision, Stream, Weights
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ def open_model(
     random_weights: bool = False,
     equal_bytes: bool = True,
     stream: Stream = "auto",
+    weights: Weights = "stored",
     key: str = "model",
 ) -> Model:
     """The model that ``source`` names, for inference alone.
@@ -44,6 +45,8 @@ def open_model(
             tokens then take as long as 2,048.
         stream: read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory; "auto"
             where memory does not suffice. The results are the same.
+        weights: of the layers of an ESM-2; "int8" rounds them to 8 bits, in half the memory and the bytes of bf16. The
+            model is another one then, whose vectors are not mixed with those of the stored weights.
         key: name of the setting, for messages.
 
     Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
@@ -57,11 +60,13 @@ def open_model(
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
     with naming(key):
-        streamed = _is_streamed(located, stream, precision, target)
+        streamed = _is_streamed(located, stream, weights, precision, target)
         if located.task is not None:
-            opened = open_exported(located.task, located.folder, stream=streamed)
+            opened = open_exported(located.task, located.folder, stream=streamed, weights=weights)
         else:
-            opened = open_network(located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed)
+            opened = open_network(
+                located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed, weights=weights
+            )
     return Model(
         # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
@@ -76,22 +81,29 @@ def open_model(
     )
 
 
-def _is_streamed(located: ModelSource, stream: Stream, precision: Precision, device: torch.device) -> bool:
-    """Decide whether layers are read as they are needed. Raises ConfigError where they should be and can't."""
-    if stream is False or not can_be_streamed(located.task, located.path):
-        if stream is True:
+def _is_streamed(
+    located: ModelSource, stream: Stream, weights: Weights, precision: Precision, device: torch.device
+) -> bool:
+    """Decide whether layers are read as they are needed. Raises ConfigError where they should be and can't.
+
+    Also for weights of 8 bits, which are of the same models.
+    """
+    if (stream is False and weights == "stored") or not can_be_streamed(located.task, located.path):
+        wanted = {"stream true": stream is True, "weights int8": weights != "stored"}
+        for setting in [setting for setting, is_wanted in wanted.items() if is_wanted]:
             raise ConfigError(
-                f"{SOURCE_KEY}: stream true needs an ESM-2 in a folder or of the hub, as transformers has it, and "
-                f"{located.path} is none; give auto or false"
+                f"{SOURCE_KEY}: {setting} needs an ESM-2 in a folder or of the hub, as transformers has it, and "
+                f"{located.path} is none; give {'auto or false' if stream is True else 'stored'}"
             )
         return False
-    if stream is True:
-        return True
+    if stream != "auto":
+        return stream
     parameters = num_parameters(weights_folder(BackboneSection(source=located.path)))
-    # Weights are loaded in fp32, and cast on the device.
-    fits = 4 * parameters <= memory_of_this_machine().available
+    # Weights are loaded in fp32, and cast on the device; those of 8 bits stay so.
+    fits = (4 if weights == "stored" else 1) * parameters <= memory_of_this_machine().available
     if device.type == "cuda":
-        fits = fits and DTYPES[precision].itemsize * parameters <= torch.cuda.mem_get_info(device)[0]
+        itemsize = DTYPES[precision].itemsize if weights == "stored" else 1
+        fits = fits and itemsize * parameters <= torch.cuda.mem_get_info(device)[0]
     if not fits:
         log.info("%s: layers are streamed, as memory does not hold its %.3g parameters", located.path, parameters)
     return not fits

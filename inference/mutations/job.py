@@ -146,6 +146,7 @@ class Scorer:
             heads=["masked_lm"],
             random_weights=section.random_weights,
             stream=section.stream,
+            weights=section.weights,
         )
         self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder

@@ -93,7 +93,14 @@ def open_subject(
 ) -> Subject:
     """Open a model, with the defaults of the device; without outputs for the mean, or a classifier's classes."""
     precision, tokens = settings.resolved(device == "cuda")
-    model = open_model(name, precision, device, random_weights=random_weights, stream=settings.stream)
+    model = open_model(
+        name,
+        precision,
+        device,
+        random_weights=random_weights,
+        stream=settings.stream,
+        weights=settings.weights,
+    )
     kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
     return Subject(model, model.outputs(kinds, settings.layers), tokens, Limit(model.facts.longest))
 
@@ -111,7 +118,7 @@ def profile_model(
     """Do the steps of the settings; the files of a trace go to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
-    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision", "stream"})
+    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision", "stream", "weights"})
     embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared)
     subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
     facts, backbone = subject.model.facts, subject.model.backbone

@@ -18,10 +18,12 @@ from esmeray.common.text import refusal
 from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import Float32Buffers, empty_weights
+from esmeray.model.backbones.int8 import int8_copy
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, random_size
 from esmeray.model.backbones.stored_weights import REMEDY, StoredTensor, stored_tensors
 from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.section import BackboneSection
+from esmeray.train_config.section import Weights
 
 _EXPECTED: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
@@ -249,11 +251,13 @@ class EsmForMaskedLM(nn.Module):
         self._tie()
 
     @classmethod
-    def from_folder(cls, config: EsmConfig, folder: Path, *, stream: bool = False) -> "EsmForMaskedLM":
+    def from_folder(
+        cls, config: EsmConfig, folder: Path, *, stream: bool = False, weights: Weights = "stored"
+    ) -> "EsmForMaskedLM":
         """The network with the safetensors of a local folder, in fp32 on the CPU; heads that it lacks are drawn.
 
-        ``stream``: layers are read as they are needed. Raises DataError (damaged, incomplete, or of other shapes than
-        the config has).
+        ``stream``: layers are read as they are needed; ``weights``: theirs. Raises DataError (damaged, incomplete, or
+        of other shapes than the config has).
         """
         with empty_weights():  # nothing is drawn that is read
             network = cls(config)
@@ -262,11 +266,14 @@ class EsmForMaskedLM(nn.Module):
         network.lm_head = _LanguageModelHead(config)
         _draw(network.lm_head, config)
         stored = network._stored(folder)
-        if stream:
+        if stream or weights == "int8":
             prefix = "esm.encoder.layer."
-            of_layers = {name.removeprefix(prefix): stored[name] for name in stored if name.startswith(prefix)}
+            of_layers = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
-            network.esm.encoder.layer = StreamedLayers(network.esm.encoder.layer, of_layers)
+            if weights == "int8":
+                of_layers = int8_copy(of_layers)
+            of_layers = {name.removeprefix(prefix): tensor for name, tensor in of_layers.items()}
+            network.esm.encoder.layer = StreamedLayers(network.esm.encoder.layer, of_layers, held=not stream)
         network.load_state_dict({name: t.read().float() for name, t in stored.items()}, strict=False, assign=True)
         network._tie()
         config._name_or_path = str(folder)
@@ -274,7 +281,8 @@ class EsmForMaskedLM(nn.Module):
 
     def _stored(self, folder: Path) -> dict[str, StoredTensor]:
         """The folder's tensors of this network; refuses where one has another shape, or a layer's is missing."""
-        there = stored_tensors(folder)
+        # Of 8 bits are those of other programs, which have scales of another kind.
+        there = {name: tensor for name, tensor in stored_tensors(folder).items() if tensor.dtype != torch.int8}
         shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items() if name != self._tied}
         missing = [name for name in shapes if name not in there]
         lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]

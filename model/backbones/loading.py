@@ -21,6 +21,7 @@ from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.esm2_network import EsmForMaskedLM, EsmModel, esm2_config
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_esm2, weights_folder
 from esmeray.model.section import BackboneSection
+from esmeray.train_config.section import Weights
 
 
 def build_backbone(
@@ -31,18 +32,19 @@ def build_backbone(
     *,
     empty: bool = False,
     stream: bool = False,
+    weights: Weights = "stored",
 ) -> PackedBackbone:
     """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
 
     Random weights depend on ``seed`` alone; the global random state is left as it was. ``vocabulary_size``: of the
     tokenizer; that of the ESM alphabet if None. ``empty``: on the meta device, without weights: to count them before
-    any is read. ``stream``: the layers of a frozen ESM-2 in a folder are read as they are needed. Raises ConfigError
-    (unknown source, impossible size, no safetensors, an architecture that is not known packed, or a vocabulary larger
-    than the embedding), DataError (safetensors that are damaged, incomplete or of another shape) or ResourceError (the
-    hub can't be reached).
+    any is read. ``stream``: the layers of a frozen ESM-2 in a folder are read as they are needed; ``weights``: of these
+    layers, as they are stored or of 8 bits. Raises ConfigError (unknown source, impossible size, no safetensors, an
+    architecture that is not known packed, or a vocabulary larger than the embedding), DataError (safetensors that are
+    damaged, incomplete or of another shape) or ResourceError (the hub can't be reached).
     """
     if is_esm2(section):  # with its head, so that the same seed draws the same for every task
-        network: nn.Module = _esm2(section, seed, empty, stream).esm
+        network: nn.Module = _esm2(section, seed, empty, stream, weights).esm
     else:
         rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
         # Also where weights are read: a head that the folder lacks is drawn.
@@ -60,7 +62,14 @@ def build_backbone(
 
 
 def build_masked_lm(
-    section: BackboneSection, seed: int, vocabulary_size: int, pad: int, *, empty: bool = False, stream: bool = False
+    section: BackboneSection,
+    seed: int,
+    vocabulary_size: int,
+    pad: int,
+    *,
+    empty: bool = False,
+    stream: bool = False,
+    weights: Weights = "stored",
 ) -> tuple[PackedBackbone, nn.Module]:
     """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
 
@@ -68,7 +77,7 @@ def build_masked_lm(
     :func:`build_backbone`; ConfigError also where the head is not known.
     """
     if is_esm2(section):
-        network = _esm2(section, seed, empty, stream)
+        network = _esm2(section, seed, empty, stream, weights)
         model: nn.Module = network.esm
         head: Any = network.lm_head
         is_drawn = any(name.startswith("lm_head.") for name in network.drawn_weights)
@@ -152,12 +161,14 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     return ids
 
 
-def _esm2(section: BackboneSection, seed: int, empty: bool, stream: bool = False) -> EsmForMaskedLM:
+def _esm2(
+    section: BackboneSection, seed: int, empty: bool, stream: bool = False, weights: Weights = "stored"
+) -> EsmForMaskedLM:
     config = esm2_config(section)
     with drawn(seed, empty=empty):
         if empty or has_random_weights(section):
             return EsmForMaskedLM(config)
-        return EsmForMaskedLM.from_folder(config, weights_folder(section), stream=stream)
+        return EsmForMaskedLM.from_folder(config, weights_folder(section), stream=stream, weights=weights)
 
 
 def _huggingface() -> Any:

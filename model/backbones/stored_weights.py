@@ -20,7 +20,13 @@ from esmeray.common.text import first_line
 from esmeray.common.verification import verified
 
 REMEDY = "fetch or export them again"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}
 
 
 class StoredTensor(NamedTuple):
@@ -53,7 +59,7 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Tensors of a folder of transformers by name; integers are left out.
+    """Tensors of a folder of transformers by name; integers are left out, but for those of 8 bits.
 
     Only headers are read, and whole files where there is a checksum to compare. Raises DataError for damage.
     """

@@ -170,6 +170,7 @@ def read_predicted() -> None:
 
 CONVERTED = (inputs, command("data convert --data.source proteins.fasta --convert.store store"))
 JOB, CACHED = EMBED.format("model", "out"), "--embed.cache cache"
+INT8 = "--embed.weights int8 --storage.cache_folder copies"
 BOTH = "--embed.outputs mean residues"
 EMBEDDED = {
     "embeddings, Parquet": f"{BOTH} --embed.format parquet",
@@ -202,6 +203,12 @@ THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, 
         (inputs, command(EMBED.format("model", "first") + CACHED), lambda: shutil.rmtree("first")),
         command(JOB + CACHED),
         "cache",
+        "out",
+    ),
+    "weights of 8 bits": Thing(
+        (inputs, command(EMBED.format("model", "first") + INT8), lambda: shutil.rmtree("first")),
+        command(JOB + INT8),
+        "copies",
         "out",
     ),
     "unfinished alignment": Thing(

@@ -1,4 +1,5 @@
-"""Layers that are read as they are needed give the same bytes as those in memory, and few are there at any time."""
+"""Layers that are read as they are needed give the same bytes as those in memory, and few are there at any time; of
+weights of 8 bits, which are another model's, half as many bytes are read or held."""
 
 import gc
 import os
@@ -14,7 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import MADE_FILE
+from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.section import IngestSection
 from esmeray.inference.embedding.job import run_job
+from esmeray.inference.index.build import build_index
+from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.queries import opened_queries
+from esmeray.inference.index.section import IndexSection
 from esmeray.inference.models import model as inference_model
 from esmeray.inference.models import opening
 from esmeray.inference.models.model import Model, run
@@ -22,6 +30,7 @@ from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.streaming import StoredTensor, StreamedLayers
 from esmeray.monitoring.sampling.host import Memory
+from tests.damage import refuse_silence
 from tests.dataset.tokenizer_folders import esm
 from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.inference.models.opened import opened
@@ -33,6 +42,13 @@ LAYERS, TENSORS = 4, 16
 SEQUENCES = random_sequences([7, 31, 1, 90, 18, 55, 40, 12, 77, 3])
 BUDGET = 100
 """Of a batch: the sequences make four."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies of 8 bits are written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/esmeray/storage/files"
 
 
 @pytest.fixture
@@ -147,9 +163,112 @@ def test_a_job_is_the_same_whether_layers_are_streamed_or_not(folder: Path, tmp_
     assert not partial(job).exists()
 
 
-@pytest.mark.cuda
+def rounded(folder: Path) -> None:
+    """Round the layers' products of a folder to 8 bits, in place and in fp32."""
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if "encoder.layer." in name and tensor.ndim == 2:
+            values_OI = tensor.numpy()
+            scales_O1 = np.abs(values_OI).max(axis=1, keepdims=True) / 127
+            # 0 is added, as int8 has no -0.
+            weights[name] = torch.from_numpy((np.rint(values_OI / scales_O1) + 0) * scales_O1)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_layers_are_copied_to_a_gpu_while_it_computes(folder: Path, precision: Any):
-    streamed, resident = (open_model(folder, precision, "cuda", stream=stream) for stream in (True, False))
+def test_weights_of_8_bits_give_the_bytes_of_rounded_ones_read_and_held(folder: Path, precision: str):
+    read, held = (opened(folder, precision=precision, weights="int8", stream=stream) for stream in (True, False))
+    stored = opened(folder, precision=precision)
+    assert read.facts.fingerprint != stored.facts.fingerprint
+    vectors, wanted = (model.embed(SEQUENCES).astype(np.float64) for model in (read, stored))
+    cosines = (vectors * wanted).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(wanted, axis=1)
+    # A weight is off by 1/254 of the largest of its channel at most, and vectors by about the mean of that.
+    assert cosines.min() > 0.999 and not np.array_equal(vectors, wanted)
+    assert_equal(read, held)
+    rounded(folder)
+    assert_equal(read, opened(folder, precision=precision))
+    batches = [held.embed([sequence]) for sequence in SEQUENCES]
+    assert np.array_equal(np.concatenate(batches), held.embed(SEQUENCES)), "whatever shares the batch"
+
+
+def test_of_weights_of_8_bits_half_the_bytes_are_read_and_held(folder: Path, cache: Path, monkeypatch):
+    network = save_masked_lm(folder, "esm", vocab_size=33, num_hidden_layers=LAYERS, hidden_size=64).bfloat16()
+    network.save_pretrained(folder)
+    num_bytes: list[int] = []
+    read = StoredTensor.read
+
+    def counted(self: StoredTensor, **settings: Any) -> Any:
+        tensor = read(self, **settings)
+        num_bytes.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(StoredTensor, "read", counted)
+    totals = {}
+    for weights in ("stored", "int8"):
+        model = opened(folder, stream=True, weights=weights)
+        num_bytes.clear()
+        arrays(model, ["mean"], [-1])
+        totals[weights] = sum(num_bytes)
+    # Of so few channels scales and norms are a tenth.
+    assert totals["int8"] < 0.6 * totals["stored"]
+    (copy,) = cache.glob("*/")
+    before = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
+    held = opened(folder, stream=False, weights="int8")
+    for _ in range(2):
+        num_bytes.clear()
+        arrays(held, ["mean"], [-1])
+        layers = held.backbone.layers
+        assert sum(tensor.nbytes for kept in layers._kept.values() for tensor in kept.values()) == totals["int8"]
+    assert not num_bytes, "they are read once"
+    assert before == {path: path.stat().st_mtime_ns for path in copy.iterdir()}, "the copy serves both"
+
+
+def test_a_copy_of_8_bits_is_verified_and_made_anew_of_other_weights(folder: Path, cache: Path):
+    first = opened(folder, weights="int8").facts.fingerprint
+    (copy,) = cache.glob("*/")
+    for path in copy / MADE_FILE, copy / "model.safetensors.index.json", *sorted(copy.glob("*3.output.dense.*")):
+        refuse_silence(path, lambda: opened(folder, stream=True, weights="int8").embed(SEQUENCES).tolist(), count=4)
+    weights = load_file(folder / "model.safetensors")
+    name = "esm.encoder.layer.1.output.dense.weight"
+    save_file(weights | {name: 2 * weights[name]}, folder / "model.safetensors")
+    assert opened(folder, weights="int8").facts.fingerprint != first
+    save_file(weights | {name: torch.full_like(weights[name], torch.inf)}, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"layer\.1\.output\.dense\.weight hold NaN or infinity"):
+        opened(folder, weights="int8")
+    assert len([*cache.glob("*/")]) == 2, "no part of a copy stays"
+    with pytest.raises(ConfigError, match="model: weights int8 needs an ESM-2"):
+        opened("esm2_t6_8M", random_weights=True, weights="int8")
+
+
+def test_vectors_of_8_bits_are_not_mixed_with_others(folder: Path, tmp_path: Path):
+    job = request(tmp_path, stream=False, weights="int8")
+    run_job(job)
+    other = replace(job, output=tmp_path / "other", stream=True)
+    run_job(other)
+    assert final_bytes(job.output) == final_bytes(other.output)
+    assert read_embeddings(job.output).manifest.job["settings"]["weights"] == "int8"
+    with pytest.raises(ConfigError, match="of another job"):
+        run_job(replace(job, weights="stored"))
+    stored = replace(job, weights="stored", output=tmp_path / "stored")
+    run_job(stored)
+    with pytest.raises(ConfigError, match="of another job"):
+        run_job(replace(stored, weights="int8"))
+    with pytest.raises(ConfigError, match="its values can't be taken"):
+        run_job(replace(stored, known=[str(job.output)], output=tmp_path / "known"))
+    with pytest.raises(DataError, match="give embeddings of the same model"):
+        build_index([job.output, stored.output], IndexSection(output=tmp_path / "index"))
+    build_index([job.output], IndexSection(output=tmp_path / "index"))
+    queries = opened_queries(Path(job.input[0]), open_index(tmp_path / "index").manifest, IngestSection())
+    with queries as vectors:
+        assert np.array_equal(vectors[:], read_embeddings(job.output)[:]), "queries are embedded as the index was"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_are_copied_to_a_gpu_while_it_computes(folder: Path, precision: Any, weights: Any):
+    streamed, resident = (
+        open_model(folder, precision, "cuda", stream=stream, weights=weights) for stream in (True, False)
+    )
     for _ in range(3):  # the first pass reads the files, the others pinned memory
         assert_equal(streamed, resident)
