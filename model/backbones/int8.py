@@ -41,7 +41,7 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     files = {tensor.path.resolve() for tensor in stored.values()}
     states = sorted(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
     size = sum(math.prod(tensor.shape) for tensor in stored.values())
-    return stored_tensors(cached_folder(f"8 bits of {states[0]}", str(states), size, partial(_write, stored)))
+    return stored_tensors(cached_folder(f"8 bits of {min(files)}", str(states), size, partial(_write, stored)))
 
 
 def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
