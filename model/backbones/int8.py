@@ -46,7 +46,7 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
     """A file for each tensor, so that no more than one is in memory."""
-    files = {}
+    files: dict[str, str] = {}
     with record_bar("weights of 8 bits") as bar:
         for count, (name, tensor) in enumerate(stored.items(), 1):
             values = tensor.read(once=True).float().numpy()
