@@ -6,7 +6,7 @@ the vectors with a little noise. Indexes are built by all cores; queries are giv
 by one thread: the rate is the median of three rounds in turns. Recall@10 is of what the exact index finds. Memory is
 what an index holds or maps to answer, with the pages that the system may drop; that of building, what a process has
 beyond its files. Of more than 100,000 vectors HNSW is left out, since building it takes a quarter of an hour, and the
-easy kind.
+easy kind; Flat, which holds its vectors twice while it takes them, where memory has no room for that.
 """
 
 import threading
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
 from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
@@ -55,30 +56,27 @@ def _rows(setting: Setting) -> Iterator[Row]:
     for number in (2000,) if setting.quick else setting.vectors:
         for kind in ("families", "proteins") if number <= FEW else ("proteins",):
             setting.note(f"{number:,} {kind}")
-            vectors = _families(number, random) if kind == "families" else _mutants(number, proteins, random)
-            spread = vectors[:1000].std(axis=0)
-            queries = vectors[random.choice(number, QUERIES)]
-            queries = queries + (0.1 * spread * random.standard_normal(queries.shape)).astype(np.float32)
+            # Twenty of a family follow each other; copies of a protein lie far apart.
+            centers = random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32)
+            near = partial(_families, centers) if kind == "families" else partial(_mutants, proteins)
             folder = setting.folder / f"{kind}-{number}"
-            write_vectors(folder, vectors)
+            vectors = write_vectors(folder, number, partial(near, random))
+            spread = vectors[:1000].std(axis=0)
+            queries = vectors[np.sort(random.choice(number, QUERIES))]
+            queries = queries + (0.1 * spread * random.standard_normal(queries.shape)).astype(np.float32)
             yield from _measured(setting, kind, folder, vectors, queries)
 
 
-def _families(number: int, random: np.random.Generator) -> Values:
-    vectors = np.repeat(random.standard_normal((-(-number // 20), CHANNELS), dtype=np.float32), 20, axis=0)[:number]
-    for start, stop in parts(number, 65_536):
-        vectors[start:stop] += 0.6 * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
-    return vectors
+def _families(centers: Values, random: np.random.Generator, start: int, stop: int) -> Values:
+    vectors = centers[np.arange(start, stop) // 20]
+    return vectors + 0.6 * random.standard_normal(vectors.shape, dtype=np.float32)
 
 
-def _mutants(number: int, proteins: Values, random: np.random.Generator) -> Values:
-    vectors = np.resize(proteins, (number, CHANNELS))
-    spread = proteins.std(axis=0)
-    for start, stop in parts(number, 65_536):
-        # As mutants have few or many substitutions: most of a protein's copies are not its nearest.
-        levels = 10 ** random.uniform(-1.5, 0, size=(stop - start, 1)).astype(np.float32)
-        vectors[start:stop] += levels * spread * random.standard_normal((stop - start, CHANNELS), dtype=np.float32)
-    return vectors
+def _mutants(proteins: Values, random: np.random.Generator, start: int, stop: int) -> Values:
+    vectors = proteins[np.arange(start, stop) % len(proteins)]
+    # As mutants have few or many substitutions: most of a protein's copies are not its nearest.
+    levels = 10 ** random.uniform(-1.5, 0, size=(stop - start, 1)).astype(np.float32)
+    return vectors + levels * proteins.std(axis=0) * random.standard_normal(vectors.shape, dtype=np.float32)
 
 
 def _protein_vectors(setting: Setting) -> Values:
@@ -90,14 +88,14 @@ def _protein_vectors(setting: Setting) -> Values:
     return np.asarray(model.embed([text[:RESIDUES] for text in texts]))
 
 
-def write_vectors(folder: Path, vectors: Values) -> None:
-    """A folder of embeddings as a job makes it."""
+def write_vectors(folder: Path, number: int, vectors: Callable[[int, int], Values]) -> Values:
+    """A folder of embeddings as a job makes it, whose rows a function gives; them, memory-mapped."""
     folder.mkdir(parents=True)
-    number = len(vectors)
 
+    # In blocks: ten million do not fit into memory twice.
     def blocks(rows: int) -> Iterator[Block]:
         for start, stop in parts(number, rows):
-            yield Block([], np.empty(0, np.int64), vectors[start:stop])
+            yield Block([], np.empty(0, np.int64), vectors(start, stop))
 
     output = OutputManifest(description="mean", per="protein", channels=CHANNELS, dtype="fp32", format="npy")
     output = FORMATS["npy"].merge(folder, "mean", output, Source(number, blocks))
@@ -105,6 +103,7 @@ def write_vectors(folder: Path, vectors: Values) -> None:
     columns = {"id": [f"p{row}" for row in numbers], "length": numbers, "sequence": numbers, "hash": numbers}
     write_index(folder, [columns])
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs={"mean": output}))
+    return np.load(folder / "mean.npy", mmap_mode="r")
 
 
 def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, queries: Values) -> Iterator[Row]:
@@ -158,8 +157,10 @@ def _ours(folder: Path, kind: str) -> Built:
 def _peers(vectors: Values) -> dict[str, Built]:
     import faiss
 
-    peers = {}
+    peers: dict[str, Built] = {}
     number = len(vectors)
+    if 2 * vectors.nbytes > psutil.virtual_memory().available:
+        return peers
     kinds = {"faiss Flat": "Flat", "faiss HNSW32, efSearch 64": "HNSW32"}
     if number > FEW:
         kinds.popitem()
