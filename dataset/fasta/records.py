@@ -159,7 +159,7 @@ def stretches(lengths_N: NDArray[np.integer], budget: int, most: int | None = No
     What is longer than the budget is alone.
     """
     # A view: each stretch is one binary search; NumPy's own costs more, and a list takes five times the memory.
-    ends = memoryview(np.cumsum(lengths_N, dtype=np.int64))
+    ends = np.cumsum(lengths_N, dtype=np.int64).data
     first = used = 0
     while first < len(ends):
         # At least one: what is too long for a batch is still to be computed, and may fit into memory.
