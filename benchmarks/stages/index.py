@@ -28,7 +28,7 @@ from esmeray.benchmarks.programs.processes import status_bytes
 from esmeray.common.timing import measure, timed
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
-from esmeray.dataset.embeddings.manifest import EmbeddingsManifest, OutputManifest, parts, write_index, write_manifest
+from esmeray.dataset.embeddings.manifest import EmbeddingsManifest, OutputManifest, ranges, write_index, write_manifest
 
 CHANNELS = 320
 QUERIES = 512
@@ -94,7 +94,7 @@ def write_vectors(folder: Path, number: int, vectors: Callable[[int, int], Value
 
     # In blocks: ten million do not fit into memory twice.
     def blocks(rows: int) -> Iterator[Block]:
-        for start, stop in parts(number, rows):
+        for start, stop in ranges(number, rows):
             yield Block([], np.empty(0, np.int64), vectors(start, stop))
 
     output = OutputManifest(description="mean", per="protein", channels=CHANNELS, dtype="fp32", format="npy")

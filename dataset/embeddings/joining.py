@@ -24,7 +24,7 @@ from esmeray.dataset.embeddings.manifest import (
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
-    parts,
+    ranges,
     write_index,
     write_manifest,
 )
@@ -57,7 +57,7 @@ def join(
 
     def blocks(rows: int) -> Iterator[Block]:
         streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
-        for start, stop in parts(len(first), rows):
+        for start, stop in ranges(len(first), rows):
             vectors_nC = np.concatenate([next(stream) for stream in streams], axis=1)
             yield Block(first.ids[start:stop], first.lengths[start:stop], vectors_nC)
             show(stop / len(first), stop)
@@ -109,4 +109,4 @@ def _in_order(source: Embeddings, order_N: NDArray[np.int32], rows: int, folder:
         ordered_NC = np.memmap(file, dtype=np.float32, shape=shape)
         for start, block_nC in source.finite_blocks(rows):
             ordered_NC[order_N[start : start + len(block_nC)]] = block_nC
-        yield from (ordered_NC[start:stop] for start, stop in parts(len(source), rows))
+        yield from (ordered_NC[start:stop] for start, stop in ranges(len(source), rows))

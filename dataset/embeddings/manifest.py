@@ -272,5 +272,5 @@ def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = F
             writer.write_table(pa.table(columns, schema=schema))
 
 
-def parts(number: int, size: int) -> Iterator[tuple[int, int]]:
+def ranges(number: int, size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + size, number)) for start in range(0, number, size))

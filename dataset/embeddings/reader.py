@@ -28,7 +28,7 @@ from esmeray.dataset.embeddings.manifest import (
     Index,
     OutputManifest,
     Part,
-    parts,
+    ranges,
 )
 
 
@@ -140,7 +140,7 @@ class Embeddings(Index):
 
     def blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Any]]:
         """The number of its first record, and the vectors (n, C), of one part after the other."""
-        return ((start, self[start:stop]) for start, stop in parts(len(self), rows))
+        return ((start, self[start:stop]) for start, stop in ranges(len(self), rows))
 
     def finite_blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
         """:meth:`blocks` of vectors; raises DataError where one has NaN or infinity."""

@@ -19,7 +19,7 @@ from esmeray.dataset.embeddings.manifest import (
     INDEX_ROWS,
     EmbeddingsManifest,
     OutputManifest,
-    parts,
+    ranges,
     write_index,
     write_manifest,
 )
@@ -58,7 +58,7 @@ class Assembly:
         records = self._plan.chosen.size
         write_index(
             self._building,
-            (self._index_part(*rows) for rows in parts(records, INDEX_ROWS)),
+            (self._index_part(*rows) for rows in ranges(records, INDEX_ROWS)),
             has_keys=FORMATS[self._settings.format].has_keys,
         )
         manifest = EmbeddingsManifest(
@@ -71,7 +71,7 @@ class Assembly:
         file_format = format_of(self._settings, output)
 
         def blocks(rows: int) -> Iterator[Block]:
-            for start, stop in parts(self._plan.chosen.size, rows):
+            for start, stop in ranges(self._plan.chosen.size, rows):
                 records = self._plan.chosen[start:stop]
                 keys = [self._key(record) for record in records.tolist()] if file_format.has_keys else None
                 yield Block(

@@ -19,7 +19,7 @@ from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
-from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, parts
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, ranges
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
@@ -215,7 +215,7 @@ def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indi
     def ids(start: int, stop: int) -> Any:  # so many at a time: as strings of Python all would take gigabytes
         return pa.array([store.id(record) for record in range(start, stop)])
 
-    every_id = pa.chunked_array([ids(*rows) for rows in parts(len(store), INDEX_ROWS)])
+    every_id = pa.chunked_array([ids(*rows) for rows in ranges(len(store), INDEX_ROWS)])
     numbers = pc.index_in(every_id, before.column("id"))
     is_there = numbers.is_valid().to_numpy()
     source = ", ".join(settings.input)

@@ -26,7 +26,7 @@ from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import file_xxh128, made_file, made_folder
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.section import DataSection, IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store

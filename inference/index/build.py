@@ -22,8 +22,7 @@ from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.exact import ExactIndex, exact_arrays

@@ -18,7 +18,7 @@ from esmeray.common.publishing import atomic_file
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import Arrays, as_float32
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index
 from esmeray.inference.index.metric import MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part

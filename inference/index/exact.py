@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from esmeray.common.processor import cpu_computes_bf16
 from esmeray.dataset.embeddings.arrays import Arrays, as_float32
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index, best
 from esmeray.inference.index.metric import MetricName, norms, scores
 from esmeray.inference.index.parts import IndexManifest, PartEntry

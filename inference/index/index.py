@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.arrays import Arrays
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import IndexManifest

@@ -36,7 +36,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import parts as ranges
+from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
