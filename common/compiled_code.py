@@ -60,12 +60,13 @@ def cache_folder(name: str) -> Path:
     with suppress(OSError):
         # 0700: whoever can write there has his code run by everybody who loads it.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder if os.access(folder, os.W_OK | os.X_OK) else _private_folder(name)
+    return folder if os.access(folder, os.W_OK | os.X_OK) else Path(_private_folder(name).name)
 
 
 @functools.cache
-def _private_folder(name: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f"esmeray-{name}-"))
+def _private_folder(name: str) -> tempfile.TemporaryDirectory[str]:
+    # Kept by the cache, and so removed when the process ends.
+    return tempfile.TemporaryDirectory(prefix=f"esmeray-{name}-")
 
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
