@@ -30,7 +30,8 @@ FEWEST_SAMPLED = 39
 """For which faiss asks."""
 _FEWEST = 100
 _TIMES = 10
-"""Rows that are scored again: so many, or so many times the hits."""
+_CLUSTERS = 40
+"""Rows that are scored again: so many, or so many times the hits, or one for so many clusters."""
 _BLOCK = 16_384
 
 
@@ -108,6 +109,7 @@ class CompressedIndex(Index):
         clusters = faiss.extract_index_ivf(self._index)
         clusters.replace_invlists(stacked, False)
         clusters.nprobe = probes or PROBES
+        self._num_clusters: int = clusters.nlist
         clusters.ntotal = self._index.ntotal = self.count
 
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
@@ -122,7 +124,9 @@ class CompressedIndex(Index):
         return vectors_nC
 
     def considered(self, top_k: int) -> int:
-        return min(self.count, max(_FEWEST, _TIMES * top_k))
+        # The more rows, the nearer are those that bits confuse. By the number of clusters, which grows with theirs and
+        # is the same for all parts, as actors search them apart.
+        return min(self.count, max(_FEWEST, _TIMES * top_k, self._num_clusters // _CLUSTERS))
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
         estimates_qW, rows_qW = self._index.search(queries_qC, self.considered(top_k))
