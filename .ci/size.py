@@ -29,7 +29,7 @@ BUDGETS = {
     "dataset": 5_371,
     "esmeray": 37,
     "function": 871,
-    "inference": 5_275,
+    "inference": 5_276,
     "model": 2_398,
     "monitoring": 1_551,
     "run_folder": 721,
