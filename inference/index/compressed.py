@@ -30,8 +30,8 @@ FEWEST_SAMPLED = 39
 """For which faiss asks."""
 _FEWEST = 100
 _TIMES = 10
-_CLUSTERS = 40
-"""Rows that are scored again: so many, or so many times the hits, or one for so many clusters."""
+_OF_CLUSTER = 3
+"""Rows that are scored again: so many, or so many times the hits, or as many as this part of a cluster has."""
 _BLOCK = 16_384
 
 
@@ -90,7 +90,10 @@ class CompressedIndex(Index):
 
     at_once = 64
 
-    def __init__(self, folder: Path, manifest: IndexManifest, first_row: int = 0, probes: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
+    ) -> None:
+        """``rows``: of the whole index, of which ``manifest`` may have some parts."""
         parts = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
         super().__init__(folder, manifest, parts, first_row)
         trained = verified(folder / TRAINED_FILE)
@@ -109,7 +112,7 @@ class CompressedIndex(Index):
         clusters = faiss.extract_index_ivf(self._index)
         clusters.replace_invlists(stacked, False)
         clusters.nprobe = probes or PROBES
-        self._num_clusters: int = clusters.nlist
+        self._cluster_rows = rows // clusters.nlist
         clusters.ntotal = self._index.ntotal = self.count
 
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
@@ -124,9 +127,9 @@ class CompressedIndex(Index):
         return vectors_nC
 
     def considered(self, top_k: int) -> int:
-        # The more rows, the nearer are those that bits confuse. By the number of clusters, which grows with theirs and
-        # is the same for all parts, as actors search them apart.
-        return min(self.count, max(_FEWEST, _TIMES * top_k, self._num_clusters // _CLUSTERS))
+        # The more rows a cluster has, the nearer are those that bits confuse: of ten million vectors as near as mutants
+        # are, 1,860 a cluster, a hundred held 0.82 of the ten nearest and 632 held 0.98, at 0.87 times the speed.
+        return min(self.count, max(_FEWEST, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
         estimates_qW, rows_qW = self._index.search(queries_qC, self.considered(top_k))

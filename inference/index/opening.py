@@ -26,4 +26,4 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
         return ExactIndex(folder, manifest, opened, first_row)
     from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
 
-    return CompressedIndex(folder, manifest, first_row, probes)
+    return CompressedIndex(folder, manifest, whole.count, first_row, probes)
