@@ -84,16 +84,16 @@ def open_model(
 def _is_streamed(
     located: ModelSource, stream: Stream, weights: Weights, precision: Precision, device: torch.device
 ) -> bool:
-    """Decide whether layers are read as they are needed. Raises ConfigError where they should be and can't.
+    """Decide whether layers are read as they are needed.
 
-    Also for weights of 8 bits, which are of the same models.
+    Raises ConfigError where they should be, or be of 8 bits, and can't.
     """
-    if (stream is False and weights == "stored") or not can_be_streamed(located.task, located.path):
-        wanted = {"stream true": stream is True, "weights int8": weights != "stored"}
-        for setting in [setting for setting, is_wanted in wanted.items() if is_wanted]:
+    if not can_be_streamed(located.task, located.path):
+        asked = "stream true" if stream is True else f"weights {weights}"
+        if stream is True or weights == "int8":
             raise ConfigError(
-                f"{SOURCE_KEY}: {setting} needs an ESM-2 in a folder or of the hub, as transformers has it, and "
-                f"{located.path} is none; give {'auto or false' if stream is True else 'stored'}"
+                f"{SOURCE_KEY}: {asked} needs an ESM-2 in a folder or of the hub, as transformers has it, and "
+                f"{located.path} is none; leave the setting out"
             )
         return False
     if stream != "auto":
