@@ -268,6 +268,7 @@ PLANS = {shlex.join(words_of(command)) for command in PLANNED}
 RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RUN)
 def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
     name = name_of(command)

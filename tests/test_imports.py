@@ -92,6 +92,7 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     return {kind: [next(made) for _ in part] for kind, part in calls.items()}
 
 
+@pytest.mark.slow
 def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts_a_model(replies):
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 2
     for code, heavy, said in replies["plans"]:

@@ -34,6 +34,8 @@ from tests.runs import events, exported_weights, run_folder, tiny_config, train_
 from tests.training.runs import assert_same_run
 from tests.worker_group import WorkerGroup, process_of
 
+pytestmark = pytest.mark.slow
+
 FASTA = "s3://bucket/data/proteins.fasta.gz"
 RUN = "s3://bucket/runs/tiny"
 
@@ -200,7 +202,6 @@ def train_rank(rank: int, config: dict[str, Any], tmp_path: Path, nodes: str, st
     assert outcome.step == steps, outcome
 
 
-@pytest.mark.slow
 def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_resume(
     store: ObjectStore, tmp_path: Path, worker_group: WorkerGroup
 ):

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.slurm import SlurmJob
 
+pytestmark = pytest.mark.slow
+
 OWN = ("common", "model", "tools", "dataset", "tests")
 """Modules of a user, which nobody may import in place of Esmeray's."""
 READ = (".py", ".yaml", ".cpp", ".html", ".js", ".css")
@@ -83,14 +85,12 @@ def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
     assert wanted | {"esmeray/__init__.pyi", "esmeray/py.typed"} <= {*names}
 
 
-@pytest.mark.slow
 def test_commands_and_loaders_run_beside_a_users_own_modules(installed: Path):
     (installed / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nMSILVTRPSP\n")
     shown = run(EMBED_READ_AND_PLAN)
     assert "\n(320,)\n" in shown and "parameters" in shown
 
 
-@pytest.mark.slow
 def test_the_package_travels_to_other_machines_and_nothing_else(installed: Path, slurm_job: SlurmJob):
     packages = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     lines = run(ON_A_CLUSTER, **slurm_job.environment | packages).splitlines()

@@ -27,6 +27,7 @@ def test_every_locked_package_has_hashes_and_torch_is_left_to_each_machine(name:
     assert not [package for package in packages if re.match("torch==|nvidia-c|cuda-|triton", package)]
 
 
+@pytest.mark.slow
 def test_the_sbom_has_every_locked_package_with_its_hashes(tmp_path: Path):
     requirements = (REPOSITORY / "requirements.txt").read_text()
     places = [f"BIN={Path(sys.executable).parent}", f"VENV={tmp_path}", f"SBOM={tmp_path / 'sbom.json'}"]

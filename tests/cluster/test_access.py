@@ -10,6 +10,8 @@ from esmeray.train_config.loading import dump_config
 from tests.clusters import TOKEN, StartedCluster, python
 from tests.runs import tiny_config
 
+pytestmark = pytest.mark.slow
+
 OTHER = "0" * 64
 COMMANDS = {
     "train": "train --config {config}",

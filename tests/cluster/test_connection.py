@@ -50,6 +50,7 @@ def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: P
     assert f"another folder at {shared}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_local_cluster_whose_port_is_taken_is_refused_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

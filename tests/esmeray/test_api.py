@@ -23,6 +23,8 @@ from tests.model.small_models import save_masked_lm
 from tests.runs import TINY
 from tests.service.serving import Serving
 
+pytestmark = pytest.mark.slow
+
 ORDER = ("read_ontology", "read_annotations", "read_scores", "evaluate_functions", "open_model", "Model")
 """Names whose examples go on with what those before them made."""
 

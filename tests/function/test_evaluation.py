@@ -36,6 +36,7 @@ def test_generated_ontologies_give_what_cafaeval_gave(tmp_path):
         assert_equal(sampled(table(evaluated(generate(tmp_path / str(seed), seed)))), theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ontology", "expected", "orphans"),
     [

@@ -138,6 +138,7 @@ def a_model(task: str, checkpointing: Checkpointing = False, lora: bool = False)
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -178,6 +179,7 @@ def test_selective_checkpointing_computes_norms_again_and_no_product(store_path)
     assert whole[1] > products
 
 
+@pytest.mark.slow
 def test_selective_checkpointing_in_a_compiled_layer_changes_no_gradient(store_path):
     plain, selective = (a_model("masked_lm", checkpointing) for checkpointing in (False, "selective"))
     selective.backbone.compile_layers(backend="aot_eager_decomp_partition")

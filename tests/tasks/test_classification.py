@@ -27,6 +27,8 @@ from tests.runs import events, merged, run_folder, tiny_config, train_losses, va
 from tests.training.runs import prepared, stop_after, train_with
 from tests.training.runs import train as train_on
 
+pytestmark = pytest.mark.slow
+
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
     "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
@@ -358,7 +360,6 @@ def hit_rate(config: Config) -> float:
     return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
 
 
-@pytest.mark.slow
 def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_group):
     changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
     figures = {}

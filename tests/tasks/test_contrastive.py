@@ -112,6 +112,7 @@ def _source(config: Config, path: str) -> GroupSource:
     return GroupSource(labelled.store, PreparationSettings(30, 3, random_crops=True, masking=None), groups_RML)
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(tmp_path: Path, process_group):
     changes = {"training": {"max_steps": 24, "evaluate_every_steps": 12, "learning_rate": 3e-3}}
     whole, path = contrastive_config(tmp_path / "whole", **changes)

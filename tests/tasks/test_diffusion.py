@@ -4,12 +4,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.tasks.diffusion.model import open_diffusion
 from esmeray.training.config import Config
 from tests.runs import merged, run_folder, tiny_config, validations
 from tests.training.runs import assert_same_run, prepared, stop_after, train
+
+pytestmark = pytest.mark.slow
 
 DIFFUSION = {
     "data": {"max_length": 150, "sample": {"records": 40}, "validation_share": 0.2},

@@ -31,6 +31,8 @@ from tests.tuning import formula_group
 from tests.tuning.formula_group import STATUSES, FormulaGroup, RefusingGroup
 from tests.tuning.injected_faults import a_group
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"warmup_steps": 1, "window_s": 0.1, "max_windows": 1}
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"], "gradient_checkpointing": [False]}
 
@@ -134,7 +136,6 @@ def test_search_in_which_nothing_starts_or_fits_ends_with_the_reason(ray_address
     assert not job.folder.best.exists()
 
 
-@pytest.mark.slow
 def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster, tmp_path):
     command = [sys.executable, "-m", "tests.tuning.formula_group", str(tmp_path)]
     temporary = tmp_path / "temporary"
@@ -147,7 +148,6 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster
     assert not [*temporary.iterdir()]
 
 
-@pytest.mark.slow
 def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
     faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256
@@ -165,7 +165,6 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_
 FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
 
 
-@pytest.mark.slow
 def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
     ray_address, store_path, tmp_path, monkeypatch
 ):

@@ -105,6 +105,7 @@ MACHINES = {
 }
 
 
+@pytest.mark.slow
 def test_a_fifth_of_the_exhaustive_time_reaches_95_percent_of_the_best(tmp_path):
     """Five machines with 2 % noise, in a space of 168 configurations."""
     space = a_space(compile=[False, True])
@@ -120,6 +121,7 @@ def test_a_fifth_of_the_exhaustive_time_reaches_95_percent_of_the_best(tmp_path)
     assert len(missed) <= 1, missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tpe", "grid"])
 def test_no_configuration_is_measured_twice_or_needs_more_than_what_ran_out(algorithm, tmp_path):
     machine, space = Machine(**MACHINES["memory limits"]), a_space()

@@ -105,6 +105,7 @@ def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path)
     enough = measured(config, store_path)

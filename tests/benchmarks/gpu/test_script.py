@@ -10,6 +10,8 @@ from esmeray.benchmarks.gpu.script import PARTS
 from esmeray.common import timing
 from esmeray.common.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 TRIED = ["gpu", "--device", "cpu", "--sizes", "tiny", "--tokens", "512", "--backend", "eager"]
 
 

@@ -2,6 +2,7 @@ from itertools import chain
 from pathlib import Path
 
 import dnaio
+import pytest
 
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search
@@ -9,6 +10,8 @@ from esmeray.benchmarks.harness.proteins import make_store
 from esmeray.benchmarks.harness.split import EVALUE, split
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
+
+pytestmark = pytest.mark.slow
 
 
 def test_no_protein_is_like_one_of_another_part_and_each_is_in_one(tmp_path: Path):

@@ -6,6 +6,8 @@ import pytest
 
 from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 2**20
 ALLOCATE = "tests.benchmarks.programs.test_processes:allocate"
 

@@ -9,6 +9,8 @@ from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, 
 from esmeray.benchmarks.public.classifiers import write_residues
 from esmeray.common.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 MEASURED = []
 
 

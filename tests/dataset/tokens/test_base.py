@@ -130,6 +130,7 @@ def test_autotokenizer_opens_a_trained_tokenizer_alone_and_beside_any_model(trai
         assert again.fingerprint == trained.fingerprint and again.pad == trained.pad
 
 
+@pytest.mark.slow
 def test_loader_processes_import_nothing_heavy_and_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
     program = (
         "import sys, dataset.tokens.token_store, dataset.batches.loader_process, dataset.batches.preparation; "

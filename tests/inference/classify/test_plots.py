@@ -1,10 +1,13 @@
 import numpy as np
+import pytest
 from matplotlib.text import Text
 from sklearn import metrics
 
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.inference.classify import plots
 from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
+
+pytestmark = pytest.mark.slow
 
 
 def test_whatever_the_names_of_classes_no_text_is_clipped_and_cells_have_room(saved_figures, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ from esmeray.inference.design.sampling import Request, generate, log_likelihoods
 from tests.structures import structure_store
 from tests.tasks.test_diffusion_model import trained
 
+pytestmark = pytest.mark.slow
+
 
 def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
     store, model = structure_store(tmp_path / "store", 8, validation_share=0.4), trained()

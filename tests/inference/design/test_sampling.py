@@ -18,6 +18,8 @@ from tests.model.support import random_sequences
 from tests.structures import folds
 from tests.tasks.test_diffusion_model import trained
 
+pytestmark = pytest.mark.slow
+
 FOLD = folds(1)[0]
 
 

@@ -28,6 +28,8 @@ from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
 from tests.object_store import object_store
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = random_sequences([40, 33, 61, 40, 77, 52, 38, 45, 50, 36])
 IDS = [f"P{number}" for number in range(len(SEQUENCES))]
 FIRST = 6

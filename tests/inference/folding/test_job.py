@@ -14,6 +14,8 @@ from esmeray.inference.folding.job import Folder, FoldingSettings, predict_struc
 from esmeray.inference.folding.predictors import predictor
 from tests.model.support import random_sequences
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = random_sequences([12, 30, 30, 7, 21, 12])
 
 

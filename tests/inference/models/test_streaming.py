@@ -37,6 +37,8 @@ from tests.inference.models.opened import opened
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 
+pytestmark = pytest.mark.slow
+
 LAYERS, TENSORS = 4, 16
 """Of the small model, and of each of its layers."""
 SEQUENCES = random_sequences([7, 31, 1, 90, 18, 55, 40, 12, 77, 3])

@@ -50,6 +50,7 @@ def test_folders_of_transformers_are_read_whole_or_in_shards_and_a_head_that_the
         assert weights_fingerprint(head) == weights_fingerprint(network.lm_head)
 
 
+@pytest.mark.slow
 def test_an_esm2_embeds_without_transformers():
     lines = (
         "import esmeray, sys; esmeray.open_model('esm2_t6_8M', random_weights=True, device='cpu').embed(['MKTAYIAK'])\n"

@@ -98,6 +98,7 @@ def test_hole_in_the_log_is_not_idle_time_and_few_samples_are_drawn_and_noted_as
     draw_log(log, [summary], tmp_path / "few.png")
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_samples_of_the_log_and_shades_what_was_found(saved_figures, tmp_path, monkeypatch):
     log = read_gpu_log(gpu_traces.healthy().write(tmp_path / "log.csv"))
     spans = {"idle": [(60.0, 120.0)], "thermal": [], "power_capped": []}

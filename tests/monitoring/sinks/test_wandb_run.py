@@ -30,6 +30,8 @@ from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_serve
 from tests.monitoring.samples import BEGAN_S, append, sample, train, wait_until
 from tests.monitoring.wandb_file import read_history, read_records
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 150.0
 """How long a test waits for what must come, on a machine under any load."""
 MARK = "ESMERAY_TEST_MARK"

@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 
 from esmeray.monitoring.watch.curves import draw_curves
 from esmeray.tasks.registry import metric_labels
+
+pytestmark = pytest.mark.slow
 
 
 def records(steps: int = 50) -> list[dict]:

@@ -163,6 +163,7 @@ def test_no_body_makes_a_route_fail(client: httpx.Client, body: bytes, kind: str
         refused(client.post(path, content=broken, headers={"Content-Type": kind, "Accept": accept}))
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_schema_says_what_the_service_does(client: httpx.Client, data: st.DataObject):

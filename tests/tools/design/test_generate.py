@@ -13,6 +13,8 @@ from tests.structures import folds, pdb_lines, structure_store, write_pdb
 from tests.tasks.test_diffusion_model import trained
 from tests.tools.conftest import Outcome
 
+pytestmark = pytest.mark.slow
+
 FOLDS = folds(2)
 
 

@@ -11,6 +11,8 @@ import pytest
 from esmeray.function.ontology import read_ontology
 from tests.function.generated import generate
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ["--evaluate.unknown", "ignore", "--evaluate.draws", "50"]
 
 

@@ -24,6 +24,8 @@ from tests.damage import killed_in_piece
 from tests.tools.conftest import next_words
 from tests.worker_group import process_of
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
 SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
 SMALL += ["--training.warmup_steps", "0", "--model.classifier.hidden_size", "16", "--data.terms.min_count", "3"]

@@ -15,6 +15,8 @@ from tests.dataset.tokenizer_folders import esm, prot_t5
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
 
+pytestmark = pytest.mark.slow
+
 (WILD,) = random_sequences([12])
 FIRST = 24
 GYM = ("mutant", "DMS_score", "mutated_sequence")

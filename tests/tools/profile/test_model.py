@@ -16,6 +16,8 @@ from tests.model.support import random_sequences
 from tests.runs import tiny_config
 from tests.tools.conftest import small_measurements, without_stacks
 
+pytestmark = pytest.mark.slow
+
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
 TRACE = TRAINING | {"stages.png"}

@@ -24,6 +24,8 @@ from tests.training.runs import (
     without_faults,
 )
 
+pytestmark = pytest.mark.slow
+
 FITS_TOKENS = 150
 """Of batches of up to 256."""
 ENGINES = [(0, "fp32", False), (0, "bf16", False), (1, "bf16", False), (2, "fp32", True)]
@@ -152,7 +154,6 @@ def test_limit_on_the_cpu_is_out_of_memory(process_group, store_path, tmp_path):
     assert "gradient_checkpointing" in outcome.message
 
 
-@pytest.mark.slow
 def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_behind(
     worker_group, store_path, tmp_path
 ):
@@ -178,7 +179,6 @@ def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_b
         assert_same_run(broken, in_parts)
 
 
-@pytest.mark.slow
 def test_what_runs_out_while_another_worker_waits_starts_both_anew_with_smaller_batches(
     worker_group, store_path, tmp_path
 ):

@@ -23,6 +23,8 @@ from tests.runs import events, run_folder, tiny_config
 from tests.training.runs import Turn, assert_same_run, damage, lost_in_step, train, train_in_turn
 from tests.worker_group import WorkerGroup
 
+pytestmark = pytest.mark.slow
+
 EVERY_STEP = {"checkpoint": {"every_steps": 4, "memory_every_steps": 1, "asynchronous": True}}
 
 
@@ -120,7 +122,6 @@ def assert_size(copy: Path) -> None:
     assert estimate == pytest.approx(sum(files), abs=16_384 * len(files))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (2, "bf16"), (3, "bf16")])
 def test_two_workers_resume_from_memory_to_the_same_bits_under_each_stage(
     stage, precision, store_path, tmp_path, worker_group: WorkerGroup, shared_memory

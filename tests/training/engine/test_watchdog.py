@@ -5,8 +5,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from esmeray.training.engine import watchdog
 from esmeray.training.engine.watchdog import Watchdog, left_stacks, set_stacks_aside
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import ctypes, sys, time

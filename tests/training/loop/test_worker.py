@@ -93,6 +93,7 @@ def test_clock_that_jumps_by_a_day_at_each_look_changes_neither_the_result_nor_t
     assert times[-1] - times[0] < 3600
 
 
+@pytest.mark.slow
 def test_resuming_in_a_later_epoch_equals_never_stopping(store_path, tmp_path):
     batch = {"tokens": 1024, "global_tokens": 2048}
     changes = {"training": {"max_steps": None, "epochs": 2}, "checkpoint": {"every_steps": 2}, "batch": batch}
@@ -188,6 +189,7 @@ def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_late
     assert (last.position.skipped_steps, last.position.nonfinite_in_a_row) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "late", "spoiled", "at"), [(0, False, {6, 7}, 8), (2, True, {4, 5}, 7)])
 def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
     store_path, tmp_path, monkeypatch, stage, late, spoiled, at
