@@ -11,6 +11,7 @@ reported beside the rates.
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Setting, Stage, WrongWorkError
@@ -42,10 +44,15 @@ LAYERS: dict[str, dict[str, Any]] = {
     RESIDENT_INT8: {"stream": False, "weights": "int8"},
 }
 """Settings of each contender."""
+PRODUCTS = "its products alone"
 RATE = "ESM-2 3B"
 MEMORY = "peak memory, ESM-2 3B"
-PROTEINS = 4
-"""About 1,600 tokens, for which two cores without bf16 take more than a minute."""
+LARGE_RATE = "ESM-2 15B"
+LARGE_MEMORY = "peak memory, ESM-2 15B"
+LARGE_DISK_BYTES = 45e9
+"""What the weights of both models and the copy of 8 bits take."""
+PROTEINS = 8
+"""About 3,200 tokens, for which two cores without bf16 take three minutes, and for 15B a quarter of an hour."""
 
 
 def _cases(setting: Setting) -> Iterator[Case]:
@@ -72,6 +79,51 @@ def _cases(setting: Setting) -> Iterator[Case]:
     all_layers = tuple(Contender(name, partial(peaks.__getitem__, name), "value") for name in peaks)
     facts |= {f"CPU seconds, {name}": own["cpu_s"] for name, own in measured.items()}
     yield Case(MEMORY, "MB", all_layers, better="lower", rounds=1, facts=facts)
+    if not setting.quick and shutil.disk_usage(setting.folder).free > LARGE_DISK_BYTES:
+        yield from _large_cases(setting, sequences, shared["precision"])
+
+
+def _large_cases(setting: Setting, sequences: list[str], precision: str) -> Iterator[Case]:
+    """Of 15B, which most memories can't hold, beside its products, of one layer's weights again and again."""
+    setting.note("writing weights of 15B")
+    shared = {"device": setting.device, "precision": precision, "sequences": sequences}
+    shared["folder"] = str(write_weights(setting.folder / "large", "esm2_t48_15B"))
+    measured: dict[str, Any] = {}
+    products: dict[str, Any] = {}
+
+    def streamed() -> float:
+        measured.update(call(f"{__name__}:embed", layers=LAYERS[STREAMED], **shared))
+        return measured["tokens"] / measured["seconds"]
+
+    def alone() -> float:
+        products.update(call(f"{__name__}:multiply", **shared))
+        return products["tokens"] / products["seconds"]
+
+    facts = {"precision": precision, "residues": sum(map(len, sequences))}
+    both = (Contender(STREAMED, streamed, "value"), Contender(PRODUCTS, alone, "value"))
+    yield Case(LARGE_RATE, "tokens/s", both, rounds=1, facts=facts)
+    facts |= {"CPU seconds": measured["cpu_s"], "batches": measured["batches"]}
+    peak = Contender(STREAMED, lambda: measured["peak_bytes"] / 1e6, "value")
+    yield Case(LARGE_MEMORY, "MB", (peak,), better="lower", rounds=1, facts=facts)
+
+
+def multiply(folder: str, sequences: list[str], precision: Any, device: str) -> dict[str, Any]:
+    """What the linear layers of as many tokens take, without attention, norms and weights to be read."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    hidden, inner, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    linears = [nn.Linear(hidden, hidden, device=device, dtype=dtype) for _ in range(4)]
+    linears += [nn.Linear(*shape, device=device, dtype=dtype) for shape in ((hidden, inner), (inner, hidden))]
+    tokens = sum(map(len, sequences)) + 2 * len(sequences)
+    inputs = {width: torch.randn(tokens, width, device=device, dtype=dtype) for width in (hidden, inner)}
+    seconds = 0.0
+    with torch.inference_mode():
+        for _ in range(3):
+            start_s = time.perf_counter()
+            for linear in linears:
+                linear(inputs[linear.in_features]).sum().item()  # until it is computed
+            seconds = time.perf_counter() - start_s  # the last, warmed up
+    return {"tokens": tokens, "seconds": layers * seconds}
 
 
 def write_weights(folder: Path, size: str) -> Path:
@@ -120,6 +172,7 @@ def embed(folder: str, sequences: list[str], precision: Any, device: str, layers
         "cpu_s": time.process_time() - start_cpu_s,
         "tokens": sum(int(batch.lengths.sum()) + 2 * len(batch.lengths) for batch in batches),
         "vectors": [row for batch in batches for row in batch.arrays["mean"].tolist()],
+        "batches": len(batches),
         "peak_bytes": meter.peak().total_bytes,
     }
 
@@ -133,5 +186,6 @@ STAGE = Stage(
         Comparison(RATE, RESIDENT_INT8, RESIDENT),
         Comparison(MEMORY, STREAMED, RESIDENT, {"cpu": 4.0}),
         Comparison(MEMORY, RESIDENT_INT8, RESIDENT),
+        Comparison(LARGE_RATE, STREAMED, PRODUCTS, {"cpu": 0.85}),
     ),
 )
