@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from esmeray.benchmarks.harness.proteins import read_proteins
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Setting, Stage, WrongWorkError
+from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.programs.processes import MemoryMeter, call
 from esmeray.common.remote import use
 from esmeray.inference.models.model import run
@@ -101,7 +101,7 @@ def _large_cases(setting: Setting, sequences: list[str], precision: str) -> Iter
         products = call(f"{__name__}:multiply", **shared)
         return products["tokens"] / products["seconds"]
 
-    facts = {"precision": precision, "residues": sum(map(len, sequences))}
+    facts: Facts = {"precision": precision, "residues": sum(map(len, sequences))}
     both = (Contender(STREAMED, streamed, "value"), Contender(PRODUCTS, alone, "value"))
     yield Case(LARGE_RATE, "tokens/s", both, rounds=1, facts=facts)
     facts |= {"CPU seconds": measured["cpu_s"], "batches": measured["batches"]}
