@@ -35,7 +35,7 @@ BUDGETS = {
     "run_folder": 721,
     "service": 2_068,
     "tasks": 1_768,
-    "tests": 18_882,
+    "tests": 18_880,
     "tools": 2_276,
     "train_config": 257,
     "training": 2_463,

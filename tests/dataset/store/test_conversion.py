@@ -2,11 +2,9 @@
 
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -16,15 +14,15 @@ from pathlib import Path
 import dnaio
 import pytest
 
-from esmeray.common import background_thread
+from esmeray.common import background_thread, publishing
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.progress import ConversionProgress
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
+from esmeray.dataset.store import conversion as store_conversion
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store
 from esmeray.dataset.store.format import DATA_FILE
-from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
 from tests.dataset.stores import TEXT, contents, damage_record, data_of, made, make_store, write_fasta
 
@@ -60,38 +58,11 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
     assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"]
 
 
-def test_a_conversion_killed_at_random_moments_leaves_no_store_and_the_next_one_sweeps(tmp_path, sample):
+def test_progress_ends_at_all_bytes_and_records(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [(f"{n}_{copy}", s) for copy in range(3) for n, s in sample])
-    folder = tmp_path / "out"
-    target = folder / "store"
-    folder.mkdir()
-
-    def started(store: Path) -> multiprocessing.Process:
-        slow = {"progress": lambda _: time.sleep(0.01)}  # a batch of this source takes less than that to convert
-        process = FORK.Process(target=convert, args=([str(source)], store, IngestSection()), kwargs=slow)
-        process.start()
-        return process
-
-    begun_s = time.monotonic()
-    started(folder / "measured").join()
-    whole_s = time.monotonic() - begun_s
-    chance = random.Random(0)
-    killed = 0
-    for _ in range(6):
-        process = started(target)
-        time.sleep(whole_s * chance.random())
-        process.kill()
-        process.join()
-        killed += process.exitcode == -signal.SIGKILL
-        if target.exists():  # it was quicker than the signal: then it must be complete
-            list(Store(target, verify="full").residue_blocks())
-            shutil.rmtree(target)
-    assert killed > 1
-    assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
     seen: list[ConversionProgress] = []
-    convert([str(source)], target, IngestSection(), progress=seen.append)
-    assert sorted(path.name for path in folder.iterdir()) == ["measured", "store"]
-    assert len(seen) > 2 and seen == sorted(seen), "progress ends at all bytes and records"
+    convert([str(source)], tmp_path / "store", IngestSection(), progress=seen.append)
+    assert len(seen) > 2 and seen == sorted(seen)
     assert seen[-1] == (source.stat().st_size, source.stat().st_size, 3 * len(sample))
 
 
@@ -102,8 +73,14 @@ def test_runs_that_prepare_one_store_at_once_all_get_it(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]) -> bool:
-    """Raise KeyboardInterrupt at the ``line``-th line of these files that is run, from 1; whether it came so far."""
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(
+    line: int, call: Callable[[], object], files: set[str | None], by: Callable[[], None] = interrupt
+) -> bool:
+    """Interrupt a call at the ``line``-th line of these files that is run, from 1; whether it came so far."""
     passed = 0
 
     def trace(frame, event, _argument):
@@ -113,7 +90,7 @@ def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]
         passed += event == "line"
         if event == "line" and passed == line:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            by()
         return trace
 
     before = sys.gettrace()
@@ -137,6 +114,31 @@ def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothi
         assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
     assert line > 100
     assert contents(tmp_path / "store") == [("a", "MKV"), ("b", "MKL")]
+
+
+def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_next_sweeps(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
+    folder = tmp_path / "out"
+    target = folder / "store"
+    folder.mkdir()
+    conversion = partial(convert, [str(source)], target, IngestSection())
+    files = {module.__file__ for module in (publishing, store_conversion, store_writer)}
+    whole = 0
+    for line in count(1, 9):  # which meets the last ten lines, when the store is there already
+        killed = partial(interrupted_at, line, conversion, files, partial(signal.raise_signal, signal.SIGKILL))
+        process = FORK.Process(target=killed)
+        process.start()
+        process.join()
+        if not process.exitcode:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
+        if target.exists():
+            assert contents(target) == [("a", "MKV"), ("b", "MKL")], f"killed at line {line}"
+            shutil.rmtree(target)
+            whole += 1
+    assert line > 150 and whole
+    assert [path.name for path in folder.iterdir()] == ["store"]
 
 
 def test_an_existing_target_is_kept_unless_told_otherwise_and_what_is_no_store_always(tmp_path):
