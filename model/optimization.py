@@ -20,17 +20,17 @@ ROWS = 2048
 """Rows of each product in inference on the CPU: the token budget of a batch there, which is nearly filled."""
 
 
-def _in_blocks(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``product`` of :data:`ROWS` rows at a time, with zeros below the last.
+def in_blocks(product: Callable[[Tensor], Tensor], x: Tensor, block_rows: int = ROWS) -> Tensor:
+    """``product`` of so many rows at a time, with zeros below the last.
 
     By the number of rows oneDNN and MKL choose how to divide the sums of a product, so that the last bits of a row
     would depend on how many others there are: in bf16 from 1,280 channels on below 777 rows, in fp32 below 16.
     """
     rows = x.flatten(0, -2)
-    short = -len(rows) % ROWS
+    short = -len(rows) % block_rows
     if short:
         rows = functional.pad(rows, (0, 0, 0, short))
-    blocks = [product(block) for block in rows.split(ROWS)]
+    blocks = [product(block) for block in rows.split(block_rows)]
     out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     return out[: len(out) - short].unflatten(0, x.shape[:-1])
 
@@ -48,7 +48,7 @@ class FixedRowsLinear(nn.Linear):
     """A linear layer of inference on the CPU whose rows are the same bits whatever shares their batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _in_blocks(super().forward, x)
+        return in_blocks(super().forward, x)
 
 
 def fix_rows(module: nn.Module) -> None:
@@ -77,7 +77,7 @@ class PrepackedLinear(nn.Module):
         self._fixed_rows = fixed_rows
 
     def forward(self, x: Tensor) -> Tensor:
-        return _in_blocks(self._product, x) if self._fixed_rows else self._product(x)
+        return in_blocks(self._product, x) if self._fixed_rows else self._product(x)
 
     def _product(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")

@@ -10,10 +10,11 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.tokens.base import SequenceTokenizer
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
 from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, has_random_weights, source_type
+from esmeray.model.export import relatives
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import task_named, task_names
 from esmeray.train_config.section import Weights
@@ -36,6 +37,9 @@ def can_be_streamed(task: str | None, source: str) -> bool:
 
 def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Weights = "stored") -> Opened:
     """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
+    if task == relatives.TASK:  # fitted, and by no task
+        backbone, fitted = relatives.load_relatives(folder)
+        return Opened(backbone, EsmSequenceTokenizer(), {task: fitted})
     if task not in task_names():
         raise DataError(
             f"{folder}: a model of task {task}, which is not installed here; install its package, or choose another "

@@ -1,8 +1,7 @@
 """Relatives among SCOPe 2.08's domains below 40 % identity: an encoder from random weights, align, and both.
 
-The encoder is a classifier of the training part's superfamilies, less :data:`TUNING` of its domains, which choose the
-weights of the blend. Its tokens are frequent pieces of proteins, each with a vector of its own: so it knows its
-training domains after a few epochs, in which one of single residues has not begun to (results/homology.md). Queries are
+The model is `embed fit`'s, of the training part's superfamilies, less :data:`TUNING` of its domains, which choose the
+weights of the blend. Queries are
 the validation domains, the database all domains. Values are those of ``embed evaluate``; published ones (progres'
 searching.txt files) are of 400 other queries, the test part of the same split.
 
@@ -37,12 +36,6 @@ PUBLISHED = {
 }
 """Sensitivity of the levels, of the 400 test queries."""
 TUNING = 300
-RECIPE = (
-    "--config train_config/protein_classifier.yaml --model.backbone.source bert --model.backbone.layers 1 "
-    "--model.backbone.hidden_size 128 --model.tokenizer.source train --model.tokenizer.vocabulary_size 16384 "
-    "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0 "
-    "--batch.global_tokens 4096 --training.epochs 12 --training.warmup_steps 50 --ray.num_workers 1"
-)
 _FOLLOWED = 30
 """Hits of align that the blend goes on from."""
 
@@ -54,16 +47,13 @@ def sensitivities(work: Work) -> dict[str, Value]:
     """Sensitivity by method and level."""
     folder = work.folder
     write_files(work.data / "scope40", folder)
-    encoder = work.weights or folder / "encoder"
-    if work.weights is None:  # whose means are else taken as they are
-        table = (
-            f"--data.source {folder}/domains.tsv --data.labels.id_column id --data.labels.label_columns label "
-            "--data.labels.split column --data.labels.split_column split "
-            f"--run.name encoder --run.storage_path {folder}"
-        )
-        work.run(*f"train {table} --run.seed {work.seed} {RECIPE}".split())
-    places = f"--embed.input {folder}/all.fasta --embed.output {folder}/vectors".split()
-    work.run("embed", "run", "--embed.models", encoder, *places)
+    model = work.weights or folder / "model"
+    output = "mean" if work.weights else "relatives"
+    if work.weights is None:
+        labelled = f"--fit.input {folder}/learnt.fasta --fit.labels {folder}/labels.tsv --fit.level 1"
+        work.run(*f"embed fit {labelled} --fit.seed {work.seed} --fit.output {model}".split())
+    places = f"--embed.input {folder}/all.fasta --embed.output {folder}/vectors --embed.outputs {output}".split()
+    work.run("embed", "run", "--embed.models", model, *places)
     if not (folder / "align.tsv").exists():  # of a seed that was stopped
         store = folder / "all.store"
         work.run("data", "convert", "--data.source", folder / "all.fasta", "--convert.store", store, "--overwrite")
@@ -81,24 +71,24 @@ def sensitivities(work: Work) -> dict[str, Value]:
 
 
 def write_files(data: Path, folder: Path) -> None:
-    """What the commands read: the table to train on, sequences, labels, and lists of queries."""
+    """What the commands read: sequences, labels, and lists of queries."""
     rows = [line.split("\t") for line in (data / "domains.tsv").read_text().splitlines()[1:]]
     with gzip.open(data / "domains.fasta.gz", "rt") as file:
         records = [record.split("\n") for record in file.read().split(">")[1:]]
     sequences = {name: "".join(lines).upper() for name, *lines in records}
     training = [name for name, _, part in rows if part == "training"]
     random.Random(0).shuffle(training)
-    learnt = set(training[TUNING:])
     queries = {"validation": [name for name, _, part in rows if part == "validation"], "tuning": training[:TUNING]}
-    lists = {**queries, "queries": [*itertools.chain(*queries.values())], "all": [row[0] for row in rows]}
+    lists = {
+        **queries,
+        "learnt": training[TUNING:],
+        "queries": [*itertools.chain(*queries.values())],
+        "all": [row[0] for row in rows],
+    }
     for name, ids in lists.items():
         (folder / f"{name}.txt").write_text("\n".join(ids))
         (folder / f"{name}.fasta").write_text("".join(f">{domain}\n{sequences[domain]}\n" for domain in ids))
     (folder / "labels.tsv").write_text("\n".join(["id\tlabel", *(f"{name}\t{label}" for name, label, _ in rows)]))
-    table = (
-        f"{name}\t{sequences[name]}\t{label.rpartition('.')[0]}\ttrain" for name, label, _ in rows if name in learnt
-    )
-    (folder / "domains.tsv").write_text("\n".join(["id\tsequence\tlabel\tsplit", *table]))
 
 
 def write_blend(folder: Path) -> None:

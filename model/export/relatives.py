@@ -1,0 +1,39 @@
+"""The folder of a network that finds relatives, which is fitted and not trained: ``embed run`` takes it as a model."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from esmeray.common.errors import DataError
+from esmeray.common.verification import verified
+from esmeray.model.backbones.base import empty_weights
+from esmeray.model.backbones.gapped_kmers import KmerBackbone
+from esmeray.model.export.exported_folder import REMEDY, exported_folder
+from esmeray.model.heads.relatives import RelativesHead
+
+TASK = "relatives"
+"""In the folder's manifest, and the name of the head."""
+_FILE = "relatives.safetensors"
+_TABLE = "table"
+
+
+def write_relatives(table: Tensor, head: RelativesHead, folder: Path, overwrite: bool) -> None:
+    """Write the folder; ``table``: of :class:`KmerBackbone`. Raises as :func:`exported_folder`."""
+    with exported_folder(folder, TASK, overwrite, None) as (building, _):
+        save_file({_TABLE: table.contiguous(), **head.state_dict()}, building / _FILE)
+
+
+def load_relatives(folder: Path) -> tuple[KmerBackbone, RelativesHead]:
+    """The model of a folder, in fp32 on the CPU. Raises DataError where its file is damaged."""
+    try:
+        state = load_file(verified(folder / _FILE))
+        table = state.pop(_TABLE)
+        head = RelativesHead(*(state[name] for name in ("mean", "learnt", "coefficients")))
+    except (OSError, SafetensorError, KeyError) as error:
+        raise DataError(f"{folder / _FILE} can't be read ({error}); {REMEDY}") from error
+    with empty_weights():  # drawing a table takes longer than reading one
+        backbone = KmerBackbone(table.shape[1])
+    backbone.model.table.load_state_dict({"weight": table}, assign=True)
+    return backbone, head

@@ -1,0 +1,29 @@
+"""K-mers are of one sequence each and of standard residues, and features are the sum of their vectors."""
+
+import torch
+
+from esmeray.dataset.tokens.esm import STANDARD_RESIDUES, VOCABULARY
+from esmeray.model.backbones.gapped_kmers import KMERS, PATTERNS, KmerBackbone
+from esmeray.model.heads.pooling import mean_over_residues
+from tests.model.support import assert_near, pack_sequences
+
+LETTERS = "".join(VOCABULARY[residue] for residue in STANDARD_RESIDUES)
+
+
+def test_the_mean_of_features_is_that_of_the_vectors_of_a_sequences_own_kmers():
+    sequences = ["MKTAYIAKQRQ", "MKXAYIUKQ", "AC", "WWWWWW"]
+    batch = pack_sequences(sequences)
+    backbone = KmerBackbone(5)
+    rows = backbone.model.table.weight
+    rows[-1].zero_()  # of what is no k-mer
+    expected = []
+    for text in sequences:
+        total = torch.zeros(5)
+        for number, places in enumerate(PATTERNS):
+            for start in range(len(text) - places[-1]):
+                letters = [text[start + place] for place in places]
+                if all(letter in LETTERS for letter in letters):
+                    first, second, third = map(LETTERS.index, letters)
+                    total += rows[number * KMERS + first * 400 + second * 20 + third]
+        expected.append(total / len(text))
+    assert_near(mean_over_residues(backbone(batch), batch), torch.stack(expected))

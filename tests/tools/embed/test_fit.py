@@ -1,0 +1,70 @@
+"""A model that is fitted to labelled proteins places others by their relatives, and is refused where it can't be."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.store.sample import sample_records
+from esmeray.inference.models.opening import open_model
+from tests.dataset.stores import write_fasta
+
+FIT = "embed fit --fit.input learnt.fasta --fit.labels labels.csv --fit.level 1 --fit.output"
+
+
+@pytest.fixture
+def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
+    """Sequences of 16 members of each of 8 families, of which 12 are in learnt.fasta, and 4 in new.fasta."""
+    monkeypatch.chdir(tmp_path)
+    members = list(sample_records(128, 8, seed=0))
+    write_fasta(Path("learnt.fasta"), [(name, text) for name, text in members if name[-4:] < "0012"])
+    write_fasta(Path("new.fasta"), [(name, text) for name, text in members if name[-4:] >= "0012"])
+    labels = [f"{name},{name[:9]}.{int(name[-4:]) % 3}" for name, _ in members]
+    Path("labels.csv").write_text("\n".join(["id,label", *labels]))
+    return dict(members)
+
+
+def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(command, families):
+    outcome = command.done(f"{FIT} model")
+    assert "96 proteins of 8 groups" in outcome.out
+    assert float(outcome.out.split("; ")[1].split("%")[0]) > 90, "what a regression on all others names"
+    vectors = {}
+    for part in ("learnt", "new"):
+        command.done(
+            f"embed run --embed.models model --embed.outputs relatives --embed.input {part}.fasta --embed.output {part}"
+        )
+        rows = open_vectors(Path(part))
+        vectors |= dict(zip(rows.ids, rows[:] / np.linalg.norm(rows[:], axis=1, keepdims=True), strict=True))
+    learnt = [name for name in vectors if name[-4:] < "0012"]
+    cosines = np.array([*vectors.values()]) @ np.array([vectors[name] for name in learnt]).T
+    is_of_family = np.array([[name[:9] == other[:9] for other in learnt] for name in vectors])
+    is_learnt = np.isin([*vectors], learnt)
+    assert cosines[is_learnt][is_of_family[is_learnt]].min() > 0.95
+    assert abs(cosines[is_learnt][~is_of_family[is_learnt]]).max() < 0.2
+    nearest = cosines[~is_learnt].argmax(1)
+    assert is_of_family[~is_learnt][np.arange(32), nearest].mean() > 0.9
+
+
+def test_a_vector_is_the_same_bytes_whatever_shares_its_batch_and_a_seed_makes_the_same_model(command, families):
+    for model in ("model", "again"):
+        command.done(f"{FIT} {model} --fit.learnt 50 --fit.features 32 --fit.channels 4")
+    assert Path("model/relatives.safetensors").read_bytes() == Path("again/relatives.safetensors").read_bytes()
+    model = open_model("model", device="cpu")
+    together = model.embed([*families.values()], "relatives")
+    assert together.shape == (128, 4)
+    alone = [model.embed([text], "relatives")[0] for text in families.values()]
+    assert np.array(alone).tobytes() == together.tobytes()
+
+
+def test_what_can_not_be_fitted_or_was_damaged_is_refused(command, families):
+    command.refused(3, "several groups", f"{FIT} model --fit.level 7")
+    command.refused(3, "no column", f"{FIT} model --fit.label_column absent")
+    assert not Path("model").exists() and not Path("model.partial").exists()
+    command.done(f"{FIT} model --fit.features 8")
+    command.refused(2, "exists already", f"{FIT} model")
+    weights = Path("model/relatives.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
+    with pytest.raises(DataError, match=r"relatives\.safetensors"):
+        open_model("model", device="cpu")
