@@ -17,7 +17,7 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.tokens.esm import STANDARD_RESIDUES
 from esmeray.model.backbones.base import PackedBackbone
 
-PATTERNS = ((0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 4))
+PATTERNS = ((0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 4), (0, 3, 4), (0, 2, 4), (0, 1, 5), (0, 4, 5))
 """Places of the residues of a k-mer, from the first of them."""
 RESIDUES = len(STANDARD_RESIDUES)
 KMERS = RESIDUES**3

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from esmeray.model.optimization import in_blocks
 
-_ROWS = 64
+_ROWS = 32
 """Proteins of a product, so that a vector does not depend on how many share its batch."""
 
 

@@ -32,7 +32,7 @@ from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import IngestedSection, Overwrite, command
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
-_COUNTS_BYTES = 200_000
+_COUNTS_BYTES = 400_000
 """Of a protein, while components of the counts are sought."""
 _PAIR_BYTES = 12
 """Of two proteins, while groups are regressed."""
