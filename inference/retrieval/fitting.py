@@ -49,7 +49,7 @@ def fit(
 ) -> Fitted:
     """Learn the groups, numbers from 0, of these ASCII sequences; ``features`` and ``channels`` are at most so many.
 
-    Memory is some 260,000 L + 12 L² bytes.
+    Memory is the larger of some 400,000 L and 12 L² bytes.
     """
     turn_RR = _turn()
     counts_LF = torch.empty(len(sequences), len(PATTERNS) * KMERS)
@@ -79,7 +79,8 @@ def fit(
     # What the others say of a protein (Rasmussen & Williams 2006, equation 5.12).
     others_LG = targets_LG - coefficients_LG / torch.cholesky_inverse(factor_LL).diagonal()[:, None]
     named = (others_LG.argmax(1) == groups)[sizes_G[groups] > 1].float().mean()
-    # Of the regression's quadratic form the lowest: the sums of groups that the kernel says most of.
+    # The lowest of the regression's quadratic form: the sums of groups that the kernel says most of. Exact, since a
+    # search by random vectors among so many that are nearly equal would find chance ones.
     _, axes_GG = torch.linalg.eigh(targets_LG.T @ coefficients_LG)
     coefficients_LC = coefficients_LG @ axes_GG[:, :channels]
     # The last row is that of what is no k-mer.

@@ -52,7 +52,7 @@ class FitSection(Section):
     output: Path
     """Folder to write the model to."""
     learnt: PositiveInt = 16_384
-    """Proteins to learn at most, drawn where there are more; 16,384 take some 8 GB of memory."""
+    """Proteins to learn at most, drawn where there are more; 16,384 take some 7 GB of memory."""
     features: PositiveInt = 2048
     """Principal components of the counts."""
     channels: PositiveInt = 512

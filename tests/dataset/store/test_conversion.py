@@ -116,6 +116,7 @@ def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothi
     assert contents(tmp_path / "store") == [("a", "MKV"), ("b", "MKL")]
 
 
+@pytest.mark.slow
 def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_next_sweeps(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     folder = tmp_path / "out"

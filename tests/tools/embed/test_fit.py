@@ -26,6 +26,7 @@ def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
     return dict(members)
 
 
+@pytest.mark.slow
 def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(command, families):
     outcome = command.done(f"{FIT} model")
     assert "96 proteins of 8 groups" in outcome.out
@@ -47,6 +48,7 @@ def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(c
     assert is_of_family[~is_learnt][np.arange(32), nearest].mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_vector_is_the_same_bytes_whatever_shares_its_batch_and_a_seed_makes_the_same_model(command, families):
     for model in ("model", "again"):
         command.done(f"{FIT} {model} --fit.learnt 50 --fit.features 32 --fit.channels 4")
