@@ -35,7 +35,7 @@ BUDGETS = {
     "run_folder": 721,
     "service": 2_068,
     "tasks": 1_772,
-    "tests": 18_959,
+    "tests": 18_965,
     "tools": 2_329,
     "train_config": 257,
     "training": 2_463,

@@ -62,6 +62,7 @@ QUICK = {
 OUTPUTS = {
     "data convert": "proteins.store",
     "data structures": "folds_store",
+    "embed fit": "relatives",
     "function predict": "predicted.tsv",
     "mutations fit": "fitted",
     "mutations propose": "plate6.csv",
@@ -132,6 +133,9 @@ def made(tmp_path_factory, process_group, no_pictures) -> Path:
     model = f"--embed.models {folder / 'runs/esm2ae'} --embed.input {folder / 'proteins.fasta'} --embed.device cpu"
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
         assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
+    fit = f"--fit.input {folder / 'domains.fasta'} --fit.labels {folder / 'domains.tsv'} --fit.level 1"
+    fit += f" --fit.label_column classification --fit.features 8 --fit.output {folder / 'relatives'}"
+    assert run(esmeray, ["embed", "fit", *fit.split()]) == 0
     index = ["--index.output", str(folder / "proteins.index")]
     assert run(esmeray, ["embed", "index", str(folder / "embeddings"), *index]) == 0
     shutil.copy(folder / "proteins.fasta", folder / "queries.fasta")
@@ -156,6 +160,9 @@ def write_data(folder: Path) -> None:
     write_table(folder / "held_out.csv", [("sequence", "label"), *labelled[:12]])
     for name in ("messages.csv", "banking77_train.csv"):
         write_table(folder / name, [("text", "category"), *messages])
+    (folder / "domains.fasta").write_text(few)
+    labels = [f"{name}\ta.{name.rpartition('_')[0]}.{number % 2}\n" for number, (name, _) in enumerate(records)]
+    (folder / "domains.tsv").write_text("id\tclassification\n" + "".join(labels))
     store = ["--convert.store", str(folder / "proteins.store")]
     assert run(esmeray, ["data", "convert", "--data.source", str(folder / "proteins.fasta"), *store]) == 0
     for channels, name in (4, "esm2"), (5, "prot_t5"), (4, "swissprot"), (4, "proteome"):

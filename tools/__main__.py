@@ -20,7 +20,7 @@ COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
     "train": ("run", "Train a model, or resume it; show the state of a run, compare runs, export."),
     "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
-    "embed": ("run", "Compute embeddings; index, search, evaluate and plot them; fit a model that finds relatives."),
+    "embed": ("run", "Compute embeddings; search, evaluate, plot them."),
     "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
     "mutations": ("score", "Score mutants, scan them all, fit measured ones, propose the next."),
     "design": ("generate", "Generate and score sequences for a structure; predict structures."),
