@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
@@ -38,12 +39,11 @@ from esmeray.common.text import first_line
 log = logging.getLogger(__name__)
 
 VARIABLE = "ESMERAY_STORAGE"
-"""Environment variable with the settings of the section ``storage``: the processes that Ray starts need them, too."""
+"""Environment variable by which this process's settings reach those that it starts, which read it once."""
 AT_ONCE_S = 20.0
 """Patience with a store where somebody waits for something to start, in seconds."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 """A wait for a store that is as long as the first is reported."""
-_DEFAULTS: dict[str, Any] = {"cache_folder": None, "cache_gb": 100.0, "patience_s": 3600.0}
 _locks: dict[Path, int] = {}
 """Copies that this process uses: no process removes them while it lives."""
 
@@ -52,13 +52,28 @@ Items = dict[str, dict[str, Any]]
 """What the store says of objects (name, the path there; size in bytes; and more), by their names below a URI."""
 
 
-def use(**settings: Any) -> None:
-    """Follow the settings of the section ``storage`` in this process and those that it starts."""
-    os.environ[VARIABLE] = json.dumps(settings)
+@dataclass(frozen=True)
+class Storage:
+    """A process's settings of the section ``storage``."""
+
+    cache_folder: str | None = None
+    cache_gb: float = 100.0
+    patience_s: float = 3600.0
 
 
-def setting(name: str) -> Any:
-    return (_DEFAULTS | json.loads(os.environ.get(VARIABLE, "{}")))[name]
+_storage = Storage(**json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+def use(settings: Storage) -> None:
+    """Follow these settings in this process and those that it starts."""
+    global _storage
+    _storage = settings
+    os.environ[VARIABLE] = json.dumps(asdict(settings))
+
+
+def storage() -> Storage:
+    """Return the settings that this process follows."""
+    return _storage
 
 
 def uri_of(path: str | Path) -> str | None:
@@ -119,7 +134,7 @@ def cached_folder(name: str, state: str, size: int, make: Callable[[Path], None]
 
 
 def _make_room(root: Path, uri: str, needed: int) -> None:
-    room = setting("cache_gb") * 1e9 - needed
+    room = _storage.cache_gb * 1e9 - needed
     # A user may have chosen a folder that holds more than copies: one has a key for its name and its lock beside it.
     copies = [path.with_suffix("") for path in root.glob("*.used") if re.fullmatch(r"[0-9a-f]{24}", path.stem)]
     folders = sorted((path for path in copies if path.is_dir()), key=lambda path: path.stat().st_mtime)
@@ -257,7 +272,7 @@ def publish(target: Path) -> None:
             _opened(uri)[0].rm_file(items[name]["name"])
         upload_folder(work, uri, MADE_FILE, kept)
 
-    retried(replace, uri, setting("patience_s"), log.warning)
+    retried(replace, uri, _storage.patience_s, log.warning)
     shutil.rmtree(work) if work.is_dir() else work.unlink()
 
 
@@ -295,7 +310,7 @@ def retried(
 
 
 def _cache() -> Path:
-    folder = setting("cache_folder")
+    folder = _storage.cache_folder
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder).expanduser().absolute() if folder else Path(home) / "esmeray" / "storage"
 

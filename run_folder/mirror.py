@@ -33,7 +33,7 @@ from esmeray.common.remote import (
     read,
     remove,
     retried,
-    setting,
+    storage,
     upload,
     write,
 )
@@ -146,7 +146,7 @@ class RunMirror:
             self._report(
                 f"{self._uri} does not have all of the run yet, which is in {self.run.path}: this waits for it"
             )
-            self._idle.wait(patience_s or setting("patience_s"))
+            self._idle.wait(patience_s or storage().patience_s)
         if patience_s is None and not (self._idle.is_set() and self._error is None):
             raise self._error or ResourceError(f"{self._uri}: another node has not uploaded its part of a checkpoint")
 
@@ -165,7 +165,7 @@ class RunMirror:
             self._report(f"not uploaded: {error}")
 
     def _patiently(self, work: Callable[[], Any], patience_s: float | None = None) -> Any:
-        return retried(work, self._uri, patience_s or setting("patience_s"), self._report) if self._uri else None
+        return retried(work, self._uri, patience_s or storage().patience_s, self._report) if self._uri else None
 
     def _start(self, work: Callable[[], bool | None]) -> None:
         if self._uri:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from esmeray.common.remote import use
+from esmeray.common.remote import Storage, use
 from esmeray.train_config.natures import FIXED, PATH, UNSEEN, with_absolute_paths
 from esmeray.train_config.section import FolderName, NonNegativeInt, PositiveFloat, Section
 
@@ -33,4 +33,4 @@ class StorageSection(Section):
 
     def apply(self) -> None:
         """Follow these settings in this process and those that it starts."""
-        use(**with_absolute_paths(self).model_dump())
+        use(Storage(**with_absolute_paths(self).model_dump()))

@@ -17,7 +17,7 @@ from esmeray.cluster.collective import WorkerContext
 from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import MADE_FILE, made_file
-from esmeray.common.remote import VARIABLE, listing, local_path, remove, upload, use, write
+from esmeray.common.remote import VARIABLE, Storage, listing, local_path, remove, upload, use, write
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.run_folder.metrics_log import read_metrics
@@ -54,6 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 @pytest.fixture
 def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     monkeypatch.setenv(VARIABLE, "{}")
+    monkeypatch.setattr(remote, "_storage", Storage())
     use_node("cache", tmp_path)
     server.fault = lambda method, path: None
     server.requests.clear()
@@ -62,7 +63,7 @@ def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def use_node(name: str, tmp_path: Path, **settings: Any) -> None:
     """Be on a node of this name, which has a disk of its own."""
-    use(**{"cache_folder": str(tmp_path / name), "cache_gb": 1.0, "patience_s": 60.0} | settings)
+    use(Storage(**{"cache_folder": str(tmp_path / name), "cache_gb": 1.0, "patience_s": 60.0} | settings))
 
 
 def failing(*faults: int | str, on: str) -> Callable[[str, str], int | str | None]:

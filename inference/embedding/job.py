@@ -28,7 +28,7 @@ from esmeray.common.command_line import logged_to
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, sync, writing
-from esmeray.common.remote import publish, retried, setting, target_path, upload_folder, uri_of
+from esmeray.common.remote import publish, retried, storage, target_path, upload_folder, uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, Index, part_name
 from esmeray.dataset.section import IngestSection
@@ -144,7 +144,7 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
             sync(folder)
         if uri is not None:
             upload = partial_call(upload_folder, part, f"{uri}/{part.relative_to(output)}", MANIFEST_FILE)
-            retried(upload, uri, setting("patience_s"), log.warning)
+            retried(upload, uri, storage().patience_s, log.warning)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
     if uri is not None:
         shutil.rmtree(output)

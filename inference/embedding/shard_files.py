@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from esmeray.common.errors import ConfigError, DataError, parsing
 from esmeray.common.publishing import file_xxh128, write_atomically, writing
-from esmeray.common.remote import download, listing, retried, setting, upload
+from esmeray.common.remote import download, listing, retried, storage, upload
 from esmeray.common.verification import check_file
 from esmeray.dataset.batches.plan import Indices
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
@@ -93,12 +93,12 @@ class ShardFiles:
         """Upload a file of the folder; waits for a store that is away."""
         if (uri := self.uri) is not None:
             name = path.relative_to(self.folder)
-            retried(lambda: upload(path, f"{uri}/{name}"), uri, setting("patience_s"), log.warning)
+            retried(lambda: upload(path, f"{uri}/{name}"), uri, storage().patience_s, log.warning)
 
     def fetch(self) -> None:
         """Have here what other nodes, or an earlier start, have uploaded."""
         if (uri := self.uri) is not None:
-            retried(lambda: download(uri, listing(uri), self.folder), uri, setting("patience_s"), log.warning)
+            retried(lambda: download(uri, listing(uri), self.folder), uri, storage().patience_s, log.warning)
 
     def arrays(self, output: str, row: ShardRow) -> dict[str, NDArray]:
         """The arrays of a shard, verified. Raises DataError where they are damaged."""

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import MADE_FILE
-from esmeray.common.remote import VARIABLE, listing, upload, use
+from esmeray.common.remote import VARIABLE, Storage, listing, upload, use
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.model_job import ModelJob
@@ -174,7 +175,8 @@ def test_several_models_grow_together_and_what_grew_is_replaced_as_a_whole(tmp_p
 
 def test_an_output_at_a_uri_grows_and_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, "{}")
-    use(cache_folder=str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_storage", Storage())
+    use(Storage(cache_folder=str(tmp_path / "cache")))
     uri = "s3://bucket/grown/out"
     with object_store() as store:
         job, more = begun(tmp_path, output=Path(uri), outputs=["mean", "residues"])
