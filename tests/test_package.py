@@ -19,6 +19,8 @@ OWN = ("common", "model", "tools", "dataset", "tests")
 READ = (".py", ".yaml", ".cpp", ".html", ".js", ".css")
 NOT_CODE = (".*", "runs", "stores", "wandb", "results", "build", "*.egg-info", "__pycache__")
 EMBED_READ_AND_PLAN = """
+import sys
+sys.modules.update(dict.fromkeys(("ray", "deepspeed", "wandb", "optuna", "fastapi", "uvicorn")))  # as if not installed
 import esmeray
 from esmeray.tools.__main__ import main
 
@@ -85,7 +87,7 @@ def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
     assert wanted | {"esmeray/__init__.pyi", "esmeray/py.typed"} <= {*names}
 
 
-def test_commands_and_loaders_run_beside_a_users_own_modules(installed: Path):
+def test_commands_and_loaders_run_beside_a_users_own_modules_and_without_ray(installed: Path):
     (installed / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nMSILVTRPSP\n")
     shown = run(EMBED_READ_AND_PLAN)
     assert "\n(320,)\n" in shown and "parameters" in shown
