@@ -13,7 +13,7 @@ from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
 from esmeray.dataset.labels.values import read_label_weights
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(labels=st.lists(st.lists(st.sampled_from("abcdz"), unique=True), min_size=1, max_size=20), data=st.data())
 def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
     dense = np.array([[name in one for name in "abcd"] for one in labels], dtype=np.float32)
