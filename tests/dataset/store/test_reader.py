@@ -89,16 +89,6 @@ def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
         Store(pristine_store).sequence(index)
 
 
-def test_windows_check_each_block_when_it_is_first_read(store_path):
-    damage_record(store_path, 2999)
-    store = Store(store_path)
-    (window,) = store.windows(np.array([0]), np.array([0]), np.array([5]))
-    assert bytes(window) == store.sequence(0)[:5].tobytes()
-    for records in (np.array([2999]), np.array([0, 2999])):
-        with pytest.raises(DataError, match="its checksum does not hold"):
-            store.windows(records, np.zeros_like(records), np.ones_like(records))
-
-
 def in_forked_child(check) -> bool:
     child = os.fork()
     if child == 0:
