@@ -82,7 +82,9 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     try:
         text = _json(record)
     except ValueError:  # a NaN or an infinity somewhere, which nearly no record has
-        text = _json({**_finite(record), "nonfinite": True})
+        # Python's JSON has them as constants, each of which is read back as null, at any depth.
+        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+        text = _json({**finite, "nonfinite": True})
     content = text.encode()[:-1]
     return content + b"%s%d}\n" % (_CHECKSUM, zlib.crc32(content))
 
@@ -184,15 +186,6 @@ def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
 def _whole_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         yield from (line for line in file if line.endswith(b"\n"))
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null for each NaN or infinity at any depth."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RecordTail:

@@ -57,12 +57,9 @@ class FeatureStore:
     def rows(self, keys_N2: NDArray[np.uint64]) -> Iterator[NDArray]:
         """The rows of each sequence, (rows, D), as read-only views.
 
-        Raises KeyError where a sequence has none, DataError where a shard's values are damaged.
+        Raises IndexError where a sequence has none, DataError where a shard's values are damaged.
         """
-        ranks_N = self._find(keys_N2)
-        if (ranks_N == len(self)).any():
-            raise KeyError("a sequence has no rows in this store")
-        for number, row in self._owner[ranks_N].tolist():
+        for number, row in self._owner[self._find(keys_N2)].tolist():
             shard = self._verified(number)
             with parsing(self._files[number], _REMEDY):
                 rows = rows_of(shard, row)

@@ -90,9 +90,7 @@ class TokenStore:
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where there are none."""
-        if not 0 <= record < self.manifest.num_records:
-            raise IndexError(f"record {record} of a store of {self.manifest.num_records}")
+        """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where it ends before."""
         # NumPy would clip a slice beyond the record, or count from the end, and give tokens of another one.
         first, end = self._offsets[record : record + 2].tolist()
         if start < 0 or length < 0 or first + start + length > end:

@@ -35,7 +35,7 @@ def refusal(path: Path, content: str | bytes) -> str:
     return str(raised.value).replace(f"{path}", path.name)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     rows=rows_of_text,
     name=st.sampled_from(["text", "one, two; three\tfour and five"]),

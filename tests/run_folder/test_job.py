@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError
+from esmeray.common.errors import ConfigError, DataError, DiskFullError
 from esmeray.common.publishing import MADE_FILE, RECORD_FILE, disk_full
 from esmeray.run_folder.job import JOB_FILE, JOURNAL_FILE, LOCK_FILE, accept, journal, unfinished
 from esmeray.run_folder.paths import RAY_SNAPSHOT, Outcome, RunFolder
@@ -131,15 +131,3 @@ def test_a_journal_that_is_damaged_while_the_job_runs_is_refused(tmp_path: Path)
     refused = pytest.raises(DataError, match=r"done\.tsv: damaged in piece 1; start the same command again")
     with flipped(tmp_path / JOURNAL_FILE, 8), refused:
         list(kept.lines())
-
-
-def test_a_flipped_bit_of_the_identity_of_a_job_is_one_line(tmp_path: Path):
-    job = {"model": "a" * 8, "settings": {"tokens": 64, "layers": [-1]}}
-    accept(tmp_path, job)
-    path = tmp_path / JOB_FILE
-    for bit in range(8 * path.stat().st_size):
-        with flipped(path, bit):
-            try:
-                accept(tmp_path, job)
-            except EsmerayError as refused:
-                assert isinstance(refused, ConfigError | DataError) and "\n" not in str(refused)

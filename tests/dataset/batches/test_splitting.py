@@ -21,7 +21,7 @@ def as_hashes(values) -> np.ndarray:
 one_class_each = st.dictionaries(st.integers(0, 2**64 - 1), st.integers(0, 5), min_size=2, max_size=60)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(class_of=one_class_each, copies=st.integers(1, 4), share=shares)
 def test_every_record_is_on_one_of_two_sides_and_duplicates_on_the_same(class_of, copies, share):
     hashes = as_hashes([*class_of] * copies)
@@ -34,7 +34,7 @@ def test_every_record_is_on_one_of_two_sides_and_duplicates_on_the_same(class_of
         assert not set(hashes[training].tolist()) & set(hashes[validation].tolist())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(hashes=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=60, unique=True), share=shares, data=st.data())
 def test_split_does_not_depend_on_the_order_of_the_records(hashes, share, data):
     reordered = data.draw(st.permutations(hashes))
@@ -64,7 +64,7 @@ def test_one_distinct_sequence_is_refused_with_what_to_change():
         split_records(np.array([7, 7, 7], dtype=np.uint64), 0.05)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(records=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60), share=shares)
 def test_each_class_with_two_sequences_is_on_both_sides(records, share):
     hashes, classes = as_hashes([number for number, _ in records]), np.array([label for _, label in records])

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, quantized, scales_of, write_arrays
+from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, write_arrays
 from esmeray.dataset.embeddings.formats.base import Block
 from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
 from esmeray.dataset.embeddings.formats.registry import FORMATS
@@ -98,11 +98,6 @@ def test_arrays_open_in_safetensors(tmp_path: Path):
     np.testing.assert_array_equal(load_torch_file(tmp_path / "a.safetensors")["values"].float().numpy(), values)
     write_arrays(tmp_path / "b.safetensors", {"values": values})
     np.testing.assert_array_equal(load_file(tmp_path / "b.safetensors")["values"], values)
-
-
-def test_int8_is_near_by_half_a_step_of_each_channel():
-    scales = scales_of(np.abs(VECTORS).max(0))
-    assert (np.abs(as_float32(quantized(VECTORS, scales), scales) - VECTORS) <= scales / 2 + 1e-7).all()
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "npy"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
-from esmeray.dataset.fasta.records import HashSet64, Kernel, PlainFasta, Records, load_kernel
+from esmeray.dataset.fasta.records import HashSet64, Kernel, Records, load_kernel
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
@@ -69,13 +69,6 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
         with dnaio.open(path) as reader:
             expected = [(record.name.encode(), record.sequence.encode()) for record in reader]
         assert [row[:2] for row in found] == expected
-
-
-@pytest.mark.parametrize(("letter", "stored"), [("X", True), ("J", False), ("m", False), ("*", False), ("Z", True)])
-def test_letters_outside_the_alphabet_are_noticed(kernel, letter, stored):
-    text = f">a\n{'MKV' * 30}\n>b\n{'L' * 75}{letter}A\n>c\nM\n".encode()
-    records = Records.joined(list(PlainFasta(kernel, MAX_RESIDUES).records([memoryview(text)])))
-    assert records.all_stored is stored
 
 
 # Few distinct values with equal low bits, so that probing and duplicates inside one call are met often.

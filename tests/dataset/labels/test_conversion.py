@@ -149,7 +149,6 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
         ("abc", {"share": 0.0, "kind": "binary"}, "3 classes where data.labels.kind binary takes two (a, b, c): set"),
         (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
-        (("0.5", "1", "2.25"), {"kind": "binary", "share": 0.0}, "set data.labels.kind to regression"),
         ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight of every training record is 0"),
         (("test", "val"), {"split": "column", "split_column": "label"}, "no record is for training; say 'train'"),
         ("12", {"kind": "regression", "split": "stratified"}, "stratified needs one class for each record"),

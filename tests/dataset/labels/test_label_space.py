@@ -13,7 +13,7 @@ from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
 from esmeray.dataset.labels.values import read_label_weights
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(labels=st.lists(st.lists(st.sampled_from("abcdz"), unique=True), min_size=1, max_size=20), data=st.data())
 def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
     dense = np.array([[name in one for name in "abcd"] for one in labels], dtype=np.float32)
@@ -76,7 +76,6 @@ def test_labels_that_a_file_of_weights_lacks_count_1(tmp_path):
         ("GO:4\t1", r"the label 'GO:4' is not among the training records'; remove the line"),
         ("GO:1\t1", r"the label 'GO:1' stands there twice"),
         ("GO:2\t-1", r"the weight '-1' is no finite number of 0 or more; give one"),
-        ("GO:2\tinf", r"the weight 'inf' is no finite number"),
         ("GO:2 1", r"the weight '' is no finite number"),
         ("GO:2\t\xff", r"not UTF-8; save the file as UTF-8"),
     ],

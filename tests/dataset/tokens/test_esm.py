@@ -27,7 +27,7 @@ def reference(tmp_path_factory) -> EsmTokenizer:
     return EsmTokenizer(str(path))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(text=any_text)
 def test_ids_are_those_of_transformers_on_any_text(reference, text):
     assert encode(text).tolist() == reference(text)["input_ids"]
@@ -35,7 +35,7 @@ def test_ids_are_those_of_transformers_on_any_text(reference, text):
     assert "".join(VOCABULARY[index] for index in STANDARD_RESIDUES) == "LAGVSERTIDPKQNFYMHWC"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(texts=st.lists(any_text | st.sampled_from(["\xff\xfe", "M\xfe", "\x00\x01"]), min_size=1, max_size=8))
 def test_packed_text_is_each_sequence_encoded_alone_whatever_the_text(texts):
     batch = pack_sequences(texts)
