@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import DataError
 from esmeray.inference.folding import ahead
 from esmeray.inference.folding.ahead import in_order, sequences_in_order
 from esmeray.inference.folding.job import Folder, FoldingSettings, predict_structures
-from esmeray.inference.folding.predictors import predictor
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.train._experiment import beside
 from esmeray.training.config import Config
@@ -84,5 +83,3 @@ def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: 
     config, path = run(tmp_path / "run", settings)
     with beside(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
         train(of_workers, str(path))
-    with pytest.raises(ConfigError, match=r"^data.predictions.model .*: can't be loaded as esmfold"):
-        predictor("esmfold", str(tmp_path), "cpu", "data.predictions")

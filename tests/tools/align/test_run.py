@@ -7,24 +7,21 @@ import pytest
 from esmeray.common.command_line import INTERRUPTED
 from tests.damage import killed_in_piece
 from tests.embeddings import make_embeddings, random_vectors
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 
 CLEAR = ["--align.evalue", "1e-9"]
 KEEP_ALL = ["--align.evalue", "inf", "--align.hits", "3"]
 
 
-def write_fasta(path: Path, sequences: list[str]) -> Path:
-    path.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(sequences)))
-    return path
-
-
 @pytest.fixture
 def files(command, tmp_path) -> list[object]:
     """Queries and a store of them and others."""
     sequences = random_sequences([120] * 30)
-    fasta = write_fasta(tmp_path / "all.fasta", sequences)
+    names = [f"p{number}" for number in range(30)]
+    fasta = write_proteins(tmp_path / "all.fasta", sequences, names)
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
-    queries = write_fasta(tmp_path / "queries.fasta", sequences[:9])
+    queries = write_proteins(tmp_path / "queries.fasta", sequences[:9], names[:9])
     return ["--align.queries", queries, "--align.store", tmp_path / "store"]
 
 
