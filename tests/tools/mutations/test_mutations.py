@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.mutations import proposal
 from tests.dataset.tokenizer_folders import esm, prot_t5
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
@@ -219,7 +220,8 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     assert [row["protein"] for row in read("next.csv")] == ["b"] * 3
 
 
-def test_a_proposed_plate_is_new_allowed_and_comes_back_as_a_table(mutations):
+def test_a_proposed_plate_is_new_allowed_and_comes_back_as_a_table(mutations, monkeypatch):
+    monkeypatch.setitem(proposal._COMBINATIONS, "one_hot", 2_000)
     random = np.random.default_rng(0)
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
     effects = {pair: random.normal() + (pair[0] == 4) for pair in singles}
