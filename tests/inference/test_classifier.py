@@ -22,9 +22,7 @@ def pipeline(source="esm2_t6_8M", kind="multiclass", *, model_settings=None, **o
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ("esm2_t6_8M", "multiclass"),
         ("esm2_t6_8M", "per_residue"),
-        ("bert", "multilabel"),
         ("qwen2", "multiclass"),
     ],
 )

@@ -61,15 +61,6 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
     assert {row[-1] for row in rows(tmp_path / "own.tsv")} == {"nan"}
 
 
-def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_path):
-    files[1].write_text(">empty\n\n" + files[1].read_text())
-    job = ["align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR]
-    outcome = command.refused(3, "give ", *job)
-    assert not (tmp_path / "hits.tsv.partial").exists()
-    command.done(*job, *outcome.err.split("give ")[1].split())
-    assert [row[0] for row in rows(tmp_path / "hits.tsv")] == [f"p{n}" for n in range(9)]
-
-
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):
     job = ["align", *files, *KEEP_ALL, "--align.output"]
     with killed_in_piece(4):
