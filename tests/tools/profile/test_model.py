@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.image
 import pytest
 import torch
 
@@ -98,8 +97,6 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert runs == [("1", "1", "1"), ("1", "2", "1"), ("4", "1", "4"), ("4", "2", "4")]
     assert "Latency per sample" in outcome.out and "Highest throughput" in outcome.out
     assert (tmp_path / "out" / "report.txt").read_text().strip() in outcome.out
-    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "batches.png").shape
-    assert width > height > 500
 
 
 def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, monkeypatch):
