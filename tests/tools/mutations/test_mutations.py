@@ -165,20 +165,6 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("score", "fitted", "--table mutants.csv --bad_mutants empty --output again.csv", refused=other)
 
 
-def test_a_column_takes_the_place_of_the_models_scores_and_needs_no_model(mutations, here):
-    random = np.random.default_rng(0)
-    rows = [(name(n, letter), *random.normal(size=2)) for n in range(12) for letter in "ACDE" if letter != WILD[n]]
-    write("measured.csv", rows, "mutant", "score", "published")
-    options = "--table measured.csv --zero_shot_column published --features one_hot --folds random --bootstrap 5"
-    mutations("fit", "nowhere/at_all", options, "--output fitted")
-    mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
-    column = (2, "by --score.compare published")
-    mutations("score", "fitted", "--table mutants.csv --output other.csv", refused=column)
-    write("few.csv", rows[:5], "mutant", "score", "published")
-    few = (3, "few.csv: 5 mutants have all their values; give at least 20")
-    mutations("fit", "model0", "--table few.csv --output few", refused=few)
-
-
 def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     (other,) = random_sequences([9], seed=5)
     Path("both.fasta").write_text(f">a\n{WILD}\n>b\n{other}\n")
@@ -219,7 +205,9 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     assert [row["protein"] for row in read("next.csv")] == ["b"] * 3
 
 
-def test_a_proposed_plate_is_new_allowed_and_comes_back_as_a_table(mutations, monkeypatch):
+def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_comes_back_as_a_table(
+    mutations, monkeypatch
+):
     monkeypatch.setitem(proposal._COMBINATIONS, "one_hot", 2_000)
     random = np.random.default_rng(0)
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
@@ -230,6 +218,12 @@ def test_a_proposed_plate_is_new_allowed_and_comes_back_as_a_table(mutations, mo
     write("measured.csv", table, "mutant", "score", "published")
     fit = "--zero_shot_column published --features one_hot --folds rest --bootstrap 5"
     mutations("fit", "nowhere/at_all", "--table measured.csv --output fitted", fit)
+    mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
+    column = (2, "by --score.compare published")
+    mutations("score", "fitted", "--table mutants.csv --output other.csv", refused=column)
+    write("few.csv", table[:5], "mutant", "score", "published")
+    few = (3, "few.csv: 2 mutants have all their values; give at least 20")
+    mutations("fit", "model0", "--table few.csv --output few --zero_shot_column published", refused=few)
     options = f"--number 24 --mutations 3 --exclude_positions {FIRST + 2} {FIRST + 6}-{FIRST + 7} --exclude_residues CP"
     for strategy in ("ei", "ucb", "thompson"):
         mutations("propose", "fitted", f"--output {strategy}.csv --strategy {strategy}", options)
