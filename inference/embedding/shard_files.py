@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from esmeray.common.errors import ConfigError, DataError, parsing
 from esmeray.common.publishing import file_xxh128, write_atomically, writing
@@ -32,7 +32,7 @@ Computed = Mapping[str, Mapping[str, NDArray]]
 log = logging.getLogger(__name__)
 
 
-class ShardRow(BaseModel):
+class ShardRow(BaseModel, extra="forbid", frozen=True):
     """Facts of a shard, beside its files.
 
     Attributes:
@@ -44,8 +44,6 @@ class ShardRow(BaseModel):
         peak_bytes, mean_bytes: of memory in use: on CUDA the allocator's, else the process's resident memory.
         cached: its values come from the cache, or from earlier outputs.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int
     sequences: int

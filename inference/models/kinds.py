@@ -111,9 +111,9 @@ class OutputKind:
         per: what has a row; a function of the model where it depends on it.
         reads: hidden states of a layer that is chosen, of the last, or tokens alone.
         features: (T, C) of (T, D) hidden states, shared by kinds with the same function, averaged over windows.
-        head: name of the task whose head it takes.
+        head: name of the task whose head it takes; a model without it has no such output.
         predicts: a model with it was trained to give it, and is served for nothing else, of texts cropped as then.
-        channels: C; None where the model has no such output.
+        channels: C; None where the model has no such output for another reason.
     """
 
     description: str
@@ -124,6 +124,11 @@ class OutputKind:
     head: str | None = None
     predicts: bool = False
     channels: Callable[[HasOutputs], int | None] = lambda model: model.facts.hidden_size
+
+    def channels_of(self, model: HasOutputs) -> int | None:
+        """C of this model; None where it has no such output."""
+        is_there = self.head is None or self.head in model.heads
+        return self.channels(model) if is_there else None
 
 
 def output_names() -> list[str]:

@@ -116,7 +116,7 @@ class Model:
         wrong = [layer for layer in layers if not -last - 1 <= layer <= last]
         if wrong:
             raise ConfigError(f"layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
-        known = {name: channels for name in output_names() if (channels := kind_of(name).channels(self)) is not None}
+        known = {name: channels for name in output_names() if (channels := kind_of(name).channels_of(self)) is not None}
         outputs = []
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:

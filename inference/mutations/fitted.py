@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, DataError
@@ -54,14 +54,12 @@ def inputs_of(
     return Inputs(open_scorer().zero_shot(variants) if column is None else columns[column], embeddings_ND)
 
 
-class FittedProtein(BaseModel):
+class FittedProtein(BaseModel, extra="forbid", frozen=True):
     """What was measured of a protein, from which the process is made anew, and the weights of its kernels.
 
     ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
     value, with their score of the column or 0.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     sequence: str
@@ -85,10 +83,8 @@ class FittedProtein(BaseModel):
         return process, lambda others, inputs: inputs.features(protein, others, own, sites)
 
 
-class Fitted(BaseModel):
+class Fitted(BaseModel, extra="forbid", frozen=True):
     """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the proteins."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     fingerprint: str | None

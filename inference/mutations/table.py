@@ -59,8 +59,7 @@ def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
         raise ConfigError("no wild type is given; name its FASTA file in the setting sequence")
     # Read as every other input: cleaned, and refused by the same rules.
     store = job_store([str(section.sequence)], IngestSection(), folder)
-    sequences = [store.sequence(row).tobytes().decode("ascii") for row in range(len(store))]
-    return [Protein(sequence, section.first_position, store.id(row)) for row, sequence in enumerate(sequences)]
+    return [Protein(store.text(row), section.first_position, store.id(row)) for row in range(len(store))]
 
 
 def read_mutants(section: MutantTableSection, folder: Path, command: str, numbers: Mapping[str, str]) -> MutantTable:

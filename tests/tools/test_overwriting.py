@@ -3,8 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.dataset.section import IngestSection
-from esmeray.dataset.store.conversion import convert
 from tests.classifiers import classifier_config, export_tiny, labelled_fasta
 from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces
@@ -58,26 +56,3 @@ def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monke
     for overwrite in ([], ["--overwrite"]):
         command.refused(2, target.name, *COMMANDS[kind], *overwrite)
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*") if path.is_file()} == before
-
-
-UNFINISHED = {
-    "embed": COMMANDS["embed"],
-    "align": ("align", "--align.queries", "none.fasta", "--align.store", "store", "--align.output", "target"),
-    "scan": ("mutations", "scan", "model", "--scan.sequence", "proteins.fasta", "--scan.output", "target"),
-}
-
-
-@pytest.mark.parametrize("kind", UNFINISHED)
-def test_a_folder_in_the_place_of_the_unfinished_work_is_refused_and_left(command, here, kind):
-    convert(["proteins.fasta"], here / "store", IngestSection())
-    (here / "target.partial").mkdir()
-    (here / "target.partial" / "mine").write_text("a thesis")
-    before = sorted(here.rglob("*"))
-    command.refused(2, "target.partial: is in the way", *UNFINISHED[kind], "--overwrite")
-    assert sorted(here.rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", ["predict", "evaluate", "fasta2lmdb"])
-def test_a_read_only_folder_is_one_line(command, here, kind, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    command.refused(4, f"{target_of(kind)}: can't be written: {here} is read-only", *COMMANDS[kind])

@@ -16,10 +16,6 @@ def _probabilities(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> T
     return probabilities(rows.float(), classifier.label_space.kind)
 
 
-def _channels(model: HasOutputs) -> int | None:
-    return model.heads["classifier"].label_space.num_outputs if "classifier" in model.heads else None
-
-
 KIND = OutputKind(
     "probability of each class; special tokens left out",
     rows=_probabilities,
@@ -27,5 +23,5 @@ KIND = OutputKind(
     reads="tokens",
     head="classifier",
     predicts=True,
-    channels=_channels,
+    channels=lambda model: model.heads["classifier"].label_space.num_outputs,
 )

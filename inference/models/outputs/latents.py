@@ -12,11 +12,6 @@ def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
     return model.heads["autoencoder"].latents(hidden_TD)
 
 
-def latent_size(model: HasOutputs) -> int | None:
-    """Z, where the model is an autoencoder."""
-    return model.heads["autoencoder"].latent_size if "autoencoder" in model.heads else None
-
-
 def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
     """(L, K) logits of the residues of each protein, from its latents (L, Z)."""
     return model.heads["autoencoder"].decode(latents)[1]
@@ -29,5 +24,5 @@ KIND = OutputKind(
     reads="last",
     features=latents,
     head="autoencoder",
-    channels=latent_size,
+    channels=lambda model: model.heads["autoencoder"].latent_size,
 )

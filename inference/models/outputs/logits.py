@@ -1,12 +1,6 @@
 """Logits of the masked language model for each residue."""
 
-from esmeray.inference.models.kinds import HasOutputs, OutputKind
-
-
-def _channels(model: HasOutputs) -> int | None:
-    has_logits = "masked_lm" in model.heads and model.tokenizer.one_token_per_residue
-    return int(model.backbone.config.vocab_size) if has_logits else None
-
+from esmeray.inference.models.kinds import OutputKind
 
 KIND = OutputKind(
     "logits of the masked language model for each residue; special tokens left out",
@@ -15,5 +9,5 @@ KIND = OutputKind(
     reads="last",
     features=lambda model, hidden_TD: model.heads["masked_lm"](hidden_TD),
     head="masked_lm",
-    channels=_channels,
+    channels=lambda model: int(model.backbone.config.vocab_size) if model.tokenizer.one_token_per_residue else None,
 )

@@ -1,7 +1,7 @@
 """The mean of the autoencoder's latents over the residues of each protein."""
 
 from esmeray.inference.models.kinds import OutputKind
-from esmeray.inference.models.outputs.latents import latent_size, latents
+from esmeray.inference.models.outputs.latents import latents
 from esmeray.model.heads.pooling import mean_over_residues
 
 KIND = OutputKind(
@@ -10,5 +10,5 @@ KIND = OutputKind(
     reads="last",
     features=latents,
     head="autoencoder",
-    channels=latent_size,
+    channels=lambda model: model.heads["autoencoder"].latent_size,
 )

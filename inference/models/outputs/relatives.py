@@ -10,5 +10,5 @@ KIND = OutputKind(
     ),
     reads="last",
     head="relatives",
-    channels=lambda model: model.heads["relatives"].coefficients.shape[1] if "relatives" in model.heads else None,
+    channels=lambda model: model.heads["relatives"].coefficients.shape[1],
 )

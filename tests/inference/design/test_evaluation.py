@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
-    store, model = structure_store(tmp_path / "store", 8, validation_share=0.4), trained()
+    store, model = structure_store(tmp_path / "store", 6, validation_share=0.5), trained()
     found = evaluate_designs(model, store, store.validation, steps=3)
     held_out = list(structures_of_store(store, store.validation))
     assert found.proteins == len(held_out) > 2

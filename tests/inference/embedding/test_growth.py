@@ -69,7 +69,6 @@ def assert_same_vectors(folder: Path | str, expected: Path, *outputs: str) -> No
     ("file_format", "dtype", "outputs"),
     [
         ("parquet", "fp32", ["mean", "residues", "contacts"]),
-        ("npy", "fp16", ["mean"]),
         ("hdf5", "fp16", ["mean", "residues"]),
         ("parquet", "bf16", ["residues"]),
     ],

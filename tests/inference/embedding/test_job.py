@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from esmeray.dataset.store.conversion import convert
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.models.model import Model
-from tests.conftest import REPOSITORY
 from tests.damage import flipped
 from tests.inference.embedding.jobs import (
     LENGTHS,
@@ -234,20 +229,3 @@ def test_a_cache_serves_later_jobs(tmp_path: Path):
     (third,) = run_job(replace(job, output=tmp_path / "third", cache_gb=1e-9))
     assert third["cache_hit_rate"] == 1
     assert not list((tmp_path / "cache").glob("*/shard-*")) or third["computed_sequences"] == 0
-
-
-@pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_bytes(tmp_path: Path):
-    """SIGKILL of the whole command."""
-    job = request(tmp_path, sequences=random_sequences([200 + number for number in range(60)]), shard_tokens=500)
-    options = f"--embed.models {tmp_path / 'model'} --embed.input {tmp_path / 'proteins.fasta'} --embed.device cpu "
-    options += f"--embed.precision fp32 --embed.tokens {job.tokens} --embed.shard_tokens 500 --embed.output"
-    command = [sys.executable, "-m", "esmeray.tools", "embed", "run", *options.split(), str(job.output)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(list(partial(job).glob("model/rows/*"))) < 2:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    run_job(job)
-    run_job(replace(job, output=tmp_path / "whole"))
-    assert final_bytes(job.output) == final_bytes(tmp_path / "whole")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import DataError
+from esmeray.inference.folding import ahead
 from esmeray.inference.folding.ahead import in_order, sequences_in_order
-from esmeray.inference.folding.job import FoldingSettings, predict_structures
-from esmeray.inference.folding.predictors import predictor
+from esmeray.inference.folding.job import Folder, FoldingSettings, predict_structures
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.train._experiment import beside
 from esmeray.training.config import Config
@@ -47,7 +47,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     train(warm, str(path))
     cold, path = run(
         tmp_path / "cold",
-        {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold), "tokens": 64, "workers": 2},
+        {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold), "tokens": 64},
     )
     with beside(cold, path) as of_workers:
         train(of_workers, str(path))
@@ -57,8 +57,24 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     assert 0 < samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"] < 1
 
 
+class InThisProcess(Folder):
+    """In place of actors, which take seconds to start."""
+
+    def __init__(self, settings: FoldingSettings, *_: Any, **__: Any) -> None:
+        super().__init__(settings)
+        self.loaded = self.load()
+
+    def run(self, batches: Any) -> Any:
+        return map(super().run, batches)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.slow
-def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: Path, ray_address: str, process_group):
+@pytest.mark.usefixtures("ray_address", "process_group")
+def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: Path, monkeypatch):
+    monkeypatch.setattr(ahead, "actors", InThisProcess)
     broken = shutil.copytree(esmfold, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     weights = {name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
@@ -67,5 +83,3 @@ def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: 
     config, path = run(tmp_path / "run", settings)
     with beside(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
         train(of_workers, str(path))
-    with pytest.raises(ConfigError, match=r"^data.predictions.model .*: can't be loaded as esmfold"):
-        predictor("esmfold", str(tmp_path), "cpu", "data.predictions")

@@ -177,9 +177,8 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_a
 
 
 def test_what_a_model_has_not_is_refused(tmp_path: Path):
-    for source, message in ("esm2_t6_8M", "random"), ("./nothing", "model: there is no folder"):
-        with pytest.raises(ConfigError, match=message):
-            opened(source)
+    with pytest.raises(ConfigError, match="random"):
+        opened("esm2_t6_8M")
     model = opened(model_folder(tmp_path, "ESM-2")[0])
     # The folder has no head of masked language modelling, and that of a new network would give noise.
     for output in ("latents", "logits"):

@@ -155,16 +155,6 @@ def test_layers_are_streamed_by_default_where_memory_does_not_hold_them(folder: 
     assert not opened(folder, stream=False).facts.streamed
 
 
-def test_a_job_is_the_same_whether_layers_are_streamed_or_not(folder: Path, tmp_path: Path):
-    job = request(tmp_path, stream=False, outputs=["mean", "residues"])
-    run_job(job)
-    other = replace(job, output=tmp_path / "other", stream=True)
-    run_job(other)
-    assert final_bytes(job.output) == final_bytes(other.output)
-    run_job(replace(job, stream=True))  # the finished output is known as this job's
-    assert not partial(job).exists()
-
-
 def rounded(folder: Path) -> None:
     """Round the layers' products of a folder to 8 bits, in place and in fp32."""
     weights = load_file(folder / "model.safetensors")
@@ -242,12 +232,14 @@ def test_a_copy_of_8_bits_is_verified_and_made_anew_of_other_weights(folder: Pat
         opened("esm2_t6_8M", random_weights=True, weights="int8")
 
 
-def test_vectors_of_8_bits_are_not_mixed_with_others(folder: Path, tmp_path: Path):
+def test_vectors_of_8_bits_are_those_of_streamed_layers_and_are_not_mixed_with_others(folder: Path, tmp_path: Path):
     job = request(tmp_path, stream=False, weights="int8")
     run_job(job)
     other = replace(job, output=tmp_path / "other", stream=True)
     run_job(other)
     assert final_bytes(job.output) == final_bytes(other.output)
+    run_job(replace(job, stream=True))  # the finished output is known as this job's
+    assert not partial(job).exists()
     assert read_embeddings(job.output).manifest.job["settings"]["weights"] == "int8"
     with pytest.raises(ConfigError, match="of another job"):
         run_job(replace(job, weights="stored"))

@@ -7,24 +7,21 @@ import pytest
 from esmeray.common.command_line import INTERRUPTED
 from tests.damage import killed_in_piece
 from tests.embeddings import make_embeddings, random_vectors
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 
 CLEAR = ["--align.evalue", "1e-9"]
 KEEP_ALL = ["--align.evalue", "inf", "--align.hits", "3"]
 
 
-def write_fasta(path: Path, sequences: list[str]) -> Path:
-    path.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(sequences)))
-    return path
-
-
 @pytest.fixture
 def files(command, tmp_path) -> list[object]:
     """Queries and a store of them and others."""
     sequences = random_sequences([120] * 30)
-    fasta = write_fasta(tmp_path / "all.fasta", sequences)
+    names = [f"p{number}" for number in range(30)]
+    fasta = write_proteins(tmp_path / "all.fasta", sequences, names)
     assert command("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store").code == 0
-    queries = write_fasta(tmp_path / "queries.fasta", sequences[:9])
+    queries = write_proteins(tmp_path / "queries.fasta", sequences[:9], names[:9])
     return ["--align.queries", queries, "--align.store", tmp_path / "store"]
 
 
@@ -62,15 +59,6 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
         command.done("align", *files, "--align.output", output, "--align.candidates", 5, *options)
         assert [row[1] for row in rows(output)] == [f"p{n}" for n in range(9)]
     assert {row[-1] for row in rows(tmp_path / "own.tsv")} == {"nan"}
-
-
-def test_queries_without_residues_are_skipped_when_asked(command, files, tmp_path):
-    files[1].write_text(">empty\n\n" + files[1].read_text())
-    job = ["align", *files, "--align.output", tmp_path / "hits.tsv", *CLEAR]
-    outcome = command.refused(3, "give ", *job)
-    assert not (tmp_path / "hits.tsv.partial").exists()
-    command.done(*job, *outcome.err.split("give ")[1].split())
-    assert [row[0] for row in rows(tmp_path / "hits.tsv")] == [f"p{n}" for n in range(9)]
 
 
 def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_path):

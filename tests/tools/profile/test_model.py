@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.image
 import pytest
 import torch
 
@@ -19,8 +18,8 @@ from tests.tools.conftest import small_measurements, without_stacks
 pytestmark = pytest.mark.slow
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
-TRAINING = {"esmeray.json", "profile.json", "report.txt", "stacks.txt", "trace.json"}
-TRACE = TRAINING | {"stages.png"}
+NUMBERS = {"esmeray.json", "profile.json", "report.txt"}
+TRACE = {"stacks.txt", "trace.json"}
 BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
 QUICK = ("--profile.runs", 2, "--profile.warmup_runs", 1, "--profile.batches", 3, "--profile.device", "cpu")
 QUICK += ("--profile.precision", "fp32")  # a processor without bf16 takes minutes for the products that measure it
@@ -59,7 +58,7 @@ def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path):
     options = ("--profile.tokens", 512, "--profile.batch_sizes", "none")
     outcome, profile = profiled("model", *options)
     assert outcome.code == 0, outcome.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", *TRACE}
     stages = profile["stages"]
     assert set(stages) == {*STAGES, "copy to device", "copy back", "rest"}
     assert all(name in outcome.out for name in stages)
@@ -79,11 +78,12 @@ def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path):
     assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
 
 
-def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: Path):
+def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: Path, monkeypatch):
+    without_stacks(monkeypatch)
     options = ("--data.labels.header_field", 1, "--profile.batch_sizes", 1, 4)
     outcome, profile = profiled("classifier", *options, proteins="labelled.fasta")
     assert outcome.code == 0, outcome.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == TRACE | BATCHES
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", *BATCHES}
     assert profile["task"] == "classifier" and profile["parameters"] > 1000
     assert profile["stages"]["products"]["share"] > 0 and profile["stages"]["pack"]["share"] > 0
     assert 0 <= profile["accuracy"]["metrics"]["accuracy"] <= 1 and "accuracy " in outcome.out
@@ -97,8 +97,6 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert runs == [("1", "1", "1"), ("1", "2", "1"), ("4", "1", "4"), ("4", "2", "4")]
     assert "Latency per sample" in outcome.out and "Highest throughput" in outcome.out
     assert (tmp_path / "out" / "report.txt").read_text().strip() in outcome.out
-    height, width, _ = matplotlib.image.imread(tmp_path / "out" / "batches.png").shape
-    assert width > height > 500
 
 
 def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, monkeypatch):
@@ -140,7 +138,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     assert profile["tokens_per_s"] > 0 and profile["peak_memory_bytes"] > 0
     assert set(profile["stages"]) == {"data_wait", "forward", "backward", "optimizer"}
     assert "tokens/s" in outcome.out and profile["advice"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == TRAINING
+    assert {path.name for path in (tmp_path / "out").iterdir()} == NUMBERS | TRACE
     assert not (tmp_path / "runs" / config.run.name).exists()
 
 

@@ -1,8 +1,6 @@
 """``train curves``: the losses of several runs in one picture."""
 
-import numpy as np
 import pytest
-from matplotlib import image
 
 from esmeray.run_folder.metrics_log import MetricsLog
 
@@ -30,7 +28,6 @@ def runs(tmp_path):
 
 def test_runs_are_drawn_over_time_and_tokens_and_a_pause_does_not_count(command, runs, tmp_path, saved_figures):
     command.done("train", "curves", *runs, "--output", tmp_path / "out.png")
-    assert len(np.unique(image.imread(tmp_path / "out.png")[..., 0])) > 20
     over_time, over_tokens = saved_figures[0].axes
     assert [text.get_text() for text in over_time.get_legend().get_texts()] == ["a", "b"]
     b_train, b_validation = over_time.lines[2:]

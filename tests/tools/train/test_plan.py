@@ -19,7 +19,6 @@ def test_what_cannot_be_planned_is_one_line(command):
     for options, code, reason in [
         ("--plan.model esm2_t48_15B --plan.gpu A100-40GB", 4, "raise plan.stage or plan.gpus"),
         ("--plan.gpu abacus", 2, "'abacus' is not known: choose one of B200, H200 NVL"),
-        ("--plan.gpu abacus", 2, "or give --plan.assume.memory_gb"),
         ("--plan.gpu rtx4090", 2, "(did you mean GeForce RTX 4090?)"),
         ("--plan.gpu T4", 2, "has no known peak in bf16: choose another plan.precision, or give --plan.assume.peak_tf"),
         ("--plan.interconnect tape", 2, "plan.interconnect"),
