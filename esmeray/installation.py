@@ -32,19 +32,21 @@ _entry_points = cache(entry_points)
 
 # Cached, also so that a class of another package stays the same object.
 @cache
-def added(kind: str) -> dict[str, Any]:
-    """What other installed packages add, by name: their entry points of the group ``esmeray.KIND``.
+def added(kind: str, shipped: tuple[str, ...]) -> dict[str, Any]:
+    """What other installed packages add to what is ``shipped``, by name: entry points of the group ``esmeray.KIND``.
 
-    Raises ConfigError where one can't be imported.
+    Raises ConfigError where one can't be imported, or has a name that is taken: it would be used in another's place.
     """
-    found: dict[str, Any] = {}
+    additions: dict[str, Any] = {}
     for point in _entry_points().select(group=f"esmeray.{kind}"):
+        package = point.dist.name if point.dist else point.module
+        adds = f"the installed package {package} adds {point.name} to esmeray.{kind}"
+        if point.name in shipped or point.name in additions:
+            raise ConfigError(f"{adds}, where this name is taken; rename it, or uninstall the package")
         try:
-            found[point.name] = point.load()
+            additions[point.name] = point.load()
         except Exception as error:  # whatever breaks in a package of somebody else's
-            name = point.dist.name if point.dist else point.module
             raise ConfigError(
-                f"the installed package {name} adds {point.name} to esmeray.{kind}, and can't be imported "
-                f"({first_line(error)}); mend it, or uninstall it"
+                f"{adds}, and can't be imported ({first_line(error)}); mend it, or uninstall it"
             ) from error
-    return found
+    return additions

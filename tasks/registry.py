@@ -50,12 +50,12 @@ class Task(NamedTuple):
 
 def task_names() -> tuple[str, ...]:
     """Names of all tasks, those of other installed packages last."""
-    return (*TASKS, *added("tasks"))
+    return (*TASKS, *added("tasks", TASKS))
 
 
 def task_named(name: str) -> Task:
     # By its package's name: no second list of modules is kept in step with the first.
-    return added("tasks").get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
+    return added("tasks", TASKS).get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
 
 
 def metric_labels() -> MetricLabels:

@@ -133,14 +133,22 @@ class OutputKind:
 
 def output_names() -> list[str]:
     """Names of all kinds."""
-    # By the folder, not by a list: a new output is a new file, and importing it for its name would load torch.
-    return sorted([*(module.name for module in iter_modules(outputs.__path__)), *added("outputs")])
+    return sorted([*_shipped(), *_added()])
 
 
 @cache
 def kind_of(name: str) -> OutputKind:
     """The kind of this name."""
-    return added("outputs").get(name) or import_module(f"{outputs.__name__}.{name}").KIND
+    return _added().get(name) or import_module(f"{outputs.__name__}.{name}").KIND
+
+
+def _shipped() -> tuple[str, ...]:
+    # By the folder, not by a list: a new output is a new file, and importing it for its name would load torch.
+    return tuple(module.name for module in iter_modules(outputs.__path__))
+
+
+def _added() -> dict[str, OutputKind]:
+    return added("outputs", _shipped())
 
 
 def prediction_of(task: str | None) -> str | None:

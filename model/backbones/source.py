@@ -56,7 +56,7 @@ PACKED = {
 }
 """``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
 for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
-PACKED |= added("backbones")
+PACKED |= added("backbones", tuple(PACKED))
 
 MASKED_LM_HEADS = {
     "bert": ("cls",),

@@ -131,3 +131,8 @@ def test_what_a_package_breaks_is_one_line(tmp_path: Path, python):
     broken = python("-m", "esmeray.tools", "train", "--help")
     assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
     assert "the installed package toy adds toy to esmeray.tasks" in broken.stderr and "absent" in broken.stderr
+    entry_points = tmp_path / "installed" / "toy-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text(FILES["toy-1.0.dist-info/entry_points.txt"].replace("toy = toy", "masked_lm = toy"))
+    taken = python("-m", "esmeray.tools", "train", "--help")
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
+    assert "adds masked_lm to esmeray.tasks, where this name is taken" in taken.stderr

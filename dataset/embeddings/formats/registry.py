@@ -11,7 +11,7 @@ from esmeray.dataset.embeddings.formats.safetensors import Safetensors
 from esmeray.installation import added
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors(), Lance())}
-FORMATS |= {name: kind() for name, kind in added("formats").items()}
+FORMATS |= {name: kind() for name, kind in added("formats", tuple(FORMATS)).items()}
 
 if TYPE_CHECKING:
     VectorFormat: TypeAlias = str
