@@ -13,15 +13,6 @@ from tests.runs import tiny_config
 pytestmark = pytest.mark.slow
 
 OTHER = "0" * 64
-COMMANDS = {
-    "train": "train --config {config}",
-    "find_batch_size": "tune tokens --config {config}",
-    "serve": "serve run --config train_config/serve.yaml --ray.address {address}",
-    "embed": "embed run --embed.workers=1 --embed.models=esm2_t6_8M --embed.random_weights=true "
-    "--embed.input {fasta} --embed.output={folder}/embeddings",
-    "predict_structures": "design fold --fold.workers=1 --fold.model={folder} --fold.cache={folder}/predictions "
-    "--fold.input={fasta}",
-}
 PROGRAM = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -32,7 +23,7 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import run
 from esmeray.tools.__main__ import main
 
-def connect():
+def connect(words):
     with connected(RaySection()):
         print(hardware(), capacity(Workers(1, 1, use_gpu=False)).whole, sep="; ")
     return 0
@@ -43,7 +34,7 @@ for words, variables in json.loads(sys.argv[1]):
     ray.__version__ = variables.pop("version", own)
     os.environ.update(variables)
     with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as refused:
-        code = connect() if words == ["connect"] else run(main, words)
+        code = run(main if words else connect, words)
     replies.append([code, said.getvalue(), refused.getvalue()])
     for name in variables:
         del os.environ[name]
@@ -64,30 +55,30 @@ def with_token(home: Path, mode: int) -> dict[str, str]:
 def replies(
     ray_cluster: StartedCluster, open_cluster: StartedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[tuple[int, str, str]]]:
-    """Exit code, output and refusal of commands with variables of theirs, all in one process that has no token."""
+    """Exit codes, outputs and refusals of ``train`` and of connecting, with variables of theirs, without a token.
+
+    All commands that use a cluster connect to it so; ``train``, as ``tune``, looks for one before.
+    """
     folder = tmp_path_factory.mktemp("access")
     own, others = with_token(folder / "own", 0o600), with_token(folder / "others", 0o644)
-    shells = ({"RAY_AUTH_TOKEN": TOKEN}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}, {})
+    file = folder / "config.yaml"
+    file.write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
+    train, connect = ["train", "--config", str(file)], []
+    of_open_cluster = {"RAY_ADDRESS": open_cluster.address}
     calls = {
-        "wrong token": [(name, {"RAY_AUTH_TOKEN": OTHER}) for name in COMMANDS],
-        "no token": [("train", {"RAY_AUTH_MODE": "token"})],
-        "own token": [("connect", own | {"RAY_AUTH_MODE": mode}) for mode in ("token", "disabled")],
+        "wrong token": [(words, {"RAY_AUTH_TOKEN": OTHER}) for words in (train, connect)],
+        "no token": [(train, {"RAY_AUTH_MODE": "token"})],
+        "own token": [(connect, own | {"RAY_AUTH_MODE": "disabled"})],
         # From outside, then by a Ray of another version, and back.
-        "outside": [("connect", own | {"RAY_ADDRESS": ray_cluster.client})],
-        "other version": [("train", own | {"version": "1.2.3"})],
-        "others' token": [("train", others)],
-        "open cluster": [("connect", {"RAY_ADDRESS": open_cluster.address} | said) for said in shells],
+        "outside": [(connect, own | {"RAY_ADDRESS": ray_cluster.client})],
+        "other version": [(connect, own | {"version": "1.2.3"})],
+        "others' token": [(train, others)],
+        "open cluster": [
+            (connect, of_open_cluster | shell) for shell in ({"RAY_AUTH_TOKEN": TOKEN, "RAY_AUTH_MODE": "token"}, {})
+        ],
     }
-    files = {"config": folder / "config.yaml", "fasta": folder / "a.fasta", "folder": folder}
-    files["config"].write_text(dump_config(tiny_config(folder, ray={"num_workers": 1})))
-    files["fasta"].write_text(">a\nMKTAYIAKQR\n")
-    (folder / "config.json").write_text("{}")  # of the predictor, which is not opened
     default = {"RAY_ADDRESS": ray_cluster.address, "HOME": str(folder)}
-    steps = [
-        (COMMANDS.get(name, name).format(**files, address=ray_cluster.address).split(), default | variables)
-        for kind in calls.values()
-        for name, variables in kind
-    ]
+    steps = [(words, default | variables) for kind in calls.values() for words, variables in kind]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # compiled code
     done = python(PROGRAM, json.dumps(steps), environment=environment)
@@ -101,7 +92,7 @@ def refusal(code: int, said: str, line: str) -> str:
     return line
 
 
-def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_address: str, replies):
+def test_a_wrong_token_is_one_line_and_so_is_a_missing_one(ray_address: str, replies):
     for reply in replies["wrong token"]:
         line = refusal(*reply)
         assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
@@ -110,11 +101,11 @@ def test_a_wrong_token_is_one_line_of_every_command_and_so_is_a_missing_one(ray_
 
 
 def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(replies):
-    assert replies["own token"] + replies["outside"] == 3 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
+    assert replies["own token"] + replies["outside"] == 2 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
     line = refusal(*replies["other version"][0])
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
     assert "another user owns it or has access to it; make it anew" in refusal(*replies["others' token"][0])
 
 
 def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(replies):
-    assert replies["open cluster"] == 4 * [(0, "1 x 2 CPU cores, 2 GPUs; 1\n", "")]
+    assert replies["open cluster"] == 2 * [(0, "1 x 2 CPU cores, 2 GPUs; 1\n", "")]

@@ -14,10 +14,11 @@ def send(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_before_training_a_signal_raises(signum):
+def test_before_training_a_signal_raises_and_is_answered_at_once(signum, capfd):
     stop = StopSignals()
     with pytest.raises(KeyboardInterrupt), stop:
         send(signum)
+    assert capfd.readouterr().err == "\nstopping\n"
     assert stop.behind(KeyboardInterrupt()) == signum, "Ray's waits make a plain interrupt of it"
 
 
@@ -32,16 +33,6 @@ def test_same_request_does_not_break_off_the_cleaning_up_after_itself():
     assert cleaned
 
 
-def test_signal_is_answered_at_once(capfd):
-    with pytest.raises(KeyboardInterrupt), StopSignals():
-        send(signal.SIGINT)
-    assert capfd.readouterr().err == "\nstopping\n"
-    with StopSignals() as stop:
-        stop.hand_over(lambda: None, "stopping, saving a checkpoint")
-        send(signal.SIGINT)
-        assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
-
-
 def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
     def gone(descriptor, text):
         raise BrokenPipeError
@@ -54,11 +45,12 @@ def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
     assert asked
 
 
-def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch):
+def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch, capfd):
     asked = []
     with StopSignals() as stop:
-        stop.hand_over(lambda: asked.append(True), "stopping")
+        stop.hand_over(lambda: asked.append(True), "stopping, saving a checkpoint")
         send(signal.SIGTERM)
+        assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
         send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
         assert (len(asked), stop.exit_code, stop.expired) == (1, 143, False)
         assert 20 < stop.remaining_s(99.0) <= 26

@@ -43,6 +43,9 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "2 x cpu" in text
     assert "ZeRO-2" in text
     assert "cropped" in text
+    few = plan_of(tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None}))
+    assert few.steps_per_epoch == -(-few.data.sequences // 2), "sequences bound its batches"
+    assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(few.lines())
 
 
 def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):
@@ -73,10 +76,3 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path, end):
         check_warm_up(training, 9)
     check_warm_up(training, 10)
     check_warm_up(training.model_copy(update={"warmup_steps": None}), 1)
-
-
-def test_plan_counts_steps_by_sequences_where_those_bound_the_batches(tmp_path):
-    config = tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None})
-    plan = plan_of(config)
-    assert plan.steps_per_epoch == -(-plan.data.sequences // 2)
-    assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(plan.lines())

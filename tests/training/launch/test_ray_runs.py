@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from tests.chaos.observed import Observer, observe
 from tests.clusters import TOKEN, started_cluster
 from tests.conftest import REPOSITORY
 from tests.monitoring.wandb_file import read_records
+from tests.ports import listening
 from tests.runs import events, merged, run_folder, tiny_config
 from tests.training.runs import assert_same_to_rounding
 from tests.training.runs import finish as train_from_data
@@ -35,13 +37,6 @@ FEW_STEPS = {
     "checkpoint": {"every_steps": 5},
     "ray": {"cpus_per_worker": 1},
 }
-SLOW_STEPS = {
-    "batch": {"tokens": 2048, "global_tokens": 8192},
-    "model": {"backbone": {"layers": 2, "hidden_size": 64, "heads": 4}},
-    "training": {"max_steps": 2000},
-    "ray": {"num_workers": 1, "cpus_per_worker": 1},
-}
-"""Steps that take long enough to be interrupted in."""
 PROGRAM = ("-m", "tests.training.waits_for_steps")
 KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
 """In the environment, beside Ray's token."""
@@ -49,13 +44,11 @@ KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def start(
-    config: Config, address: str, *overrides: str, program: tuple[str, ...] = ("train_ray.py",)
-) -> subprocess.Popen:
+def start(config: Config, address: str, *overrides: str) -> subprocess.Popen:
     file = Path(config.run.storage_path) / "config.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dump_config(config))
-    command = [sys.executable, *program, "--config", str(file), "--ray.address", address]
+    command = [sys.executable, *PROGRAM, "--config", str(file), "--ray.address", address]
     return subprocess.Popen(
         [*command, *overrides],
         cwd=REPOSITORY,
@@ -84,44 +77,88 @@ def steps_done(config: Config) -> int:
     return len(re.findall('"kind":"train"', path.read_text())) if path.exists() else 0
 
 
+def allow(config: Config, steps: int, process: subprocess.Popen) -> None:
+    """Let the run take so many steps, and wait until it has, with the workers that it has then."""
+    allowed_steps(run_folder(config)).write_text(str(steps))
+    wait_for(lambda: steps_done(config) >= steps, process)
+
+
+class Interrupted(NamedTuple):
+    """A run on a local cluster that Ctrl-C ended, the processes that it had, and its end."""
+
+    config: Config
+    home: Path
+    family: list[psutil.Process]
+    sockets: set[tuple[str, int]]
+    authentication: str
+    seconds: float
+    exit_code: int
+    output: str
+    saved_step: int
+
+
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory) -> tuple[Config, str]:
-    """A run whose driver is killed, on a cluster that gets a node and loses it; what the second driver printed."""
+def interrupted(tmp_path_factory) -> Interrupted:
+    """A run after its fourth step. Ctrl-C goes to the terminal's whole process group."""
     ray = {"num_workers": (1, 2), "minimum_stay_s": 0}
     config = tiny_config(tmp_path_factory.mktemp("followed"), **merged(FEW_STEPS, {"ray": ray}))
-    run = run_folder(config)
+    run, home = run_folder(config), tmp_path_factory.mktemp("home")
     (run.path.parent / "faults.json").write_text("[]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))  # compiled code
+        patch.setenv("HOME", str(home))
+        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+            patch.delenv(name)
+        process = start(config, "local", "--ray.num_workers", "1")
+    wait_for(run.config.exists, process)
+    allow(config, 4, process)
+    driver = psutil.Process(process.pid)
+    family, sockets = driver.children(recursive=True), listening(driver)
+    (head,) = [member for member in family if "gcs_server" in member.name()]
+    authentication = head.environ()["RAY_AUTH_MODE"]
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output = finish(process)
+    seconds = time.monotonic() - begun
+    (saved,) = CheckpointStore(run.checkpoints).complete()
+    return Interrupted(config, home, family, sockets, authentication, seconds, process.returncode, output, saved.step)
 
-    def allow(steps: int) -> None:
-        """Let the run take so many steps, and wait until it has, with the workers that it has then."""
-        allowed_steps(run).write_text(str(steps))
-        wait_for(lambda: steps_done(config) >= steps, process)
 
-    def change(number: int, cluster_change: Callable[[], object]) -> None:
-        cluster_change()
-        wait_for(lambda: len(events(config, "resized")) == number, process)
-
+@pytest.fixture(scope="module")
+def followed(interrupted) -> tuple[Config, str]:
+    """That run, resumed on a cluster that gets a node and loses it; what its driver printed."""
+    config = interrupted.config
     watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
     options = ["--wandb.mode", "offline", *watched]
     with started_cluster(1) as cluster, pytest.MonkeyPatch.context() as patch:
         for name, key in KEYS.items():
             patch.setenv(name, key)
-        process = start(config, cluster.address, program=PROGRAM)
-        wait_for(run.config.exists, process)
-        allow(6)
-        process.kill()
-        finish(process)
-        process = start(config, cluster.address, *options, program=PROGRAM)
-        # A worker that outlives its driver for a moment may take no step that counts as the next one's.
+        process = start(config, cluster.address, *options)
         wait_for(lambda: bool(events(config, "resumed")), process)
-        allow(7)
-        change(1, lambda: cluster.add(1))
-        allow(12)
-        change(2, lambda: cluster.lose(cluster.nodes[1]))
-        allow(20)
+        allow(config, 7, process)
+        cluster.add(1)
+        wait_for(lambda: bool(events(config, "resized")), process)
+        allow(config, 12, process)
+        cluster.lose(cluster.nodes[1])
+        # Who is left gets no step further than the collective that the other is missing from.
+        allow(config, 20, process)
         output = finish(process)
     assert process.returncode == 0, output
     return config, output
+
+
+def test_ctrl_c_on_a_local_cluster_which_no_one_else_can_use_saves_ends_within_30_s_and_leaves_no_process(interrupted):
+    """The cluster has a token that it leaves nowhere."""
+    assert interrupted.seconds < 30
+    assert interrupted.exit_code == 128 + signal.SIGINT, interrupted.output
+    for line in "stopping, saving a checkpoint", "ray get-auth-token --generate":
+        assert interrupted.output.count(line) == 1
+    assert len(interrupted.sockets) > 5 and {address for address, _ in interrupted.sockets} == {"127.0.0.1"}
+    assert interrupted.authentication == "token"
+    assert not (interrupted.home / ".ray").exists()
+    assert interrupted.saved_step == 4
+    _, alive = psutil.wait_procs(interrupted.family, timeout=10)
+    assert not alive
 
 
 def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_to(followed, process_group, tmp_path):
@@ -130,7 +167,7 @@ def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_t
     assert sizes == [(7, 1, 2), (10, 2, 1)], output
     reasons = [event["why"] for event in events(config, "resized")]
     assert reasons == ["the cluster holds 2 workers", "workers failed"]
-    assert [event["step"] for event in events(config, "resumed")] == [5, 7, 10]
+    assert [event["step"] for event in events(config, "resumed")] == [4, 7, 10]
     undisturbed = tiny_config(tmp_path, **FEW_STEPS)
     (tmp_path / "faults.json").write_text("[]")
     with pytest.MonkeyPatch.context() as patch:
@@ -176,31 +213,3 @@ def test_alert_is_told_once_at_the_terminal_in_its_file_and_in_wandb(followed):
     (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
     sent = [record.alert.text for record in read_records(file) if record.WhichOneof("record_type") == "alert"]
     assert sent == [alert["message"]]
-
-
-def test_ctrl_c_on_a_local_cluster_which_no_one_else_can_use_saves_ends_within_30_s_and_leaves_no_process(tmp_path):
-    """The cluster has a token that it leaves nowhere. Ctrl-C goes to the terminal's whole process group."""
-    config = tiny_config(tmp_path, **SLOW_STEPS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))  # compiled code
-        patch.setenv("HOME", str(tmp_path / "home"))
-        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
-            patch.delenv(name)
-        process = start(config, "local")
-    wait_for(lambda: steps_done(config) >= 2, process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    listening = [each for member in family for each in member.net_connections() if each.status == "LISTEN"]
-    assert len(listening) > 5 and {each.laddr.ip.removeprefix("::ffff:") for each in listening} == {"127.0.0.1"}
-    (head,) = [member for member in family if "gcs_server" in member.name()]
-    assert head.environ()["RAY_AUTH_MODE"] == "token"
-    begun = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    output = finish(process)
-    assert time.monotonic() - begun < 30
-    assert process.returncode == 128 + signal.SIGINT, output
-    assert output.count("stopping, saving a checkpoint") == output.count("ray get-auth-token --generate") == 1
-    assert not (tmp_path / "home" / ".ray").exists()
-    saved = CheckpointStore(run_folder(config).checkpoints).complete()
-    assert saved[0].step == steps_done(config)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive

@@ -1,4 +1,8 @@
-"""A run whose number of workers changes is the run that never changed: 2, 1 and 3 workers, under every stage."""
+"""A run whose number of workers changes is the run that never changed: from 2 to 3 workers, under every stage.
+
+Three batches a step: one of two workers takes one that counts for nothing. Cuts for all other numbers:
+tests/training/checkpoints/test_resharding.py.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +27,6 @@ from tests.training.runs import (
     train_in_turn,
 )
 
-WORKERS = (2, 1, 3)
-"""One after the other, two steps each, of three batches: one of two workers takes one that counts for nothing."""
 RUNS = ["stage 0", "muon 2", "layout 3", "dropout 1"]
 """Of DeepSpeed's stages, with what depends on how parameters are cut, or on chance."""
 LOST_UNDER = (2, 3)
@@ -89,13 +91,12 @@ def trained(worker_group, store_path, tmp_path_factory) -> dict[str, dict[str, C
     (damaged,) = kinds["damaged"].values()
     at_first = [damaged._replace(stop_at=4), *kinds["kept"].values(), *kinds["lost one"].values()]
     then = [damaged, *rewinding("lost one", {0, 1}).values()]
-    besides = {1: [*kinds["one"].values(), *then], 2: [*kinds["two"].values(), *at_first]}
-    for number, workers in enumerate(WORKERS, start=1):
-        stop_at = None if number == len(WORKERS) else 2 * number
-        changing = [turn._replace(stop_at=stop_at) for turn in kinds["changing"].values()]
-        train_in_turn(worker_group, workers, *besides.get(workers, ()), *changing)
-        if workers == 2:
-            damage(run_folder(damaged.config).checkpoints / "step-00000004", "*zero_pp_rank_1*optim_states.pt")
+    resumed = kinds["changing"].values()
+    begun = [turn._replace(stop_at=2) for turn in resumed]
+    train_in_turn(worker_group, 2, *kinds["two"].values(), *at_first, *begun)
+    damage(run_folder(damaged.config).checkpoints / "step-00000004", "*zero_pp_rank_1*optim_states.pt")
+    train_in_turn(worker_group, 1, *kinds["one"].values(), *then)
+    train_in_turn(worker_group, 3, *resumed)
     assert not [*root.glob("*/esmeray-*")], "copies in memory of either number of workers are gone"
     return {kind: {name: turn.config for name, turn in of_kind.items()} for kind, of_kind in kinds.items()}
 
@@ -103,7 +104,7 @@ def trained(worker_group, store_path, tmp_path_factory) -> dict[str, dict[str, C
 @pytest.mark.parametrize("name", RUNS)
 def test_run_with_changing_numbers_of_workers_is_the_one_that_kept_them(trained, name):
     changing = trained["changing"][name]
-    assert [event["workers"] for event in events(changing, "resumed")] == list(WORKERS[1:])
+    assert [event["workers"] for event in events(changing, "resumed")] == [3]
     assert len(train_losses(changing)) == 6
     # AdamW divides a gradient by its own size, so that rounding shows where it is near 0.
     assert_same_to_rounding(changing, trained["two"][name], atol=2e-4 if name == "dropout 1" else 1e-5)
