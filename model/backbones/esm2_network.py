@@ -313,7 +313,8 @@ def _norm(config: EsmConfig) -> nn.LayerNorm:
 @torch.no_grad()
 def _draw(modules: nn.Module, config: EsmConfig) -> None:
     """Draw products and embeddings; children first, in the order in which they were made, as transformers does."""
-    for module in _depth_first(modules):
+
+    def draw(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(std=config.initializer_range or 0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -321,6 +322,4 @@ def _draw(modules: nn.Module, config: EsmConfig) -> None:
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight[module.padding_idx].zero_()
 
-
-def _depth_first(module: nn.Module) -> list[nn.Module]:
-    return [*(inner for child in module.children() for inner in _depth_first(child)), module]
+    modules.apply(draw)

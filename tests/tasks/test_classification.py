@@ -360,7 +360,7 @@ def hit_rate(config: Config) -> float:
     return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
 
 
-def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tmp_path, process_group, worker_group):
+def test_two_workers_with_shares_of_unequal_size_give_the_metrics_of_one(table, tmp_path, process_group, worker_group):
     changes = {"training": {"max_steps": 6, "evaluate_every_steps": 3}}
     figures = {}
     for workers in (1, 2):
@@ -371,6 +371,4 @@ def test_two_workers_give_the_figures_of_one_and_those_of_scikit_learn(table, tm
     for one, two in zip(figures[1], figures[2], strict=True):
         names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]
         assert {n: two[n] for n in names} == pytest.approx({n: one[n] for n in names}, abs=1e-5)
-    labelled = LabelledStore(path)
-    assert labelled.validation.size % 2  # one worker has a record more
-    assert_figures_are_those_of_scikit_learn(config, labelled)
+    assert LabelledStore(path).validation.size % 2  # one worker has a record more

@@ -42,16 +42,17 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_pa
     assert model.section == config.model.diffusion
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been_with_loader_processes_too(
+def test_a_run_stopped_in_the_loop_goes_on_in_a_loader_process_as_if_it_had_not_been(
     tmp_path: Path, process_group, loader_processes
 ):
     whole, path = diffusion_config(tmp_path / "whole")
-    stopped, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 1})
+    stopped, _ = diffusion_config(tmp_path / "stopped")
+    resumed, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 1})
     assert train(whole, path).status == "finished"
     stop_after(stopped, path, 4)
-    train(stopped, path)
-    assert_same_run(stopped, whole)
-    assert len(loader_processes) == 2, "one of each start"
+    train(resumed, path)
+    assert_same_run(resumed, whole)
+    assert len(loader_processes) == 1
 
 
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
