@@ -12,17 +12,21 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
+from esmeray.service.http import app
 from tests.service.serving import Serving, npy, problem
 
 BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
-ROUTES = (
-    *("/v1/embeddings", "/v1/encode", "/v1/decode", "/v1/classify", "/v1/masked", "/v1/search", "/v1/tokenize"),
-    *("/embed", "/embed_all", "/tokenize", "/v1/biology/meta/esm2-8m"),
+ROUTES = tuple(
+    route.path.format(size="8m")
+    for module in app.ROUTES
+    for route in module.router.routes
+    if isinstance(route, APIRoute) and "POST" in route.methods
 )
 JSON = {"Content-Type": "application/json"}
 
