@@ -61,7 +61,12 @@ class Storage:
     patience_s: float = 3600.0
 
 
-_storage = Storage(**json.loads(os.environ.get(VARIABLE, "{}")))
+def inherited() -> Storage:
+    """Return the settings of the process that started this one."""
+    return Storage(**json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+_storage = inherited()
 
 
 def use(settings: Storage) -> None:

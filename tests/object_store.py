@@ -8,10 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import fsspec
+import pytest
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from esmeray.common import remote
+
 Answer = Iterable[bytes]
+
+
+def use_storage(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Follow these settings of the section storage until the test ends."""
+    monkeypatch.setenv(remote.VARIABLE, "{}")
+    monkeypatch.setattr(remote, "_storage", remote.storage())
+    remote.use(remote.Storage(**settings))
 
 
 class _Quiet(WSGIRequestHandler):

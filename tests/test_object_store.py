@@ -17,7 +17,7 @@ from esmeray.cluster.collective import WorkerContext
 from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import MADE_FILE, made_file
-from esmeray.common.remote import VARIABLE, Storage, listing, local_path, remove, upload, use, write
+from esmeray.common.remote import Storage, listing, local_path, remove, upload, use, write
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.run_folder.metrics_log import read_metrics
@@ -29,7 +29,7 @@ from esmeray.training.launch.driver import train
 from esmeray.training.loop.worker import train_worker
 from tests.inference.embedding.jobs import final_bytes, replace, request
 from tests.model.support import random_sequences
-from tests.object_store import ObjectStore, object_store
+from tests.object_store import ObjectStore, object_store, use_storage
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses
 from tests.training.runs import assert_same_run
 from tests.worker_group import WorkerGroup, process_of
@@ -53,8 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    monkeypatch.setenv(VARIABLE, "{}")
-    monkeypatch.setattr(remote, "_storage", Storage())
+    use_storage(monkeypatch)
     use_node("cache", tmp_path)
     server.fault = lambda method, path: None
     server.requests.clear()

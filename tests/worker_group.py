@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from esmeray.common import remote
+
 GRACE_S = 2.0
 """Wait for one rank after another has failed, which it may wait for for ever."""
 TIMEOUT_S = 170.0
@@ -101,6 +103,7 @@ def _take(environment: dict[str, str]) -> None:
     # The processes began with another test's: a store's address and credentials among them.
     os.environ.clear()
     os.environ.update(environment)
+    remote.use(remote.inherited())
 
 
 def _failure(call: Future[None]) -> str | None:

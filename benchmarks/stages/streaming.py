@@ -27,7 +27,7 @@ from torch import nn
 from esmeray.benchmarks.harness.proteins import read_proteins
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
 from esmeray.benchmarks.programs.processes import MemoryMeter, call
-from esmeray.common.remote import use
+from esmeray.common.remote import Storage, use
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.loading import build_backbone
@@ -160,7 +160,7 @@ def embed(folder: str, sequences: list[str], precision: Any, device: str, layers
     """Vectors of the proteins, and what they take, in the process that is measured."""
     meter = MemoryMeter()
     cache = Path(folder).with_name("cache")
-    use(cache_folder=str(cache))  # of the copy of 8 bits
+    use(Storage(cache_folder=str(cache)))  # of the copy of 8 bits
     os.sync()  # what is not on the disk yet can't leave the page cache
     for path in [*Path(folder).iterdir(), *cache.rglob("*.safetensors")]:
         with path.open("rb") as file:

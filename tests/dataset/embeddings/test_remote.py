@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from esmeray.common.errors import DataError
-from esmeray.common.remote import VARIABLE, remove, upload, upload_folder, use
+from esmeray.common.remote import remove, upload, upload_folder
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, part_name
 from esmeray.dataset.embeddings.reader import read_embeddings
 from tests.dataset.embeddings.test_damage import make
 from tests.embeddings import INSTALLED, make_embeddings, random_vectors
-from tests.object_store import ObjectStore, object_store
+from tests.object_store import ObjectStore, object_store, use_storage
 
 RECORDS, CHANNELS = 400, 1500
 URI = "s3://bucket/vectors"
@@ -25,8 +25,7 @@ def server():
 
 @pytest.fixture
 def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(VARIABLE, "{}")
-    use(cache_folder=str(tmp_path / "cache"))
+    use_storage(monkeypatch, cache_folder=str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")  # Lance has its own client
     yield server
     remove(URI)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import MADE_FILE
-from esmeray.common.remote import VARIABLE, Storage, listing, upload, use
+from esmeray.common.remote import listing, upload
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.model_job import ModelJob
@@ -27,7 +26,7 @@ from tests.inference.embedding.jobs import (
 )
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences
-from tests.object_store import object_store
+from tests.object_store import object_store, use_storage
 
 pytestmark = pytest.mark.slow
 
@@ -173,9 +172,7 @@ def test_several_models_grow_together_and_what_grew_is_replaced_as_a_whole(tmp_p
 
 
 def test_an_output_at_a_uri_grows_and_is_read_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(VARIABLE, "{}")
-    monkeypatch.setattr(remote, "_storage", Storage())
-    use(Storage(cache_folder=str(tmp_path / "cache")))
+    use_storage(monkeypatch, cache_folder=str(tmp_path / "cache"))
     uri = "s3://bucket/grown/out"
     with object_store() as store:
         job, more = begun(tmp_path, output=Path(uri), outputs=["mean", "residues"])
