@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import model_validator
 
+from esmeray.cluster.placement import LOCAL
 from esmeray.cluster.section import RaySection
 from esmeray.common.processor import computes_bf16
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection
@@ -74,7 +75,8 @@ def load_config(path: str | Path | None, overrides: Overrides | None = None) -> 
     """
     config = load_recorded(path, overrides)
     # A cluster elsewhere may have other processors than the machine of the command.
-    if "precision" in config.training.model_fields_set or config.ray.address is not None or computes_bf16():
+    is_elsewhere = config.ray.address not in (None, LOCAL)
+    if "precision" in config.training.model_fields_set or is_elsewhere or computes_bf16():
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
 

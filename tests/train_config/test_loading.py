@@ -155,6 +155,7 @@ def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(tmp_path, 
         ("amx_bf16", "", "bf16"),
         ("avx2", "--training.precision bf16", "bf16"),
         ("avx2", "--ray.address head:6379", "bf16"),
+        ("avx2", "--ray.address local", "fp32"),
     ]:
         (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
         assert load(None, *options.split()).training.precision == precision
