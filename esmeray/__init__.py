@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+__version__ = "0.1.0"
+
 # In a checkout the rooms are the folders beside this one; in a wheel they lie in it.
 _checkout = Path(__file__).parents[1]
 if (_checkout / "train_ray.py").is_file():
@@ -48,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -16,3 +16,5 @@ from esmeray.inference.mutations.fitted import score_mutants as score_mutants
 from esmeray.service.client import Client as Client
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder as ESM2Autoencoder
 from esmeray.tools.train._experiment import train as train
+
+__version__: str

@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+from esmeray import __version__
 from esmeray.common.command_line import TERMINATED, program_of, run
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
@@ -38,6 +39,9 @@ def main(argv: list[str]) -> int:
     """Run the command that the first arguments name."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
+        return 0
+    if argv == ["--version"]:
+        print(f"esmeray {__version__}")
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
