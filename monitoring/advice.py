@@ -123,7 +123,12 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
 # Offered where the config has the other value, not where it is unknown: a log of GPUs has no config.
-_BF16 = Action("training.precision", "set training.precision: bf16", lambda facts: facts.precision == "fp32")
+_BF16 = Action(
+    "training.precision",
+    # A log may be read on another machine than the run's: which it was is not known here.
+    "set training.precision: bf16 on a GPU or a processor that computes it",
+    lambda facts: facts.precision == "fp32",
+)
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
 _GLOBAL_TOKENS = Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)")
 _MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray tune tokens` finds the fastest)")
