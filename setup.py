@@ -1,4 +1,4 @@
-"""What pyproject.toml can't say: each folder of code here is a package below ``esmeray``."""
+"""The packages, which pyproject.toml can't name: each folder of code here is a package below ``esmeray``."""
 
 from setuptools import find_packages, setup
 

@@ -42,7 +42,7 @@ HEAD = """# Records of the ten-minute track
 
 
 class Arguments(Command, Config):
-    """What to do with the settings."""
+    """Actions on the settings."""
 
     name: str
     """Name of the entry."""

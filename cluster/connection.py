@@ -51,7 +51,7 @@ def capacity(workers: Workers) -> Capacity:
     Raises ResourceError where the cluster does not answer.
     """
     try:
-        if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster itself can tell
+        if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster knows
             task = ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines)
             machines = ray.get(task.remote())
         else:

@@ -49,7 +49,7 @@ class Workers:
 
     @property
     def each(self) -> str:
-        """What a worker reserves, in words."""
+        """Resources that a worker reserves, in words."""
         return f"{counted(self.cpus_each, 'CPU core{s}')}{' and a GPU' if self.use_gpu else ''}"
 
     @property

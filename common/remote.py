@@ -49,7 +49,7 @@ _locks: dict[Path, int] = {}
 
 Returned = TypeVar("Returned")
 Items = dict[str, dict[str, Any]]
-"""What the store says of objects (name, the path there; size in bytes; and more), by their names below a URI."""
+"""Properties of objects, from the store (name, the path there; size in bytes; and more), by their names below a URI."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def listing(uri: str) -> Items:
     files, root = _opened(uri)
     files.invalidate_cache()  # fsspec keeps listings, and other nodes write
     with suppress(FileNotFoundError):
-        found = files.find(root, detail=True).items()
-        return {path.removeprefix(root).strip("/"): info or files.info(path) for path, info in found if path[-1] != "/"}
+        items = files.find(root, detail=True).items()
+        return {path.removeprefix(root).strip("/"): info or files.info(path) for path, info in items if path[-1] != "/"}
     return {}
 
 
@@ -263,7 +263,7 @@ def publish(target: Path) -> None:
             upload(work, uri)
             return
         items = listing(uri)
-        # The folder's own and those of its parts: a part that stayed would be taken for one of what is made now.
+        # The folder's own and those of its parts: a part that stayed would look like one of what is made now.
         old: dict[str, str | None] = {}
         for made in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
             root = made.removesuffix(MADE_FILE)

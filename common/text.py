@@ -49,12 +49,12 @@ def shortened(text: str, longest: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, or its type where it says nothing."""
+    """First line of an error's message, or its type where it says nothing."""
     return _lines(error)[0]
 
 
 def last_line(error: BaseException) -> str:
-    """What an error says at last, where Ray passes on a traceback before it."""
+    """Last line of an error's message, where Ray passes on a traceback before it."""
     return _lines(error)[-1]
 
 

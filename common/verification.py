@@ -1,4 +1,4 @@
-"""What Esmeray wrote, read back: the bytes that were written, or a refusal in one line.
+"""Read back what Esmeray wrote: the bytes that were written, or a refusal in one line.
 
 A file is compared with its checksum when a process first reads it, whole, and not again while it is the same file.
 ``check_file`` has the checksum from whoever keeps it (a store's manifest, a shard's row); ``verified`` finds it in the

@@ -97,7 +97,7 @@ class PackedBatch:
 
     @property
     def targets(self) -> Tensor:
-        """What is to be predicted, by token or by sequence; ValueError where the batch has no targets."""
+        """Targets by token or by sequence; ValueError where the batch has none."""
         targets = self.named(TARGETS)
         if targets is None:
             raise ValueError("this task needs a batch with targets")

@@ -21,9 +21,9 @@ ROOMS = CHECKOUT or PACKAGE
 
 def python_path() -> str:
     """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # This process's own first: what somebody has put before the checkout stays before it.
-    return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *given])))
+    return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *paths])))
 
 
 _entry_points = cache(entry_points)
@@ -33,7 +33,7 @@ _entry_points = cache(entry_points)
 # Cached, also so that a class of another package stays the same object.
 @cache
 def added(kind: str, shipped: tuple[str, ...]) -> dict[str, Any]:
-    """What other installed packages add to what is ``shipped``, by name: entry points of the group ``esmeray.KIND``.
+    """Additions of other packages to what is ``shipped``, by name: entry points of the group ``esmeray.KIND``.
 
     Raises ConfigError where one can't be imported, or has a name that is taken: it would be used in another's place.
     """

@@ -36,7 +36,7 @@ def check_submission(path: Path, ontology: Ontology) -> None:
 
 
 def _problem(row: list[str], ontology: Ontology, terms: set[str]) -> str:
-    """What is wrong with the fields of a line that follows those with these terms of the protein; or nothing."""
+    """Problem of a line's fields, which follows those with these terms of the protein; empty where there is none."""
     if len(row) != 3 or row != "\t".join(row).split():  # blanks in a field, or an empty one, make another row
         return f"protein, term and score were expected, with a tab between them, got {row}"
     _, term, score = row

@@ -36,7 +36,7 @@ def in_blocks(product: Callable[[Tensor], Tensor], x: Tensor, block_rows: int = 
 
 
 def arithmetic(device: torch.device, fixed_rows: bool) -> str:
-    """What the last bits of a vector depend on beside its sequence, the model and the precision, in words."""
+    """Describe what the last bits of a vector depend on beside its sequence, the model and the precision."""
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)}, rows of the batch"
     amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""

@@ -193,7 +193,7 @@ async def _mismatch(name: str) -> str:
     ingress: Any = DeploymentHandle("ingress", name)
     try:
         problem: str = await ingress.mismatch.remote()
-    except RayError as error:  # of an ingress that was lost: the service goes on, and each search compares as well
+    except RayError as error:  # of an ingress that was lost: the service continues, and each search compares as well
         problem = f"its indexes and models could not be compared: {first_line(error)}"
     return problem
 

@@ -197,7 +197,7 @@ class ServiceSettings(Section):
 
 
 class CallerSection(Section):
-    """What a key allows its caller."""
+    """Rights of a key's caller."""
 
     name: Annotated[str, Field(min_length=1)]
     """Name of the key, which logs show."""

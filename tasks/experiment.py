@@ -69,7 +69,7 @@ class TrainedState:
 
 
 class Engine(Protocol):
-    """What runs the model: DeepSpeed's engine, or in a test the module alone."""
+    """Engine that runs the model: DeepSpeed's, or in a test the module alone."""
 
     @property
     def module(self) -> Any: ...
@@ -249,7 +249,7 @@ class ResidueExperiment(Experiment):
     """A task on the residues of a store alone."""
 
     def masking(self) -> Masking | None:
-        """How much is hidden, which then are the targets; None where every residue is one."""
+        """Shares of residues that are hidden, which then are the targets; None where every residue is one."""
         return None
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:

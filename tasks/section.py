@@ -45,7 +45,7 @@ else:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a task takes of an experiment's settings.
+    """An experiment's settings that its task takes.
 
     Attributes:
         seed: of weights, shuffling, cropping and masking.

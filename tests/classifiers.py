@@ -59,8 +59,7 @@ def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: 
 
 
 def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
-    labels = {"kind": kind, **data.pop("labels", {})}
-    content = {"max_length": 100, **data, "labels": labels}
+    content = {"max_length": 100, **data, "labels": {"kind": kind, **data.get("labels", {})}}
     return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 5}}})
 
 

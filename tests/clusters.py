@@ -25,7 +25,7 @@ MARK = "ESMERAY_MACHINES"
 NETWORK = "10.231.77."
 
 Mend = Callable[[], Any] | None
-"""What ends a fault, if anything has to."""
+"""The call that ends a fault, if anything has to."""
 
 
 class StartedCluster:

@@ -96,7 +96,7 @@ def short_collections() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def heard_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would every program that a test starts."""
+    """Restore SIGINT, which a program that a shell starts in the background ignores, as do those that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

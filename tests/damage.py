@@ -1,4 +1,4 @@
-"""What happens to files: one bit flips now and then, and a process is killed while it writes."""
+"""Damage that happens to files: one bit flips now and then, and a process is killed while it writes."""
 
 import copy
 import random

@@ -30,7 +30,7 @@ def listening(root: psutil.Process) -> set[tuple[str, int]]:
 
 
 def reply(address: str, port: int) -> str:
-    """What comes back without a token: HTTP's statuses by path, else gRPC's first status, else ``silent``."""
+    """Answers without a token: HTTP's statuses by path, else gRPC's first status, else ``silent``."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address)
     return _http(f"http://{host}:{port}") or _grpc(f"{host}:{port}") or "silent"
 

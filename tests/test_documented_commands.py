@@ -58,7 +58,7 @@ QUICK = {
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "none"],
 }
-"""What ends a tool early, or makes it measure less."""
+"""Options that end a tool early, or make it measure less."""
 OUTPUTS = {
     "data convert": "proteins.store",
     "data structures": "folds_store",
@@ -68,7 +68,7 @@ OUTPUTS = {
     "mutations propose": "plate6.csv",
     "embed run": "embeddings",
 }
-"""What a command writes, which others read."""
+"""Files that a command writes and others read."""
 
 
 def commands(path: Path) -> Iterator[str]:
@@ -92,7 +92,7 @@ def snippets(path: Path) -> list[str]:
 
 
 ALL_COMMANDS = sorted({command for path in [*PAGES, *EXPERIMENTS] for command in commands(path)})
-# Those of docs/python.md go on from one to the next: tests/esmeray/test_api.py.
+# Those of docs/python.md continue one another: tests/esmeray/test_api.py.
 ALL_SNIPPETS = [snippet for path in PAGES if path.stem != "python" for snippet in snippets(path)]
 assert len(ALL_COMMANDS) > 25 and len(ALL_SNIPPETS) >= 2, "the pages are read wrongly"
 

@@ -51,7 +51,7 @@ class WorkerGroup:
         self._call(_run, dict(os.environ), function, arguments)
 
     def results(self, *functions: Callable[[], Any]) -> list[Any]:
-        """What functions return, each called in a process of its own that is in no group, and may make one."""
+        """Results of functions, each called in a process of its own that is in no group, and may make one."""
         self._start(len(functions))
         return self._call(_run_alone, dict(os.environ), functions)
 

@@ -37,11 +37,8 @@ ALONE = ("train", "tune", "align")
 
 def main(argv: list[str]) -> int:
     """Run the command that the first arguments name."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_overview())
-        return 0
-    if argv == ["--version"]:
-        print(f"esmeray {__version__}")
+    if not argv or argv[0] in ("-h", "--help", "--version"):
+        print(f"esmeray {__version__}" if argv == ["--version"] else _overview())
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
@@ -107,8 +104,10 @@ def _command_overview(command: str, names: list[str]) -> str:
     usage = f"usage: {program_of(command)} {'[SUBCOMMAND]' if command in ALONE else 'SUBCOMMAND'} ..."
     lines = []
     for name in names:
-        lines.append(f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}")
-        lines.append(f"  {'':<{width}}  {example(command, name)}")
+        lines += [
+            f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}",
+            f"  {'':<{width}}  {example(command, name)}",
+        ]
     end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
     return "\n".join([usage, "", *lines, "", end, ""])
 

@@ -152,7 +152,7 @@ def _schema_of(work: Callable[..., int | None]) -> type[Command]:
 def parse(
     argv: list[str], name: str, text: str | None, schema: type[Arguments], run: type[Section] = Section
 ) -> tuple[Arguments, Overrides]:
-    """What a command takes, checked, and the settings of ``run`` that it does not take itself, unchecked.
+    """Parse what a command takes, checked, and the settings of ``run`` that it does not take, unchecked.
 
     Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
     """

@@ -55,7 +55,7 @@ def config_reference() -> str:
 
 
 def command_schemas() -> dict[str, type[Command]]:
-    """What each command takes that has sections of its own, by its name."""
+    """Settings of each command that has sections of its own, by its name."""
     schemas = {}
     for command in COMMANDS:
         alone = ["run"] if command in ALONE else []

@@ -60,7 +60,7 @@ class Config(Section):
 
     @property
     def task_settings(self) -> TaskSettings:
-        """What the task takes of these."""
+        """The settings of these that the task takes."""
         training = self.training
         return TaskSettings(
             self.data, self.batch, self.model, self.run.seed, training.precision, training.evaluation_batches

@@ -20,7 +20,7 @@ class MemoryGuardSection(Section):
     """Handling of out of memory while training."""
 
     enabled: bool = True
-    """Repeat the step that ran out of memory with its batches in halves, and keep the halves: the optimizer's step and
+    """Repeat a step that was out of memory with its batches in halves, and keep the halves: the optimizer's step and
     its result stay the same. Where workers already wait for each other, resume from the last checkpoint."""
     max_halvings: NonNegativeInt = 3
     """Times that batches may be halved in a run."""

@@ -136,7 +136,7 @@ def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
 
 
 def advice_for(trial: Trial, results: Results) -> list[Advice]:
-    """What limits a configuration that was measured to the end, then what else may be done about it."""
+    """Return what limits a configuration that was measured to the end, then what else may be done about it."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
     if limit is None:

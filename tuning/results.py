@@ -97,7 +97,7 @@ def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig
     fitting = [trial for trial in results.measured if results.speed(trial)]
     largest = max(fitting, key=lambda trial: trial.settings.tokens)
     lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
-    # A larger budget that failed was reported with its trial; one that nobody tried would look as if it did not fit.
+    # A larger budget that failed was reported with its trial; one that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
         lines.append(
             "No larger one was tried: --tune.search.max_trials or time_budget_s ended the search, or it would not fit."

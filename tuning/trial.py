@@ -216,7 +216,7 @@ class _Trial:
 
     def _window(self, rate: float) -> Status | None:
         """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
-        # Worker 0's for all: by clocks of their own, some could go on while others end, and wait for them for ever.
+        # Worker 0's for all: by clocks of their own, some could continue while others end, and wait for them for ever.
         rate = self.control.from_rank_0(rate)
         self.windows.append(rate)
         count = len(self.windows)

@@ -100,7 +100,7 @@ class WorkerGroup:
         timeout_s = search.measurement.timeout_s
         replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s)
         result = _summary(replies, timeout_s)
-        # Memory that ran out on a GPU leaves it in pieces: the next trial would run out for what it did not take.
+        # After out of memory a GPU has pieces left: the next trial would be out of memory for what it did not take.
         in_step = all(reply is not None and reply.reusable for reply in replies)
         fragmented = result.status == "out_of_memory" and self._workers.use_gpu
         return replace(result, reusable=in_step and not fragmented, seconds=time.monotonic() - began)
@@ -210,7 +210,7 @@ def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement
     if not failed:
         hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung
-    # Where a process ended, the others lost their peer: they report a crash that tells nothing.
+    # Where a process ended, the others lost their peer: they report a crash without its cause.
     worst = max(failed, key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED)))
     peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
     return replace(worst, peak_memory_bytes=max(peaks, default=None))

@@ -1,1 +1,1 @@
-"""What runs on a GPU, checked and timed by one script: python -m benchmarks gpu."""
+"""Checks and timings of all that runs on a GPU, by one script: python -m benchmarks gpu."""

@@ -1,4 +1,4 @@
-"""What the parts of the GPU script share: arguments, batches, models, and how time is taken."""
+"""Shared code of the GPU script's parts: arguments, batches, models, and how time is taken."""
 
 import copy
 import tempfile
@@ -32,7 +32,7 @@ WARM_UPS, MICRO_BATCHES = 3, 4
 
 @dataclass
 class Bench:
-    """What the parts share: the device, sizes of ESM-2, tokens of a batch, the backend of torch.compile."""
+    """Shared settings of the parts: the device, sizes of ESM-2, tokens of a batch, the backend of torch.compile."""
 
     device: str
     sizes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What runs forward on a GPU: whether it computes what the CPU does, and how fast the backbone and the kernel of
+"""Forward passes on a GPU: whether a GPU computes what the CPU does, and how fast the backbone and the kernel of
 Smith-Waterman are, beside what people use."""
 
 import itertools
@@ -64,7 +64,7 @@ def correctness(bench: Bench) -> Iterator[Row]:
 
 
 def _waits_nowhere(bench: Bench, name: str) -> str:
-    """Whether a step runs under torch's mode that forbids to wait for the device."""
+    """Test that a step runs under torch's mode that forbids to wait for the device."""
     if bench.device != "cuda":
         return "not on this device"
     model = bench.masked_lm(name, torch.bfloat16)

@@ -33,7 +33,7 @@ NAMES_OF_KERNELS = {
     "optimizer": ("adam", "multi_tensor"),
     "copy": ("memcpy", "memset", "copy"),
 }
-"""What the name of a kernel holds, by kind; the first that fits counts."""
+"""Parts of the kernels' names, by kind; the first that fits counts."""
 
 OPTIMIZER_BYTES = 28
 """Of a parameter's update: weight and two moments read and written, gradient read, fp32."""
@@ -191,7 +191,7 @@ def profile(bench: Bench) -> Iterator[Row]:
 
 
 def _bytes_of_a_layer(run: TrainingRun, batch: PackedBatch) -> int:
-    """What inductor's kernels of one layer read and write, forward and backward, as it counts them when it compiles."""
+    """Bytes that inductor's kernels of one layer read and write, forward and backward, as counted when it compiles."""
     metrics.reset()
     # Inductor counts only what it logs, and only when it compiles: hence a cache that is empty.
     torch._logging.set_logs(inductor_metrics=True)

@@ -37,7 +37,7 @@ def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
 
 
 def our_embedder(folder: Path, device: str, precision: Precision) -> Embedder:
-    """What an embedding job does with its batches."""
+    """The work of an embedding job on its batches."""
     model = open_model(folder, precision, device, heads=[])
     outputs = model.outputs(["mean"])
 

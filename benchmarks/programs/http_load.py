@@ -22,7 +22,7 @@ from esmeray.benchmarks.programs.processes import begun
 
 @dataclass
 class Load:
-    """What is sent, to where, for how long.
+    """Requests to send: to where, for how long.
 
     Attributes:
         url: whole address.

@@ -256,7 +256,7 @@ class Course:
 
 @dataclass(frozen=True)
 class MaskedLMBench:
-    """What all trainings share."""
+    """Shared settings of all trainings."""
 
     setting: Setting
     parts: dict[Part, Path]

@@ -45,7 +45,7 @@ class Measured(BaseModel):
 
 @dataclass(frozen=True)
 class Work:
-    """What a seed of a benchmark is given.
+    """Inputs of a benchmark's seed.
 
     Attributes:
         data: folder of the public data.

@@ -12,9 +12,9 @@ from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, 
 def _evaluated(work: Work, config: str, *settings: object, name: str, weights: bool = True) -> dict[str, Value]:
     """Metrics of the classifier that the settings train, and those of its baselines as BASELINE: METRIC."""
     run = work.folder / name
-    places = ["--run.name", name, "--run.storage_path", work.folder, "--run.seed", work.seed]
+    run_options = ["--run.name", name, "--run.storage_path", work.folder, "--run.seed", work.seed]
     backbone = work.backbone if weights else []
-    work.run("train", "--config", f"train_config/{config}.yaml", *places, *settings, *backbone)
+    work.run("train", "--config", f"train_config/{config}.yaml", *run_options, *settings, *backbone)
     report = work.folder / "report"
     work.run("classify", "evaluate", run, "--evaluate.baselines", "true", "--evaluate.output", report, "--overwrite")
     evaluation = work.read("report/evaluation.json")

@@ -6,9 +6,9 @@ from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, 
 def _recovery(work: Work) -> dict[str, Value]:
     chains = work.data / "structures"
     held_out = ["--data.structures.validation_source", chains / "valid"]
-    places = ["--run.name", "design", "--run.storage_path", work.folder, "--run.seed", work.seed]
+    run_options = ["--run.name", "design", "--run.storage_path", work.folder, "--run.seed", work.seed]
     sources = ["--data.source", chains / "train", *held_out]
-    work.run("train", "--config", "train_config/structdiff.yaml", *places, *sources, *work.backbone)
+    work.run("train", "--config", "train_config/structdiff.yaml", *run_options, *sources, *work.backbone)
     test = work.folder / "test_store"
     if not test.exists():  # of a seed that was stopped
         work.run("data", "structures", "--data.source", chains / "test", "--structures.store", test)

@@ -22,13 +22,13 @@ def _functions(work: Work) -> dict[str, Value]:
     if not files.exists():  # of a seed that was stopped
         write_files(work.data / "go", files, IDENTITY)
     proteins = (files / "train.fasta").read_text().count(">")
-    places = ["--run.storage_path", work.folder, "--run.seed", work.seed]
+    run_options = ["--run.storage_path", work.folder, "--run.seed", work.seed]
     terms = ["--data.terms.annotations", files / "train.tsv", "--data.terms.ontology", ontology]
     # An epoch, as patience counts evaluations.
     epoch = ["--training.evaluate_every_steps", max(1, proteins // 128)]
     vectors = ["--model.terms.embeddings.model", work.weights] if work.weights else []
     source = ["--data.source", files / "train.fasta"]
-    work.run("train", "--config", "train_config/function.yaml", *places, *source, *terms, *epoch, *vectors)
+    work.run("train", "--config", "train_config/function.yaml", *run_options, *source, *terms, *epoch, *vectors)
     values = {}
     for part, ending in (("ranker", ""), ("naive", ": naive")):
         predicted = work.folder / f"{part}.tsv"

@@ -38,7 +38,7 @@ PUBLISHED = {
 """Sensitivity of the levels, of the 400 test queries."""
 TUNING = 300
 _FOLLOWED = 30
-"""Hits of align that the blend goes on from."""
+"""Hits of align that the blend starts from."""
 
 Weights = tuple[float, float, float, float]
 """Of domains that lie by a hit, beside the hit itself; the cosines up to which none does, and from which all do; and of
@@ -54,8 +54,8 @@ def sensitivities(work: Work) -> dict[str, Value]:
     if work.weights is None:
         labelled = f"--fit.input {folder}/learnt.fasta --fit.labels {folder}/labels.tsv --fit.level 1"
         work.run(*f"embed fit {labelled} --fit.seed {work.seed} --fit.output {model}".split())
-    places = f"--embed.input {folder}/all.fasta --embed.output {folder}/vectors --embed.outputs {output}".split()
-    work.run("embed", "run", "--embed.models", model, *places)
+    files = f"--embed.input {folder}/all.fasta --embed.output {folder}/vectors --embed.outputs {output}".split()
+    work.run("embed", "run", "--embed.models", model, *files)
     if not (folder / "align.tsv").exists():  # of a seed that was stopped
         store = folder / "all.store"
         work.run("data", "convert", "--data.source", folder / "all.fasta", "--convert.store", store, "--overwrite")
@@ -73,7 +73,7 @@ def sensitivities(work: Work) -> dict[str, Value]:
 
 
 def write_files(data: Path, folder: Path) -> None:
-    """What the commands read: sequences, labels, and lists of queries."""
+    """Files that the commands read: sequences, labels, and lists of queries."""
     rows = [line.split("\t") for line in (data / "domains.tsv").read_text().splitlines()[1:]]
     with gzip.open(data / "domains.fasta.gz", "rt") as file:
         records = [record.split("\n") for record in file.read().split(">")[1:]]

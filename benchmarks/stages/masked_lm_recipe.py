@@ -1,4 +1,4 @@
-"""What each ingredient of train_config/masked_lm.yaml contributes: the loss without it, after the same tokens.
+"""Contribution of each ingredient of train_config/masked_lm.yaml: the loss without it, after the same tokens.
 
 Each is trained as ``time_to_loss`` trains ours, by three seeds, for the steps that 160 s have room for; tokens a second
 are beside the loss. Differences are taken seed by seed, which share the order of the proteins and the random weights.
@@ -24,7 +24,7 @@ WITHOUT: dict[str, Overrides] = {
     "more masks first": {("model", "masked_lm", "first_mask_share"): None},
     "a long decay": {("training", "decay_share"): 0.2},
 }
-"""What puts an ingredient back to what it is elsewhere; first comes the recipe as it is."""
+"""Settings that put an ingredient back to its default; first comes the recipe as it is."""
 
 
 def _cases(setting: Setting) -> Iterator[Row]:

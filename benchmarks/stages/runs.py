@@ -146,7 +146,7 @@ class TrainingRuns:
         self._number = 0
 
     def settings(self, task: str, source: Path) -> dict[str, Any]:
-        """What the runs of a case share."""
+        """Shared settings of a case's runs."""
         extent = self.extent
         return {
             "data": {"source": [str(source.resolve())], "max_length": MAX_RESIDUES},

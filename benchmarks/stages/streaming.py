@@ -51,7 +51,7 @@ RATE = "ESM-2 3B"
 MEMORY = "peak memory, ESM-2 3B"
 LARGE_RATE = "ESM-2 15B"
 LARGE_DISK_BYTES = 35e9
-"""What the weights of 15B take, with room beside them."""
+"""Bytes on disk of the weights of 15B, with a reserve."""
 PIECES = 8
 RESIDUES = 510
 """Two full batches, as those of a job are: two cores without bf16 take three minutes for them, with 15B fifteen."""
@@ -110,7 +110,7 @@ def _large_cases(setting: Setting, sequences: list[str], precision: str) -> Iter
 
 
 def multiply(folder: str, sequences: list[str], precision: Any, device: str) -> dict[str, Any]:
-    """What the linear layers of as many tokens take, without attention, norms and weights to be read."""
+    """Measure the linear layers on as many tokens, without attention, norms and weights to be read."""
     config = json.loads((Path(folder) / "config.json").read_text())
     hidden, inner, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     dtype = DTYPES[precision]

@@ -71,7 +71,7 @@ class BatchSource(ABC):
         return starmap(self.batch, requests)
 
     def preparation(self) -> Callable[..., Any]:
-        """What a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
+        """The callable that a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
         return partial(_arrays_of, self.batch)
 
     def finished(self, prepared: Any, records_N: Indices) -> SourceBatch:

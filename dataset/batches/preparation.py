@@ -50,7 +50,7 @@ FixedCrop = Literal["start", "ends"]
 
 
 class Masking(Protocol):
-    """How much is masked: the settings of masked language modelling, which say what each share is of."""
+    """Shares of masked language modelling; its settings say what each is a share of."""
 
     @property
     def mask_share(self) -> float: ...

@@ -108,7 +108,7 @@ class Embeddings(Index):
         return self._patiently(lambda: FORMATS[output.format].read(output, part))
 
     def _patiently(self, read: Callable[[], Returned]) -> Returned:
-        """What is read; from a URI again where the store is away, for a while."""
+        """Return what is read; from a URI again where the store is away, for a while."""
         return read() if isinstance(self.source, Path) else retried(read, self.source)
 
     def __len__(self) -> int:

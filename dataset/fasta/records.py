@@ -149,7 +149,7 @@ class Records:
 
 
 def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
-    """What lies end to end in a text, by its lengths."""
+    """Split a text whose pieces lie end to end, by their lengths."""
     return [text[start:end] for start, end in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
@@ -231,7 +231,7 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        # ctypes takes a number for a C int unless told: addresses would lose half their bits.
+        # ctypes takes a number for a C int unless declared: addresses would lose half their bits.
         self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         library.parse_plain_fasta.restype = ctypes.c_int64
 

@@ -64,7 +64,7 @@ class LabelledManifest(BaseModel, extra="forbid", frozen=True):
 
 
 class LabelledData(Protocol):
-    """What a task reads of labelled records, wherever their labels come from.
+    """Labelled records as a task reads them, wherever their labels come from.
 
     Attributes: as those of :class:`LabelledStore`; ``path`` is the folder of all that was prepared.
     """
@@ -79,7 +79,7 @@ class LabelledData(Protocol):
 
     @property
     def counts(self) -> Any:
-        """What reading left out or changed."""
+        """Records that reading left out or changed."""
 
     @property
     def checksum(self) -> str:

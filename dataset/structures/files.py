@@ -64,8 +64,8 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
     atoms, predicted = _read_atoms(path, section, counts)
     counts.files += 1
-    found = [_chain(atoms, name, path, section, counts, predicted) for name in _chain_names(atoms, path)]
-    chains = [chain for chain in found if chain is not None]
+    read = [_chain(atoms, name, path, section, counts, predicted) for name in _chain_names(atoms, path)]
+    chains = [chain for chain in read if chain is not None]
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
     # All chains were read, since a rule names those of amino acids, and messages what there is.
@@ -230,7 +230,7 @@ def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: Structures
             raise _too_large(path, section)
         if len(line) > _LONGEST_ROW:
             raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
-        # Only before an atom: a row of mmCIF may go on over several lines.
+        # Only before an atom: a row of mmCIF may span several lines.
         if is_marked and len(part) >= _PART_LINES and line.startswith(_ATOMS):
             parts.append("".join(part))
             part = []

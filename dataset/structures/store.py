@@ -37,7 +37,7 @@ _ADVICE = "make one with: esmeray data structures --data.source FOLDER --structu
 
 
 class StructureCounts(Counts):
-    """What reading structure files did: files and chains that were kept, and what was changed or left out."""
+    """Report of reading structure files: files and chains that were kept, and what was changed or left out."""
 
     files: int = 0
     chains: int = 0

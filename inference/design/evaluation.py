@@ -1,4 +1,4 @@
-"""What the field reports of designs on given structures: recovery of native residues and perplexity, of all and by
+"""Metrics of the field for designs on given structures: recovery of native residues and perplexity, of all and by
 secondary structure and burial, beside two baselines from other records: the composition alone, and that of each kind of
 secondary structure. Intervals are of proteins drawn with replacement.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DesignModelSection(Section):
-    """How a model of sequence diffusion runs."""
+    """Settings with which a model of sequence diffusion runs."""
 
     label: str | None = None
     """Class that designs are conditioned on."""

@@ -33,7 +33,7 @@ _AMINO_ACID_IDS = torch.tensor([VOCABULARY.index(letter) for letter in AMINO_ACI
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """Request for designs on one structure.
 
     Attributes:
         structure: backbone; residues without coordinates are designed from the others.

@@ -64,7 +64,7 @@ class _EmbeddingActor:
 
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
-    # Else shards of two models would stand in one file, and nobody could tell.
+    # Else shards of two models would stand in one file, without a sign of it.
     if other.fingerprint != first.fingerprint:
         raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
 

@@ -69,7 +69,7 @@ class EmbeddingPlanSection(Section):
 
 
 class Cost(NamedTuple):
-    """What a model costs: FLOP of a token, and of a token for each that it attends to; channels of its vectors."""
+    """Costs of a model: FLOP of a token, and of a token for each that it attends to; channels of its vectors."""
 
     flops_per_token: float
     attention_flops: float

@@ -1,6 +1,6 @@
 """Values that are known before a job computes any: of the cache, of the output that grows, of other outputs.
 
-Each is a source of sequences, found by hash and length, as the plan tells sequences apart. Known sequences make the
+Each is a source of sequences, found by hash and length, as the plan distinguishes sequences. Known sequences make the
 first shards of a job, which nobody computes; a job that is resumed finds the same, whatever its sources have by then.
 
 Shape legend: U distinct sequences of a job, n of a shard, C channels.

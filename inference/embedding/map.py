@@ -41,7 +41,7 @@ class Points(NamedTuple):
 
     @property
     def are_numbers(self) -> bool:
-        """Whether labels are numbers."""
+        """True where the labels are numbers."""
         return self.labels.dtype.kind != "U"
 
     @property
@@ -109,7 +109,7 @@ def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_]
         yield label, labelled, labels[labelled]
         return
     counts = Counter(labels[labelled].tolist()).most_common()
-    # No more classes than colours that can be told apart; rare ones first, so that they lie below.
+    # No more classes than colours that can be distinguished; rare ones first, so that they lie below.
     largest, others = counts[: len(COLOURS)], counts[len(COLOURS) :]
     if others:
         yield f"other ({sum(count for _, count in others):,})", np.isin(labels, [name for name, _ in others]), INK

@@ -33,7 +33,7 @@ _MERGED = 256
 
 @dataclass(frozen=True)
 class FoldingSettings:
-    """What predicts, and where it is cached.
+    """Predictor of a folding job, and its cache.
 
     Attributes:
         predictor, source: name and weights.

@@ -77,7 +77,7 @@ class Parts:
         self._network = open_network(self.export, self.terms) if "network" in self.terms.parts else None
 
     def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
-        """What :meth:`scores` takes of proteins: for all aspects at once, as a search or a network knows of none."""
+        """Inputs of :meth:`scores` for proteins: for all aspects at once, as a search or a network knows of none."""
         lengths = np.array(list(map(len, texts)), np.int64)
         return Queries(lengths, vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC))
 

@@ -71,7 +71,7 @@ def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -
 
 
 def compressed_arrays(vectors_nC: Values) -> Arrays:
-    """What is kept of the prepared vectors of a part beside the lists."""
+    """Arrays kept of a part's prepared vectors, beside the lists."""
     # Less the mean, which near rows share, and by the channel's deviation, so that values of any size fit. In fp16: by
     # int8 a tenth of the ten nearest are others, where vectors are as near as those of mutants.
     centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)

@@ -55,7 +55,7 @@ def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...
 
 
 def exact_arrays(metric: MetricName, vectors_nC: Values, with_filter: bool = True) -> Arrays:
-    """What is kept of the prepared vectors of a part; without the filter where only fp32 is to be used."""
+    """Arrays kept of a part's prepared vectors; without the filter where only fp32 is to be used."""
     centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)
     arrays: dict[str, NDArray] = {"vectors": vectors_nC, "centre": centre_C}
     if with_filter:

@@ -1,4 +1,4 @@
-"""What an index of any kind is, once it is opened.
+"""An opened index of any kind.
 
 Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K hits of a query, C channels.
 """
@@ -118,8 +118,8 @@ class Index(ABC):
         rows_QK = np.full((len(queries_QD), min(top_k, self.count)), -1, dtype=np.int64)
         scores_QK = np.full(rows_QK.shape, -np.inf, dtype=np.float32)
         for start, stop in ranges(len(queries_QD), self.at_once):
-            found = self.candidates(prepared(self.metric, queries_QD[start:stop]), rows_QK.shape[1])
-            for number, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True), start):
+            candidates = self.candidates(prepared(self.metric, queries_QD[start:stop]), rows_QK.shape[1])
+            for number, (rows, scores) in enumerate(zip(candidates.rows, candidates.scores, strict=True), start):
                 rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
         return rows_QK, shown(self.metric, scores_QK)
 

@@ -93,7 +93,7 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
 
 
 def id_arrays(blocks: Iterable[Sequence[str]]) -> Arrays:
-    """What is kept of the ids of a part, which come in blocks: as strings of Python all would take gigabytes."""
+    """Arrays kept of a part's ids, which come in blocks: as strings of Python all would take gigabytes."""
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]

@@ -103,7 +103,7 @@ class HasOutputs(Protocol):
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What a kind of output is made of.
+    """Definition of a kind of output.
 
     Attributes:
         description: of a row, for the manifest.

@@ -300,7 +300,7 @@ class Model:
 
 
 def _beside_backbone(head: nn.Module) -> nn.Module:
-    """What a head has of its own: the model of a task holds the backbone as well."""
+    """The head's own modules: the model of a task holds the backbone as well."""
     if "backbone" not in dict(head.named_children()):
         return head
     return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")

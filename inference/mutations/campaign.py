@@ -58,22 +58,22 @@ def _proposed(part: Measured, section: MutationCampaignSection, repeat: int) -> 
     return known
 
 
-def draw_campaigns(path: Path, found: pd.DataFrame) -> None:
+def draw_campaigns(path: Path, rounds: pd.DataFrame) -> None:
     """Draw what is found, the mean over proteins, by round; bands reach from the lowest repeat to the highest."""
     with picture(path, 7.0, 4.5, "Of the best mutants, found") as figure:
         axes = figure.subplots()
         style_steps(axes)
         for way, colour in _COLOURS.items():
-            by_repeat = found[found["way"] == way].groupby(["round", "repeat"])["found"].mean().unstack()
+            by_repeat = rounds[rounds["way"] == way].groupby(["round", "repeat"])["found"].mean().unstack()
             axes.plot(by_repeat.index, by_repeat.mean(axis=1), "o-", color=colour, label=way)
             axes.fill_between(by_repeat.index, by_repeat.min(axis=1), by_repeat.max(axis=1), color=colour, alpha=0.2)
         axes.set(xlabel="round", ylabel="share of the best mutants", ylim=(0, None))
         legend(axes)
 
 
-def campaign_lines(found: pd.DataFrame) -> list[str]:
+def campaign_lines(rounds: pd.DataFrame) -> list[str]:
     """A table of what is found after the last round, with the range over repeats, and by how many times more."""
-    last = found[found["round"] == found["round"].max()].drop(columns="round")
+    last = rounds[rounds["round"] == rounds["round"].max()].drop(columns="round")
     shares = last.pivot_table(index="protein", columns="way", values="found", sort=False)
     spread = last[last["way"] == PROPOSALS].groupby("protein", sort=False)["found"].agg(["min", "max"])
     if len(shares) > 1:

@@ -112,7 +112,7 @@ def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
 
 
 class Inputs(NamedTuple):
-    """What models and tables say of mutants: (N,) zero-shot scores, and (N, D) embeddings where they are features."""
+    """Inputs from models and tables: (N,) zero-shot scores, and (N, D) embeddings where these are features."""
 
     scores: NDArray[np.float64]
     embeddings: NDArray[np.float64] | None

@@ -55,7 +55,7 @@ def inputs_of(
 
 
 class FittedProtein(BaseModel, extra="forbid", frozen=True):
-    """What was measured of a protein, from which the process is made anew, and the weights of its kernels.
+    """Measurements of a protein, from which the process is made anew, and the weights of its kernels.
 
     ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
     value, with their score of the column or 0.

@@ -171,7 +171,7 @@ class Posterior:
         return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
 
     def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
-        """What each site has beyond the inducing mutants, of which there are fewer than sites and residues, perhaps.
+        """Fit what each site has beyond the inducing mutants, which may be fewer than sites and residues.
 
         Not by the mutants that scale the intervals, whose errors would be too small: they choose the penalty.
         """
@@ -242,7 +242,7 @@ def learn(features: Features, measured_N: Floats) -> Weights:
     start_P = np.log([_EXPECTED[name] for name in names])
     if not len(rows):
         return {name: _EXPECTED[name] for name in names}
-    found = minimize(
+    optimum = minimize(
         partial(_negative_log_posterior, [*terms.values()], targets_N, start_P),
         start_P,
         jac=True,
@@ -251,7 +251,7 @@ def learn(features: Features, measured_N: Floats) -> Weights:
         bounds=[(start - _LOG_RANGE, start + _LOG_RANGE) for start in start_P],
         options={"maxiter": 30, "ftol": 1e-5},
     )
-    return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+    return dict(zip(names, np.exp(optimum.x).tolist(), strict=True))
 
 
 def _negative_log_posterior(

@@ -107,15 +107,15 @@ class Proposer:
     def _candidates(self) -> list[Mutant]:
         kinds = self._section.candidates
         measured = [*map(self._protein.read, self._part.mutants)]
-        found: list[Mutant] = []
+        candidates: list[Mutant] = []
         if "singles" in kinds:
-            found += self._protein.singles()
+            candidates += self._protein.singles()
         if "listed" in kinds:
-            found += map(self._protein.read, self._part.listed)
+            candidates += map(self._protein.read, self._part.listed)
         if "combinations" in kinds:
-            found += self._combinations(measured)
+            candidates += self._combinations(measured)
         taken = {*measured}
-        return [mutant for mutant in dict.fromkeys(found) if mutant not in taken and self._is_allowed(mutant)]
+        return [mutant for mutant in dict.fromkeys(candidates) if mutant not in taken and self._is_allowed(mutant)]
 
     def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
         """Of mutations that were measured, of as many of the best ones as the number of candidates allows."""

@@ -112,7 +112,7 @@ class MutationProposeSection(ComputeSection):
     output: Path
     """CSV file to write."""
     number: PositiveInt = 96
-    """How many: a plate has 96."""
+    """Mutants to propose: a plate has 96."""
     strategy: Strategy = "ucb"
     """ei: expected improvement over the best so far; ucb: mean and two standard deviations; thompson: the best of
     draws."""

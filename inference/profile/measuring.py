@@ -51,7 +51,7 @@ OPERATORS = {
     "products": ("linear", "matmul", "addmm", "::mm", "bmm"),
     NORMS: ("norm", "elu", "silu", "tanh"),
 }
-"""What the name of an operator holds, by stage; the first that fits counts."""
+"""Parts of the operators' names, by stage; the first that fits counts."""
 ON_HOST = ("read", "tokenize", "pack", "write")
 NOT_COMPUTED = (*ON_HOST, "copy to device", "copy back")
 RANGES = ("pooling", *NOT_COMPUTED)
@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is traced: work that returns its results, (N,) tokens of its texts, and the batches that they make."""
+    """Traced work: a function that returns its results, (N,) tokens of its texts, and the batches that they make."""
 
     work: Callable[[], Sequence[NDArray]]
     tokens: NDArray[np.int64]
@@ -389,7 +389,7 @@ def measure_batches(
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
     """One batch from texts to rows on the host. Raises ResourceError where it was halved for memory."""
     batches, seconds = timed(lambda: subject.run(texts))
-    # The loop halves a batch and goes on; that time would be of another size than is asked for.
+    # The loop halves a batch and continues; that time would be of another size than is asked for.
     if len(batches) > 1:
         raise ResourceError(f"{len(texts)} texts are out of memory in one batch")
     count, tokens = len(texts), int(subject.token_counts(texts).sum())

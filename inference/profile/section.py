@@ -17,7 +17,7 @@ class ModelProfileSection(ComputeSection):
     steps: list[Literal["stages", "batch_sizes", "accuracy"]] = Field(
         ["stages", "batch_sizes", "accuracy"], min_length=1
     )
-    """What to measure. accuracy: of a classifier, whose input then needs labels."""
+    """Parts of the profile. accuracy: of a classifier, whose input then needs labels."""
     outputs: list[str] = Field([])
     """Outputs to compute. Default: mean; classes of a classifier."""
     layers: list[int] = Field([-1], min_length=1)

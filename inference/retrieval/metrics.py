@@ -38,14 +38,14 @@ def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.i
     rows = []
     for level, relatives in enumerate(relatives_L):
         foreign_before = is_foreign_K.cumsum()[closest_K == level]
-        found = np.count_nonzero(foreign_before == 0)
+        before_foreign = np.count_nonzero(foreign_before == 0)
         # What the list lacks comes after it, all at one place: half of its pairs are in the right order.
         unlisted = (relatives - len(foreign_before)) * (foreign - np.count_nonzero(is_foreign_K)) / 2
         in_order = (foreign - foreign_before).sum() + unlisted
         itself = int(level == 0)
         is_near_K = closest_K <= level
         near = min(1, sum(relatives_L[: level + 1]))
-        parts = [found + itself, found, in_order, is_near_K[:1].any(), is_near_K[:5].any()]
+        parts = [before_foreign + itself, before_foreign, in_order, is_near_K[:1].any(), is_near_K[:5].any()]
         wholes = [relatives + itself, relatives, relatives * foreign, near, near]
         rows.append(np.where(np.array(wholes) > 0, ratio(parts, np.array(wholes)), np.nan))
     return np.array(rows)

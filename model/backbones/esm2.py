@@ -149,7 +149,7 @@ def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
 
     Of RoFormer (Su et al. 2021, equation 34); ESM-2 rotates channels i and i + d/2 of each head of queries and keys.
     """
-    # In fp32 whatever the model is in: in bf16 positions beyond 256 would not even be told apart.
+    # In fp32 whatever the model is in: in bf16 positions beyond 256 would even be equal.
     positions_P = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
     angles = torch.outer(positions_P, frequencies.float())
     return RotaryTables(angles.cos(), angles.sin())

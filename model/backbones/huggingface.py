@@ -199,4 +199,4 @@ def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.i
 
 
 def _on(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)  # queued: the host goes on with the next group
+    return torch.from_numpy(array).to(device, non_blocking=True)  # queued: the host continues with the next group

@@ -127,7 +127,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the module as if its adapter had been merged; what no adapter touches is not copied."""
     state = base_state(model)
     for name, layer in _adapted_layers(model):
-        with torch.no_grad():  # added to a copy, so that training goes on with the adapter as it is
+        with torch.no_grad():  # added to a copy, so that training continues with the adapter as it is
             state[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(_ADAPTER)
     return state
 

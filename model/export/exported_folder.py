@@ -86,7 +86,7 @@ def write_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:
-    """What ``parse`` makes of the settings, the format version left out.
+    """Parse the settings, the format version left out.
 
     Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
     """

@@ -99,7 +99,7 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     }
     missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
-        # No column that was taken for something else is named as the nearest.
+        # No column that was matched with something else is named as the nearest.
         free = [title for title in titles if title not in known.values()]
         described = []
         for title in missing:

@@ -71,7 +71,7 @@ def read_keys(path: str | Path) -> list[Key]:
 
 @dataclass
 class _Bucket:
-    """What is left of an amount a minute; it fills up steadily, to a minute's amount at most."""
+    """Remainder of an amount a minute; it fills up steadily, to a minute's amount at most."""
 
     per_minute: float
     left: float = math.inf

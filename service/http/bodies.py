@@ -36,11 +36,11 @@ SMALL_BYTES = 65_536
 """Bodies up to this size are parsed at once; larger ones by one thread, one after the other, beside the event loop."""
 _PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
-"""What a value takes in Python at most, by the character of JSON that announces it: a number and the list's pointer to
+"""Bytes of a value in Python at most, by the character of JSON that announces it: a number and the list's pointer to
 it, half a short string, an entry of a dictionary, a list, a dictionary."""
 _CHEAP_BYTES = 8_000_000
 _MOST_RELATIVE = 5
-"""What the values of a body may take: so much, or so many times the body. Its own bytes and copies come on top."""
+"""Limit of the bytes of a body's values: so many, or so many times the body. Its own bytes and copies come on top."""
 _SHOWN_PROBLEMS = 3
 """A refusal names the first faults, enough to see what is meant; its length is bounded."""
 
@@ -256,7 +256,7 @@ def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
 
 
 def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
-    """What is wrong with the first fields."""
+    """Refusal that names the first wrong fields."""
     names = {*schema.model_fields, *Record.model_fields}
     sentences = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
 
 FULL_S = 0.1
-"""How long the service counts as full after it said so."""
+"""Seconds for which the service counts as full after it said so."""
 GATHERED_BYTES, GATHERED_S = 65_536, 30.0
 """A body is passed on in pieces of this size or more, or of this time."""
 LARGE_BYTES = 1_000_000

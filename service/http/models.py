@@ -21,7 +21,7 @@ RETRY_S = 2
 
 
 class Call(NamedTuple):
-    """How a model is reached: its methods as coroutines."""
+    """Methods of a model as coroutines."""
 
     about: Callable[[], Awaitable[About]]
     run: Callable[[str, Sequence[Any], str], Awaitable[Reply]]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class IndexCall(NamedTuple):
-    """How an index is reached: its methods as coroutines."""
+    """Methods of an index as coroutines."""
 
     about: Callable[[], Awaitable[AboutIndex]]
     run: Callable[[NDArray | Sequence[str], int, str, str], Awaitable[Reply]]
@@ -64,7 +64,7 @@ class Models:
         self.about = {name: await self._call(call.about) for name, call in self.calls.items()}
 
     async def mismatch(self) -> str:
-        """What is wrong with the first index whose vectors are not its model's, as both are now; '' for none."""
+        """Describe the first index whose vectors are not its model's, as both are now; '' for none."""
         await self._load()
         for index in self.about_index.values():
             space = self.about[index.model].spaces.get(index.output)
@@ -76,11 +76,11 @@ class Models:
         return ""
 
     def named(self, name: str | None) -> About:
-        """What is known of a model, by default of the first; raises RefusalError (404) where there is none."""
+        """Description of a model, by default of the first; raises RefusalError (404) where there is none."""
         return self.about[_known_name("model", self.calls, name)]
 
     def index(self, name: str | None) -> AboutIndex:
-        """What is known of an index, by default of the first; raises RefusalError (404) where there is none."""
+        """Description of an index, by default of the first; raises RefusalError (404) where there is none."""
         return self.about_index[_known_name("index", self.index_calls, name)]
 
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:

@@ -30,7 +30,7 @@ WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
 
 class Replica(ABC):
-    """What answers calls by batches, whoever they are of. Refusals are values, since Ray wraps errors."""
+    """Answers calls in batches, whoever they are of. Refusals are values, since Ray wraps errors."""
 
     _batcher: TokenBatcher | None = None
 
@@ -122,7 +122,7 @@ class ModelReplica(Replica):
         )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """How far behind it is, by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
+        """Backlog by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
         if self._batcher is None:
             return {"behind": 0.0}
         # Of a slow model half a queue is less than SCALE_UP_TOKENS: it would refuse before it is helped.

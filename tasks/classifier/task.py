@@ -1,4 +1,4 @@
-"""What the registry knows of the task."""
+"""Entry of the task in the registry."""
 
 from esmeray.model.section import ClassifierSection
 from esmeray.run_folder.metrics_log import MetricLabel

@@ -85,15 +85,15 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
             # A running mean, in which the newest step has a share of a twentieth.
             self.centre.lerp_(mean_D.detach().to(self.centre.device), 0.05)
         first = sum(len(worker[0]) for worker in workers[:rank])
-        given = []
+        batches_with_gradients = []
         for batch, count in zip(batches, counts, strict=True):
             own_rows = slice(first, first + count)
             # Rows of zeros for the fillers.
             padded_ND = functional.pad(gradients_ND[own_rows], (0, 0, 0, batch.num_sequences - count))
             padded_N = functional.pad(losses_N.detach()[own_rows], (0, batch.num_sequences - count))
-            given.append(batch.adding(by_sequence={GRADIENTS: padded_ND, LOSSES: padded_N}))
+            batches_with_gradients.append(batch.adding(by_sequence={GRADIENTS: padded_ND, LOSSES: padded_N}))
             first += count
-        return given
+        return batches_with_gradients
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """A sum whose gradient is that of the step's loss; of a batch alone, where none was given.

@@ -1,4 +1,4 @@
-"""What the registry knows of the task."""
+"""Entry of the task in the registry."""
 
 from esmeray.tasks.contrastive.section import ContrastiveSection
 from esmeray.tasks.registry import Task

@@ -167,7 +167,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
-    """What :func:`open_diffusion` opens, and the tokenizer of residues."""
+    """A model that :func:`open_diffusion` opens, and the tokenizer of residues."""
     return open_diffusion(folder), EsmSequenceTokenizer()
 
 

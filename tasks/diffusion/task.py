@@ -1,4 +1,4 @@
-"""What the registry knows of the task."""
+"""Entry of the task in the registry."""
 
 from esmeray.run_folder.metrics_log import MetricLabel
 from esmeray.tasks.diffusion.section import DiffusionSection

@@ -1,4 +1,4 @@
-"""What the registry knows of the task."""
+"""Entry of the task in the registry."""
 
 from esmeray.tasks.masked_lm.section import MaskedLMSection
 from esmeray.tasks.registry import RESIDUE_RECOVERY, Task

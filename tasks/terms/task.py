@@ -1,4 +1,4 @@
-"""What the registry knows of the task."""
+"""Entry of the task in the registry."""
 
 from esmeray.tasks.registry import Task
 from esmeray.tasks.terms.section import TermsSection

@@ -83,7 +83,7 @@ def at_call(owner: Any, method: str, calls: int, act: Call) -> None:
 
 @dataclass(frozen=True)
 class Thing:
-    """What is made, and read.
+    """A thing that is made, and read.
 
     Attributes:
         make, read: in a folder of its own; what ``read`` prints counts as its result.
@@ -158,8 +158,11 @@ def read_structures() -> None:
 
 def predicted() -> None:
     structures = folds(4)
-    residues = [structure.residues for structure in structures]
-    keep(Path("cache/fold"), residues, [Predicted(s.coordinates, s.confidence) for s in structures])
+    keep(
+        Path("cache/fold"),
+        [s.residues for s in structures],
+        [Predicted(s.coordinates, s.confidence) for s in structures],
+    )
 
 
 def read_predicted() -> None:
@@ -249,7 +252,7 @@ THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, 
         "out.csv",
     ),
 }
-"""What is flipped, by name."""
+"""Things whose bits are flipped, by name."""
 
 
 class Ended(NamedTuple):
@@ -303,7 +306,7 @@ class Bits:
         return Flip(number, name, kind_of(where.split(", bit")[0]), where, judged, ended.said)
 
     def _flipping(self, name: str, act: Call, chance: random.Random) -> Call:
-        """What reads a thing, with a flip at its start or while it runs."""
+        """Read a thing, with a flip at its start or while it runs."""
         read, moments = self.things[name].read, self.things[name].moments
         moment = chance.randint(0, moments[2]) if moments else 0
 
@@ -339,7 +342,7 @@ class Bits:
         results = {}
         for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
             results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
-        said = files if pattern == "stdout.txt" else files[1:]  # a status tells of damage in its own lines
+        said = files if pattern == "stdout.txt" else files[1:]  # a status reports damage in its own lines
         return Ended(code, "".join(file.read_text(errors="replace") for file in said), results)
 
 

@@ -53,7 +53,7 @@ def committed(attempts: list[Attempt]) -> dict[int, Attempt]:
 
 
 def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
-    """What a run did otherwise than once through the steps of ``planned``, an undisturbed run."""
+    """Differences of a run from once through the steps of ``planned``, an undisturbed run."""
     taken = committed(attempts)
     found = [f"step {number} is lost or not planned" for number in planned.steps.keys() ^ taken.keys()]
     is_exact = True

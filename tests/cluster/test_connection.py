@@ -1,4 +1,4 @@
-"""What a cluster lacks is one line."""
+"""Whatever a cluster lacks is reported in one line."""
 
 import importlib.metadata
 import json

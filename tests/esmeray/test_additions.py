@@ -31,7 +31,7 @@ class ToySection(Section):
     """Settings of the toy."""
 
     strength: float = 1.0
-    """How much of a toy it is."""
+    """Strength of the toy."""
 ''',
     "toy/task.py": """
 from esmeray.tasks.registry import Task
@@ -122,7 +122,7 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.mark.slow
 def test_a_package_adds_a_task_with_its_help_an_output_a_format_and_a_backbone(tmp_path: Path, python):
     done = python("-c", USE, str(tmp_path))
-    for text in ("--model.toy.strength", "How much of a toy it is.", ",toy}"):
+    for text in ("--model.toy.strength", "Strength of the toy.", ",toy}"):
         assert text in done.stdout, done.stderr
 
 

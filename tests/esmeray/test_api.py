@@ -1,4 +1,4 @@
-"""What ``import esmeray`` gives: every name has an example that holds, and nothing heavy is imported for the rest."""
+"""The names of ``import esmeray``: every one has an example that holds, and nothing heavy is imported for the rest."""
 
 import ast
 import doctest
@@ -26,12 +26,12 @@ from tests.service.serving import Serving
 pytestmark = pytest.mark.slow
 
 ORDER = ("read_ontology", "read_annotations", "read_scores", "evaluate_functions", "open_model", "Model")
-"""Names whose examples go on with what those before them made."""
+"""Names whose examples continue with what those before them made."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterator[dict[str, Any]]:
-    """What examples may name; what they open lies in the current folder."""
+    """Names that examples may use; what they open lies in the current folder."""
     folder = tmp_path_factory.mktemp("api")
     (folder / "proteins.fasta").write_text(">first\nMKTAYIAKQR\n>second\nMSILVTRPSP\n>third\nMKV\n")
     convert([str(folder / "proteins.fasta")], folder / "proteins.store", IngestSection())

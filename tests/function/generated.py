@@ -74,7 +74,7 @@ def read(case: Case) -> tuple[Ontology, dict[str, Annotations], dict[str, csr_ar
 
 
 def evaluated(case: Case) -> dict[str, Evaluation]:
-    """What our evaluation says of the case, by aspect."""
+    """Result of our evaluation of the case, by aspect."""
     ontology, truth, predictions = read(case)
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}

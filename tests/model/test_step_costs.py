@@ -1,4 +1,4 @@
-"""What a step costs: as many calls for many sequences, one graph for all batches and layers, no wait for the device.
+"""Costs of a step: as many calls for many sequences, one graph for all batches and layers, no wait for the device.
 
 Fillers, by which batches get one shape, change nothing.
 """
@@ -111,7 +111,7 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(name):
 
 @pytest.fixture
 def graphs() -> Iterator[dict[str, Counter]]:
-    """What torch's compiler counts, from nothing."""
+    """Counters of torch's compiler, from zero."""
     torch._dynamo.reset()
     counters.clear()
     yield counters
@@ -159,7 +159,7 @@ def test_one_graph_without_a_break_serves_every_layer_and_batch_of_an_epoch(sett
 
 def test_compiled_layers_are_traced_for_no_further_shape(graphs):
     model, counts = model_of("masked_lm"), []
-    model.backbone.compile_layers(backend="eager")  # tracing is what would go on without end
+    model.backbone.compile_layers(backend="eager")  # tracing is what would never end
     for sequences in (2, 3, 10):
         model(batch_of("masked_lm", [600 // sequences] * sequences)).loss_sum.backward()
         counts.append(graphs["stats"]["unique_graphs"])

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FakeWandbServer(ThreadingHTTPServer):
-    """The server; what it was asked and told."""
+    """The server; the requests that it received."""
 
     daemon_threads = True
     block_on_close = False

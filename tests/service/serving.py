@@ -39,7 +39,7 @@ LIMITS = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "mutation
 
 
 class LostError(Exception):
-    """What a call raises whose replica was lost."""
+    """The error of a call whose replica was lost."""
 
 
 def save_models(folder: Path) -> list[ServedModel]:

@@ -1,4 +1,4 @@
-"""What ``serve_ray.py`` refuses before Ray starts, and what it waits for."""
+"""Refusals of ``serve_ray.py`` before Ray starts, and what it waits for."""
 
 import socket
 from pathlib import Path

@@ -88,7 +88,7 @@ class Served:
         return {"base_url": address, "verify": trusted, "headers": headers, "timeout": 60}
 
     def end(self, client: httpx.Client) -> None:
-        """What was asked before the signal is answered, by either ingress, and never with a 404 of the proxy."""
+        """Requests from before the signal are answered, by either ingress, and never with a 404 of the proxy."""
         with ThreadPoolExecutor() as pool:
             slow = pool.submit(client.post, "/v1/encode", json=ASKED, headers={"x-folder": str(self.folder)})
             eventually((self.folder / "arrived").exists)

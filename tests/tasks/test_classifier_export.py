@@ -32,7 +32,7 @@ def packed(tokenizer, text):
 
 
 def card_names(folder: Path, text: str) -> dict:
-    """What the last Python lines of the card compute, for this text, by name."""
+    """Results of the card's last Python lines for this text, by name."""
     lines = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[-1]
     assert "esmeray" not in lines and "from model" not in lines and "from dataset" not in lines
     lines = lines.replace('"FOLDER"', repr(str(folder)))

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-import esmeray
+from esmeray import __version__
 from esmeray.tools.__main__ import ALONE, COMMANDS, entry_point, example, subcommands
 from esmeray.train_config.section import settings_of
 from esmeray.training.config import Config
@@ -24,7 +24,7 @@ def test_without_a_command_each_is_listed_with_an_example_on_one_screen(command)
     assert len(lines) <= 24 and all(len(line) <= 120 for line in lines)
     assert [line.split()[0] for line in lines[1:-1:2]] == list(COMMANDS)
     assert [line.split()[:2] for line in lines[2:-1:2]] == [["esmeray", command] for command in COMMANDS]
-    assert command("--version").out == f"esmeray {esmeray.__version__}\n"
+    assert command("--version").out == f"esmeray {__version__}\n"
 
 
 def test_an_unknown_name_gets_a_suggestion(command):

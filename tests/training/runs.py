@@ -25,7 +25,7 @@ from tests.runs import exported_weights, run_folder, train_losses
 from tests.worker_group import WorkerGroup
 
 Disturbance = Callable[[int], AbstractContextManager[Any]]
-"""What goes wrong in the worker of a rank within the block."""
+"""Make something go wrong in the worker of a rank within the block."""
 
 
 def train(config: Config, store_path: str | Path) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a search leaves behind: what limits, best.yaml and one page that needs nothing else."""
+"""Files that a search leaves: what limits, best.yaml and one page that needs nothing else."""
 
 import base64
 import re
@@ -57,7 +57,7 @@ def results_of(*trials: Trial, margin: float = 0.08) -> Results:
 
 
 def limits_of(*trials: Trial) -> tuple[str, str]:
-    """What limits the best of these trials, and all that is advised."""
+    """Return what limits the best of these trials, and all that is advised."""
     results = results_of(*trials)
     limit, *_ = advice = advice_for(results.best, results)
     return limit.topic, " ".join([limit.finding, *map(str, advice)])

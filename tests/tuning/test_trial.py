@@ -41,7 +41,7 @@ class OneStepEpochs:
 
 
 def scripted(monkeypatch, step_s: list[float], best: float | None = None, **measurement) -> tuple[Measurement, int]:
-    """What a trial makes of steps that take so long, and how many it took."""
+    """Measurement by a trial of steps that take so long, and the number of its steps."""
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))

@@ -32,7 +32,7 @@ CHUNK_CHARACTERS = 4_000_000
 
 
 class ClassifierRunSection(ComputeSection):
-    """How a classifier runs."""
+    """Settings with which a classifier runs."""
 
     precision: Precision = "fp32"
     """Precision of the computation."""

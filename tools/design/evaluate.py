@@ -87,7 +87,7 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
         f"{len(store) - records.size:,} of other parts, {evaluation.left_out:,} without structure or native residue",
         file=sys.stderr,
     )
-    # Structures that the model has seen flatter it: who has a split is told of the honest number.
+    # Structures that the model has seen flatter it: who has a split gets the honest value.
     if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",

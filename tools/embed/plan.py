@@ -37,7 +37,7 @@ def main(plan: EmbeddingPlanSection, made: Made) -> None:
 
 
 def cost_of(model: str) -> Cost:
-    """What a token of the model costs. Raises ConfigError or ResourceError."""
+    """Costs of a token of the model. Raises ConfigError or ResourceError."""
     # Here, since they load torch, which the help does not need.
     from esmeray.model.backbones.loading import build_backbone
     from esmeray.model.cost.flops import forward_flops

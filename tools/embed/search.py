@@ -178,8 +178,9 @@ def _searched(
         return nullcontext(index)
     from esmeray.inference.index.cluster import on_cluster  # here: it loads Ray
 
-    address = RaySection(address=ray.address)
-    return on_cluster(index, database, address, section.workers, section.cpus_per_worker, section.probes)
+    return on_cluster(
+        index, database, RaySection(address=ray.address), section.workers, section.cpus_per_worker, section.probes
+    )
 
 
 def _blocks(index: Index, queries: Embeddings | None) -> Iterator[tuple[int, list[str], Values]]:

@@ -31,10 +31,10 @@ def main(model: OfMaskedModel, campaign: MutationCampaignSection, made: Made) ->
         from esmeray.inference.mutations.job import Scorer
 
         parts = measured_parts(table, campaign, cache(lambda: Scorer(str(model), campaign, folder)), str(model))
-        found = campaigns(parts, campaign)
-        lines = campaign_lines(found)
+        rounds = campaigns(parts, campaign)
+        lines = campaign_lines(rounds)
         with made.folder(campaign.output) as building:
-            found.to_csv(building / "campaign.csv", index=False)
+            rounds.to_csv(building / "campaign.csv", index=False)
             (building / "report.md").write_text("\n".join(["# Campaign", "", *lines, ""]), encoding="utf-8")
-            draw_campaigns(building / "campaign.png", found)
+            draw_campaigns(building / "campaign.png", rounds)
     print("\n".join([*table.lines(), *lines, f"written: {campaign.output}"]))

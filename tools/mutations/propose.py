@@ -2,7 +2,7 @@
 
 Candidates are all single mutants and combinations of mutations that were measured, or rows of the fit's tables without
 a measured value. A plate is chosen for what is likely better than the best so far and, mutant by mutant, for what the
-others of the plate will not tell. Writes a CSV with the columns of the fit's table, the measured values empty: filled
+others of the plate would not show. Writes a CSV with the columns of the fit's table, the measured values empty: filled
 in, it is one more table of the next fit.
 
 Examples:

@@ -142,8 +142,7 @@ def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> 
 
 def _table(models: Sequence[Mapping[str, Any]]) -> Table:
     names = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
-    numbers = [Column(name, justify="right") for name in names]
-    table = Table("model", "device", *numbers, box=None, padding=(0, 2, 0, 0))
+    table = Table("model", "device", *(Column(name, justify="right") for name in names), box=None, padding=(0, 2, 0, 0))
     for model in models:
         of_both = [
             "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"]),

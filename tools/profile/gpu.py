@@ -279,7 +279,7 @@ def _pinned(package: str, seen: str) -> Finding:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first, with its type where it is a library's."""
+    """First line of an error's message, with its type where it is a library's."""
     return first_line(error) if isinstance(error, EsmerayError) else f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -24,7 +24,7 @@ from esmeray.train_config.loading import dump_config, load_settings
 
 
 class Arguments(Command, ServiceSettings):
-    """What to do with the settings."""
+    """Actions on the settings."""
 
     dry_run: bool = False
     """Print the resolved settings and start nothing."""

@@ -41,7 +41,7 @@ def main(plan: PlanSection, made: Made) -> None:
 
 
 def work_of(plan: PlanSection) -> scale.Work:
-    """What a token of the model costs, trained as a masked language model. Raises ConfigError or ResourceError."""
+    """Costs of a token of the model, trained as a masked language model. Raises ConfigError or ResourceError."""
     from esmeray.model.cost.flops import (
         training_flops_per_token,  # here: torch and transformers, which the help does not need
     )

@@ -23,7 +23,7 @@ from esmeray.training.config import Config, load_config
 
 
 class Arguments(Command, Config):
-    """What to do with the experiment."""
+    """Actions on the experiment."""
 
     dry_run: bool = False
     """Print the resolved settings and the plan, and start nothing."""

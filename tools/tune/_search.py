@@ -9,7 +9,7 @@ from esmeray.tuning.section import TuneConfig
 
 
 class Arguments(Command, Config):
-    """What to do with the experiment."""
+    """Actions on the experiment."""
 
     tune_: str | None = None
     """YAML file of the search."""

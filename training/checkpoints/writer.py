@@ -188,7 +188,7 @@ class CheckpointWriter:
         deadline = time.monotonic() + PEERS_TIMEOUT_S
         path = _rank_file(partial, rank)
         while not path.exists():
-            # In a thread of its own: training goes on meanwhile.
+            # In a thread of its own: training continues meanwhile.
             if self._given_up.is_set() or time.monotonic() > deadline:
                 raise TimeoutError(f"rank {rank} did not write its part in time")
             time.sleep(POLL_S)

@@ -23,7 +23,7 @@ REMEDY = (
 
 
 class NewStartError(ResourceError):
-    """Memory ran out where only a new start from the last checkpoint helps; batches are split from there on."""
+    """Out of memory where only a new start from the last checkpoint helps; batches are split from there on."""
 
     retryable = True
 

@@ -1,4 +1,4 @@
-"""What of ZeRO's stages 1 and 2 in DeepSpeed 0.19.8 is replaced, so that no step waits for the device.
+"""Replacements in ZeRO's stages 1 and 2 of DeepSpeed 0.19.8, so that no step waits for the device.
 
 DeepSpeed reads the gradients' norm and whether they are finite on the host, three times a step. Here AdamW's kernel
 clips and leaves an update out by itself, and one worker's gradients go through no bucket.

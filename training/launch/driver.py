@@ -51,7 +51,7 @@ WATCHER_TIMEOUT_S = 30.0
 
 
 Beside = Callable[[Config, Path], AbstractContextManager[Config]]
-"""What works on the cluster while the workers train, given the config and the prepared data; gives their config."""
+"""A context beside the training workers on the cluster, given the config and the prepared data; gives their config."""
 
 
 def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:

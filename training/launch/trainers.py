@@ -1,4 +1,4 @@
-"""What runs the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
+"""Runners of the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
 
 ``arguments`` are the config (plain values), store_path, folder (the driver's, as :func:`place_of` names it), cpus and
 wandb_run_id; workers get ``resized`` beside them.

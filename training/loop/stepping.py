@@ -164,7 +164,7 @@ class Stepper:
     def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
         """Test for out of memory on some worker, this one included; the others are asked once after a forward pass.
 
-        ``too_long`` are the tokens of the single sequence that it ran out on: then every worker raises ResourceError.
+        ``too_long``: tokens of the single sequence that was out of memory; then every worker raises ResourceError.
         """
         if self._agreement_due:
             self._agreement_due = False
@@ -176,7 +176,7 @@ class Stepper:
 
 
 class _BrokenOffError(Exception):
-    """Memory ran out on another worker."""
+    """Another worker was out of memory."""
 
 
 class BatchCopies:

@@ -157,7 +157,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
 
 
 class Due(NamedTuple):
-    """What follows a step."""
+    """Actions that follow a step."""
 
     evaluation: bool
     checkpoint: bool

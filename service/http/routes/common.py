@@ -1,5 +1,5 @@
-"""What routes share: the service, the kind of answer and the body as parameters of a route; what every route that
-computes does: model, scope, checks, rate, computation.
+"""Shared code of routes: the service, the kind of answer and the body as parameters of a route; the steps of one that
+computes: model, scope, checks, rate, computation.
 """
 
 import json
@@ -20,7 +20,7 @@ from esmeray.service.section import LimitsSection
 
 
 class Service(NamedTuple):
-    """What routes share."""
+    """Shared state of the routes."""
 
     models: Models
     access: Access
@@ -74,7 +74,7 @@ def ask(
 
 
 def about_of(service: Service, request: Request, model: str | None, output: str | None) -> About:
-    """What is known of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
+    """Description of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
     about = service.models.named(model)
     # Here and not in the guard, since the model's name is in the body.
     if not request.state.key.allows(about.name):

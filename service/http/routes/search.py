@@ -21,7 +21,7 @@ Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_le
 
 
 class SearchBody(BaseModel):
-    """What is searched with, and how many neighbours are wanted of each."""
+    """Queries of a search, and the number of neighbours of each."""
 
     index: str | None = Field(None, description="Default: the first; GET /v1/models lists the indexes of each model.")
     sequences: Sequences | None = Field(None, description="Sequences, or records with id and sequence.")

@@ -1,4 +1,4 @@
-"""What a run leaves behind: files that can be read, of everything that was finished."""
+"""A run leaves files that can be read, of everything that was finished."""
 
 import json
 from collections.abc import Iterator

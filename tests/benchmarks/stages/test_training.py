@@ -63,7 +63,7 @@ def called(function: str, arguments: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def lasting_processes(monkeypatch: pytest.MonkeyPatch, worker_group: WorkerGroup) -> None:
-    """What a stage calls in processes of its own is called in lasting ones: importing torch takes a new one longest."""
+    """Call in lasting processes what a stage calls in processes of its own: importing torch takes a new one longest."""
 
     def call(function: str, **arguments: Any) -> Any:
         if "worker_alone" not in function:  # transformers' Trainer leaves settings behind in its process

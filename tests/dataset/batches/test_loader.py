@@ -169,7 +169,7 @@ def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_posit
             whole += [(epoch, step) for step in batches.epoch(epoch, first_step=first_steps[-1])]
             first_steps.append(len(whole))
         assert batches.total_steps(3) == len(whole)
-        assert first_steps[1] < 20 < len(whole), "the rise goes on in the second epoch"
+        assert first_steps[1] < 20 < len(whole), "the rise continues in the second epoch"
         full = [step for epoch, step in whole if step.next_epoch == epoch]
         assert [len(step) for step in full][:3] == [1, 1, 1] and len(full[-1]) == 4
         shares = [step.num_targets / (step.num_tokens - 2 * sequences_of(step)) for _, step in whole]

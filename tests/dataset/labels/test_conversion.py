@@ -1,4 +1,4 @@
-"""A labelled store gives back what its files hold, splits as it was told, and is made once, whole, or not at all."""
+"""A labelled store gives back what its files hold, splits as set, and is made once, whole, or not at all."""
 
 import shutil
 from pathlib import Path

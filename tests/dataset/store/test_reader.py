@@ -38,7 +38,7 @@ def is_refused(store_path: Path, verify: str, clean: bytes, bit: int) -> bool:
 
 
 def all_are_refused(store_path: Path, verify: str, bits: list[int]) -> bool:
-    """Whether reading everything is refused, one flipped bit after the other; a signal breaks the pool."""
+    """Test that reading everything is refused, one flipped bit after the other; a signal breaks the pool."""
     read = partial(is_refused, store_path, verify, (store_path / DATA_FILE).read_bytes())
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         return all(pool.map(read, bits))

@@ -37,7 +37,7 @@ def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def as_published(kind: str, sequence: str) -> str:
-    """What the model cards of ProtTrans do to a sequence before they tokenize it."""
+    """Spell a sequence as the model cards of ProtTrans do before they tokenize it."""
     return " ".join(re.sub(r"[UZOB]", "X", sequence.upper())) if kind.startswith("prot_") else sequence
 
 

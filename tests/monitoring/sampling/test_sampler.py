@@ -109,7 +109,7 @@ def test_memory_is_of_the_workers_gpu_and_its_peak_of_an_epoch_whose_last_one_is
     counted = {"allocated_bytes": 600, "reserved_bytes": 800, "peak_bytes": 900, "alloc_retries": 4}
     assert torch_values == {**counted, "fragmentation": pytest.approx(0.25)}
     cuda.peak = 1500  # after the sample, before the epoch ends
-    sampler.note(2, 1, STEP)  # the epoch's last step: the run would go on at the next epoch
+    sampler.note(2, 1, STEP)  # the epoch's last step: the run would resume at the next epoch
     sampler.new_epoch()
     sampler.sample()
     sampler.note(3, 1, STEP)

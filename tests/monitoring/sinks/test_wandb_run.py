@@ -33,7 +33,7 @@ from tests.monitoring.wandb_file import read_history, read_records
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 150.0
-"""How long a test waits for what must come, on a machine under any load."""
+"""Seconds that a test waits for what must come, on a machine under any load."""
 MARK = "ESMERAY_TEST_MARK"
 RUN_ID = "abcd1234"
 RECORDS = [train(step, step) for step in range(1, 101)]

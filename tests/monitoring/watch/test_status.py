@@ -1,4 +1,4 @@
-"""A run's state is told from its files: while they are written, after the end, and when its process was killed."""
+"""A run's state is read from its files: while they are written, after the end, and when its process was killed."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What Serve's proxy answers before a request reaches the ingress."""
+"""Answers of Serve's proxy before a request reaches the ingress."""
 
 import asyncio
 from typing import Any

@@ -61,7 +61,7 @@ def prediction_of(run: Path, source: Path, output: Path, *options: object) -> li
 
 
 def content(run: Path) -> dict[str, bytes]:
-    """What predictions depend on; a store has its time of making, a card its metrics' digits alone."""
+    """Files that predictions depend on; a store has its time of making, a card its metrics' digits alone."""
     names = ["export/classifier.safetensors", "function/blend.json", "function/vectors.npy", "function/validation.txt"]
     names += [f"function/ranker_{aspect}.npz" for aspect in NAMESPACES]
     return {name: (run / name).read_bytes() for name in names}

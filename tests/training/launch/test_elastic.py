@@ -20,7 +20,7 @@ WORKERS = Workers(4, 1, use_gpu=False, sizes=(1, 2, 4))
 
 
 def needs(count: int, held: list[int], stay: int = 3) -> list[str]:
-    """What a number of workers needs after each second in which the cluster holds so many."""
+    """Decisions on the number of workers after each second in which the cluster holds so many."""
     need = Need(count, stay)
     for second, now in enumerate(held):
         need.look(Capacity(now, 4), second)
