@@ -202,8 +202,8 @@ def log_likelihoods(
     not judged."""
     length = len(structure.residues)
     at_once = max(1, tokens // (length + 2))
-    random = torch.Generator().manual_seed(0)  # the same positions for every sequence, so that scores compare
-    order = torch.rand(DRAWS, length, generator=random).argsort(1).argsort(1)
+    # The same positions for every sequence, so that scores compare.
+    order = torch.rand(DRAWS, length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
     hidden = order < torch.tensor([[max(1, round(length * (draw + 0.5) / DRAWS))] for draw in range(DRAWS)])
     jobs = [(number, draw) for number in range(len(sequences)) for draw in range(DRAWS)]
     device = next(model.parameters()).device

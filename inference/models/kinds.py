@@ -127,8 +127,7 @@ class OutputKind:
 
     def channels_of(self, model: HasOutputs) -> int | None:
         """C of this model; None where it has no such output."""
-        is_there = self.head is None or self.head in model.heads
-        return self.channels(model) if is_there else None
+        return self.channels(model) if self.head is None or self.head in model.heads else None
 
 
 def output_names() -> list[str]:
