@@ -3,7 +3,8 @@
 A query is compared by bits with the rows of the nearest clusters; the best of them are scored again by their fp16
 values. Bits lie in memory as long as the system keeps their pages, fp16 values are read a row at a time.
 
-Shape legend: n rows, Q queries, W rows of a query that are scored again, K hits of a query, C channels.
+Shape legend: n rows, Q queries, p of them that are scored together, W rows of a query that are scored again, K hits of a
+query, C channels.
 """
 
 from pathlib import Path
@@ -33,6 +34,8 @@ _TIMES = 10
 _OF_CLUSTER = 3
 """Rows that are scored again: so many, or so many times the hits, or as many as this part of a cluster has."""
 _BLOCK = 16_384
+_SCORED_AT_ONCE = 16
+"""Queries whose rows are scored together, for a cache; faiss itself is 1.4 times as fast by 512 than by 64."""
 
 
 def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
@@ -88,8 +91,6 @@ def compressed_arrays(vectors_nC: Values) -> Arrays:
 class CompressedIndex(Index):
     """See the module."""
 
-    at_once = 64
-
     def __init__(
         self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
     ) -> None:
@@ -137,9 +138,11 @@ class CompressedIndex(Index):
         # Of L2 they are squared distances.
         keys_qW = np.where(is_row_qW, -estimates_qW if self.metric == "l2" else estimates_qW, -np.inf)
         scores_qW = np.full(rows_qW.shape, -np.inf, np.float32)
-        ends = np.cumsum([0, *is_row_qW.sum(axis=1)])
-        # Of all queries at once, part by part: a read for each would cost more than the bytes.
-        vectors = self.vectors(rows_qW[is_row_qW])
-        for number, (start, stop) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
-            scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors[start:stop], queries_qC[number])
+        for first, last in ranges(len(rows_qW), _SCORED_AT_ONCE):
+            is_row_pW = is_row_qW[first:last]
+            # Of several queries at once, part by part: a read for each would cost more than the bytes.
+            vectors = self.vectors(rows_qW[first:last][is_row_pW])
+            of_queries = np.split(vectors, is_row_pW.sum(axis=1).cumsum()[:-1])
+            for number, vectors_wC in enumerate(of_queries, first):
+                scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
         return Candidates(rows_qW, keys_qW, scores_qW)

@@ -102,5 +102,8 @@ def id_arrays(blocks: Iterable[Sequence[str]]) -> Arrays:
         ids += b"".join(texts)
         sizes.append(np.array([*map(len, texts)], np.int64))
         hashes.append(hashes_of(texts))
-    offsets = np.concatenate(sizes).cumsum()
-    return {"ids": np.frombuffer(ids, np.int8), "id_offsets": offsets, "id_hashes": np.concatenate(hashes)}
+    return {
+        "ids": np.frombuffer(ids, np.int8),
+        "id_offsets": np.concatenate(sizes).cumsum(),
+        "id_hashes": np.concatenate(hashes),
+    }

@@ -44,10 +44,9 @@ def opened_queries(
     settings = {name: value for name, value in of_job.items() if name in _KEPT}
     # As the database was computed, or vectors would differ by more than proteins do; files are for this block alone.
     settings |= {"outputs": [manifest.output.partition("_layer_")[0]], "format": "npy", "dtype": "fp32"}
-    section = EmbedSection(**settings)
     with TemporaryDirectory() as folder:
         job = EmbedJobSection(
-            **section.model_dump(),
+            **EmbedSection(**settings).model_dump(),
             models=[model or (known.source if known else "")],
             random_weights=known is not None and known.random_weights,
             input=[str(queries)],
