@@ -3,8 +3,8 @@
 A query is compared by bits with the rows of the nearest clusters; the best of them are scored again by their fp16
 values. Bits lie in memory as long as the system keeps their pages, fp16 values are read a row at a time.
 
-Shape legend: n rows, Q queries, p of them that are scored together, W rows of a query that are scored again, K hits of a
-query, C channels.
+Shape legend: n rows, Q queries, p of them that are scored together, W rows of a query that are scored again, K hits of
+a query, C channels.
 """
 
 from pathlib import Path
