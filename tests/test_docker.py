@@ -4,13 +4,13 @@ import importlib
 import json
 import re
 import shlex
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
+from esmeray import __version__
 from esmeray.common.command_line import run
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.section import ServiceSettings
@@ -25,7 +25,7 @@ COMPOSE = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DOCKER / "compose
 OBJECTS = [part for path in sorted(DOCKER.glob("kuberay/*.yaml")) for part in yaml.safe_load_all(path.read_text())]
 KINDS = {part["kind"]: part for part in OBJECTS}
 CLUSTERS = [KINDS["RayCluster"]["spec"], KINDS["RayService"]["spec"]["rayClusterConfig"]]
-IMAGE = "esmeray:" + tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+IMAGE = f"esmeray:{__version__}"
 
 
 def groups(cluster: dict) -> list[dict]:
