@@ -8,11 +8,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from esmeray.common.errors import parsing
 from esmeray.common.publishing import atomic_file, writing
@@ -38,6 +39,17 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).data)
+
+
+def scratch_array(folder: Path, shape: Sequence[int], dtype: DTypeLike) -> NDArray:
+    """An array of zeros in a file without a name: the system may write it to the disk where memory is short.
+
+    Raises ResourceError where the disk has no room for it.
+    """
+    with writing(folder), TemporaryFile(dir=folder) as file:
+        # Room first: a mapped file on a full disk ends the process. A file of no bytes can't be mapped.
+        os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * np.dtype(dtype).itemsize))
+        return np.memmap(file, dtype, shape=tuple(shape))
 
 
 class RangedArray:

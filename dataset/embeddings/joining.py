@@ -6,10 +6,8 @@ temporary file in the order of the first.
 Shape legend: N records, n of a block, C channels.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
+from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
@@ -103,10 +102,7 @@ def _in_order(source: Embeddings, order_N: NDArray[np.int32], rows: int, folder:
     if (order_N == np.arange(len(source))).all():
         yield from (block_nC for _, block_nC in source.finite_blocks(rows))
         return
-    shape = len(source), source.channels
-    with TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a mapped file on a full disk ends the process
-        ordered_NC = np.memmap(file, dtype=np.float32, shape=shape)
-        for start, block_nC in source.finite_blocks(rows):
-            ordered_NC[order_N[start : start + len(block_nC)]] = block_nC
-        yield from (ordered_NC[start:stop] for start, stop in ranges(len(source), rows))
+    ordered_NC = scratch_array(folder, (len(source), source.channels), np.float32)
+    for start, block_nC in source.finite_blocks(rows):
+        ordered_NC[order_N[start : start + len(block_nC)]] = block_nC
+    yield from (ordered_NC[start:stop] for start, stop in ranges(len(source), rows))

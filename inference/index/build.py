@@ -1,9 +1,9 @@
 """Build an index, or extend one: from folders of embeddings to a folder of parts.
 
-Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). Of the ids, whose
-hashes are all compared before, 12 bytes each are in memory then and 4 from then on. The parts that are done lie in
-``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
-links of those that are there: none is written anew, and whoever has the old one open keeps it.
+Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). Hashes of the
+ids, which are all compared before, lie in a file, 12 bytes an id. The parts that are done lie in ``OUTPUT.partial``,
+where the same command resumes; the index appears when it is complete. An extension adds parts to links of those that
+are there: none is written anew, and whoever has the old one open keeps it.
 
 Shape legend: N records of a source, n rows of a part, C channels.
 """
@@ -20,7 +20,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
 from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
-from esmeray.dataset.embeddings.arrays import write_arrays
+from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
@@ -97,7 +97,7 @@ def build_index(
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        rows = list(_new_rows(opened, None if base is None else open_index(base)))
+        rows = list(_new_rows(opened, None if base is None else open_index(base), partial))
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
@@ -183,19 +183,19 @@ def _model_of(source: Embeddings) -> SourceModel | None:
         )
 
 
-def _new_rows(sources: Sequence[Embeddings], index: Index | None) -> Iterator[NewRows]:
+def _new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
     """Those that the index and the sources before lack; refuses sources that the index can't be compared with."""
     count = 0
-    # One array, sorted in place, for memory: hashes of what is there and of the sources before, then of this one.
-    hashes = np.empty(sum(map(len, sources)) + (index.count if index else 0), np.uint64)
+    # Sorted in place: hashes of what is there and of the sources before, then of this one.
+    hashes = scratch_array(folder, [sum(map(len, sources)) + (index.count if index else 0)], np.uint64)
     if index is not None:
         for source in sources:
             source.refuse_other_space(index)
         count = index.count
-        hashes[:count] = index.id_hashes
+        index.id_hashes(out=hashes[:count])
     for source in sources:
         hashes[:count].sort()
-        records = np.empty(len(source), np.min_scalar_type(len(source)))
+        records = scratch_array(folder, [len(source)], np.min_scalar_type(len(source)))
         new = 0
         for start, stop in ranges(len(source), INDEX_ROWS):
             hashes_n = hashes_of([record_id.encode() for record_id in source.column("id", start, stop).to_pylist()])

@@ -67,10 +67,9 @@ class Index(ABC):
         """N."""
         return self.manifest.count
 
-    @property
-    def id_hashes(self) -> NDArray[np.uint64]:
-        """(N,) XXH3-64 of the ids."""
-        return np.concatenate([part["id_hashes"] for part in self._parts])
+    def id_hashes(self, out: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+        """(N,) XXH3-64 of the ids, written to ``out`` where it is given."""
+        return np.concatenate([part["id_hashes"] for part in self._parts], out=out)
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
@@ -99,7 +98,7 @@ class Index(ABC):
 
     @cached_property
     def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        hashes_N = self.id_hashes
+        hashes_N = self.id_hashes()
         # Stable, so that of equal ids the first comes first.
         order_N = np.argsort(hashes_N, kind="stable")
         return hashes_N[order_N], order_N + self._firsts[0]
