@@ -34,7 +34,6 @@ from esmeray.train_config.section import (
     sections_of,
     settings_of,
 )
-from esmeray.training.config import Config
 
 
 class Command(Section):
@@ -112,7 +111,11 @@ class Main:
 
     def __call__(self, argv: list[str]) -> int:
         parameters = signature(self.work).parameters
-        run = Config if "overrides" in parameters else Section
+        run: type[Section] = Section
+        if "overrides" in parameters:
+            from esmeray.training.config import Config  # here: it loads the sections of all tasks
+
+            run = Config
         arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
         values = dict(arguments)
         if "made" in parameters:

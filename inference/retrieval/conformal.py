@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.labels.label_space import level_ids
-from esmeray.dataset.labels.values import labels_by_id
-from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
 
@@ -72,6 +70,8 @@ def calibrated(
     A hit is false if it has another label, or differs before its last ``level`` parts; those without a label count for
     nothing. ``queries``: file of the ids that calibrate. Raises DataError for ids that are not there, and for too few.
     """
+    from esmeray.dataset.labels.values import labels_by_id  # here: it loads pyarrow's functions of tables
+
     labels = labels_by_id(labels_file, "id", label_column, "search")
     ids = index.ids(np.arange(index.count))
     numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
@@ -97,6 +97,8 @@ def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArr
         raise DataError(f"{labels}: has none of the ids that are searched, or no label of them")
     if path is None:
         return np.array(list(numbers.values()))
+    from esmeray.dataset.table import numbered_lines
+
     wanted = []
     for line, text in numbered_lines(path):
         name = text.strip()
