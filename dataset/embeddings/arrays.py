@@ -15,14 +15,17 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from esmeray.common.errors import parsing
+from esmeray.common.errors import DataError, parsing
 from esmeray.common.publishing import atomic_file, writing
+from esmeray.common.verification import verified
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 
 _NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8", "int64": "I64", "uint64": "U64"}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
 _ALIGNMENT = 64
+_BLOCK = 2**16
+"""Bytes of a checksum: the fewer, the less is read for a row; the more, the fewer checksums are in memory."""
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
@@ -52,11 +55,68 @@ def scratch_array(folder: Path, shape: Sequence[int], dtype: DTypeLike) -> NDArr
         return np.memmap(file, dtype, shape=tuple(shape))
 
 
+def write_checksums(path: Path) -> None:
+    """Write the XXH3-64 of each block of a file to one beside it, by which :class:`CheckedFile` reads it."""
+    content = np.memmap(path, np.uint8, "r")
+    digests = [xxhash.xxh3_64_intdigest(content[at : at + _BLOCK].data) for at in range(0, len(content), _BLOCK)]
+    with writing(path), atomic_file(_checksums(path)) as temporary:
+        np.array(digests, "<u8").tofile(temporary)
+
+
+def _checksums(path: Path) -> Path:
+    return path.with_name(f"{path.name}.blocks")
+
+
+class CheckedFile:
+    """A mapped file of which a block is compared with its checksum when it is first read: of a large one few are.
+
+    Attributes:
+        content: its bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.content = np.memmap(path, np.uint8, "r")
+        self._digests = np.fromfile(verified(_checksums(path)), "<u8")
+        self._is_checked = np.zeros(len(self._digests), bool)
+
+    def check_range(self, start: int, size: int) -> None:
+        """:meth:`check` of ``size`` bytes, at least one."""
+        self.check(np.append(np.arange(start, start + size, _BLOCK), start + size - 1))
+
+    def check(self, bytes_n: NDArray[np.int64]) -> None:
+        """Compare the blocks that have these bytes. Raises DataError where one is not as it was written."""
+        blocks_n = bytes_n // _BLOCK
+        for block in np.unique(blocks_n[~self._is_checked[blocks_n]]).tolist():
+            if xxhash.xxh3_64_intdigest(self.content[block * _BLOCK :][:_BLOCK].data) != self._digests[block]:
+                raise DataError(f"{self._path}: damaged: its checksums are others; make or copy the folder again")
+            self._is_checked[block] = True
+
+
+class CheckedArray:
+    """An array (N, ...) in a :class:`CheckedFile`, of which rows are taken."""
+
+    def __init__(self, file: CheckedFile, array: NDArray) -> None:
+        self._file = file
+        self._array = array
+        self.shape = array.shape
+        self._row_bytes = array.itemsize * math.prod(array.shape[1:])
+        # One in each block that has a part of the first row.
+        within = np.append(np.arange(0, self._row_bytes, _BLOCK), self._row_bytes - 1)
+        self._bytes_of_first = array.ctypes.data - file.content.ctypes.data + within
+
+    def __getitem__(self, rows: slice | NDArray[np.integer]) -> NDArray:
+        """The rows; DataError where a block with a part of them is damaged."""
+        numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows.ravel()
+        self._file.check((numbers[:, None] * self._row_bytes + self._bytes_of_first).ravel())
+        return self._array[rows]
+
+
 class RangedArray:
     """An array (N, ...) in a file at a URI, of which a slice of rows is fetched when it is taken."""
 
     def __init__(self, file: BinaryIO, offset: int, shape: Sequence[int], dtype: np.dtype) -> None:
-        self._file = file
+        self.file = file
         self._offset = offset
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -68,8 +128,8 @@ class RangedArray:
     def __getitem__(self, rows: slice) -> NDArray:
         """The rows; ValueError where the file ends before."""
         start, stop, _ = rows.indices(len(self))
-        self._file.seek(self._offset + start * self._row_bytes)
-        read = self._file.read((stop - start) * self._row_bytes)
+        self.file.seek(self._offset + start * self._row_bytes)
+        read = self.file.read((stop - start) * self._row_bytes)
         return np.frombuffer(read, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
@@ -83,6 +143,14 @@ def open_npy(file: Path | BinaryIO) -> NDArray | RangedArray:
     return RangedArray(file, file.tell(), shape, dtype)
 
 
+def open_checked(path: Path) -> dict[str, Any]:
+    """The arrays of a file that has checksums of its blocks. Raises DataError where it is missing or damaged."""
+    with parsing(path, "make or copy the folder again"):
+        file = CheckedFile(path)
+        file.check_range(0, 1)  # the block of the header
+        return {name: CheckedArray(file, array) for name, array in _arrays_in(file.content).items()}
+
+
 def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[str, Any]:
     """The arrays as read-only views of the mapped file; of one at a URI ``values`` are fetched by rows.
 
@@ -90,22 +158,25 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
     """
     with parsing(where or str(file), "remove it, and compute it again"):
         if isinstance(file, Path):
-            mapped: Any = np.memmap(file, mode="r", dtype=np.uint8)
+            return _arrays_in(np.memmap(file, mode="r", dtype=np.uint8))
+        return _arrays_in(RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8)))
+
+
+def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
+    """Those of the bytes of a safetensors file."""
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    if length > len(content) - 8:  # before so much is read
+        raise ValueError(f"a header of {length:,} bytes")
+    header = json.loads(content[8 : 8 + length].tobytes())
+    arrays: dict[str, Any] = {}
+    for name, kind in header.items():
+        start, end = (8 + length + offset for offset in kind["data_offsets"])
+        dtype = _DTYPES[kind["dtype"]]
+        if name == "values" and isinstance(content, RangedArray):
+            arrays[name] = RangedArray(content.file, start, kind["shape"], dtype)
         else:
-            mapped = RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8))
-        length = int.from_bytes(mapped[:8].tobytes(), "little")
-        if length > len(mapped) - 8:  # before so much is read
-            raise ValueError(f"a header of {length:,} bytes")
-        header = json.loads(mapped[8 : 8 + length].tobytes())
-        arrays: dict[str, Any] = {}
-        for name, kind in header.items():
-            start, end = (8 + length + offset for offset in kind["data_offsets"])
-            dtype = _DTYPES[kind["dtype"]]
-            if name == "values" and not isinstance(file, Path):
-                arrays[name] = RangedArray(file, start, kind["shape"], dtype)
-            else:
-                arrays[name] = np.asarray(mapped[start:end]).view(dtype).reshape(kind["shape"])
-        return arrays
+            arrays[name] = np.asarray(content[start:end]).view(dtype).reshape(kind["shape"])
+    return arrays
 
 
 def arrays_checksum(identity: str, arrays: Arrays) -> str:

@@ -20,7 +20,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
 from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
-from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays
+from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, ranges
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
@@ -292,6 +292,8 @@ def _write_part(
         arrays = compressed_arrays(vectors_nC)
         write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
     write_arrays(path, {**id_arrays(piece.ids()), **arrays})
+    for large in [] if trained is None else [path, entry.path(folder, ".lists")]:
+        write_checksums(large)
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}
     return entry.model_copy(update={"files": files})
 

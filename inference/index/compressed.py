@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import parsing
 from esmeray.common.publishing import atomic_file
 from esmeray.common.verification import verified
-from esmeray.dataset.embeddings.arrays import Arrays
+from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index
@@ -97,11 +97,13 @@ def _widened(codes_nC: NDArray[np.float16]) -> Values:
     return bits_nC.view(np.float32) * np.float32(2.0 ** (127 - 15))
 
 
-def _open_lists(path: Path) -> Any:
-    """The lists of a part, mapped."""
+def _open_lists(path: Path, clusters: int) -> tuple[CheckedFile, Any]:
+    """The lists of a part, mapped, of which only their sizes have been compared with the checksums."""
     with parsing(path, REMEDY):
+        content = CheckedFile(path)
+        content.check_range(0, 32 + 8 * clusters)  # the header, which has the size of each list
         lists: Any = faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP)
-        return faiss.downcast_InvertedLists(lists)
+        return content, faiss.downcast_InvertedLists(lists)
 
 
 class CompressedIndex(Index):
@@ -111,7 +113,9 @@ class CompressedIndex(Index):
         self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
     ) -> None:
         """``rows``: of the whole index, of which ``manifest`` may have some parts."""
-        parts = [open_part(folder, part, shapes(manifest, part)) for part in manifest.parts]
+        parts = [open_part(folder, part, shapes(manifest, part), True) for part in manifest.parts]
+        for part in parts:
+            part.update({name: part[name][:] for name in ("deviations", "centre")})  # which each query needs
         super().__init__(folder, manifest, parts, first_row)
         trained = verified(folder / TRAINED_FILE)
         with parsing(trained, REMEDY):
@@ -120,7 +124,7 @@ class CompressedIndex(Index):
         self._rotation: Any = faiss.downcast_VectorTransform(chain.at(0))
         self._clusters: Any = faiss.extract_index_ivf(self._trained)
         nlist = self._clusters.nlist
-        self._part_lists = [_open_lists(verified(part.path(folder, ".lists"))) for part in manifest.parts]
+        self._part_lists = [_open_lists(part.path(folder, ".lists"), nlist) for part in manifest.parts]
         # faiss' own stack of lists (1.15) copies a cluster's bits for each query: of three parts a third of its time.
         self._lists: Any = faiss.ArrayInvertedLists(nlist, self._clusters.code_size)
         self._clusters.replace_invlists(self._lists, False)
@@ -144,12 +148,14 @@ class CompressedIndex(Index):
         """Put the lists of clusters into memory that are not there yet."""
         with self._loading:
             for cluster in clusters_n[~self._is_loaded[clusters_n]].tolist():
-                sizes = [lists.list_size(cluster) for lists in self._part_lists]
+                sizes = [lists.list_size(cluster) for _, lists in self._part_lists]
                 # At once: a list that grows part by part would take twice the memory.
                 self._lists.resize(cluster, sum(sizes))
                 first = 0
-                for lists, size in zip(self._part_lists, sizes, strict=True):
+                for (content, lists), size in zip(self._part_lists, sizes, strict=True):
                     if size:
+                        # Codes, and behind them ids of 8 bytes.
+                        content.check_range(lists.lists.at(cluster).offset, size * (lists.code_size + 8))
                         entries = lists.get_ids(cluster), lists.get_codes(cluster)
                         self._lists.update_entries(cluster, first, size, *entries)
                         first += size

@@ -60,7 +60,7 @@ class Index(ABC):
         self.metric = manifest.metric
         self._parts = parts
         # Row of the first of each part, numbered through; the last is that behind all.
-        self._firsts = np.cumsum([first_row, *(len(part["id_hashes"]) for part in parts)])
+        self._firsts = np.cumsum([first_row, *(part.rows for part in manifest.parts)])
 
     @property
     def count(self) -> int:
@@ -69,7 +69,7 @@ class Index(ABC):
 
     def id_hashes(self, out: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
         """(N,) XXH3-64 of the ids, written to ``out`` where it is given."""
-        return np.concatenate([part["id_hashes"] for part in self._parts], out=out)
+        return np.concatenate([part["id_hashes"][:] for part in self._parts], out=out)
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""

@@ -4,10 +4,13 @@
 ``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,) and ``id_hashes`` (n,), the
                            XXH3-64 of each, beside the arrays of the kind
 ``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
+``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
 ``trained.faiss``          of a compressed index, the clusters, without lists
 
-Files are verified when they are first read (:mod:`esmeray.common.verification`), and mapped. Shape legend: n rows of a
-part, C channels.
+Files are mapped, and verified when they are first read (:mod:`esmeray.common.verification`); those with checksums of
+blocks a block at a time, since few rows of a compressed index are read for a query.
+
+Shape legend: n rows of a part, C channels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
 from esmeray.common.verification import verified
-from esmeray.dataset.embeddings.arrays import Arrays, open_arrays
+from esmeray.dataset.embeddings.arrays import open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import MetricName
@@ -81,10 +85,10 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         return IndexManifest.model_validate_json(verified(path).read_bytes())
 
 
-def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]) -> Arrays:
-    """The arrays of a part, verified. Raises DataError where one is missing or of another shape."""
+def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]], by_blocks: bool) -> dict[str, Any]:
+    """The arrays of a part, verified, or ``by_blocks``. Raises DataError where one is missing or of another shape."""
     path = entry.path(folder, ".safetensors")
-    arrays = open_arrays(verified(path))
+    arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(verified(path))
     with parsing(path, REMEDY):
         for name, shape in {**shapes, "id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,)}.items():
             if arrays[name].shape != shape:
@@ -92,7 +96,7 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
     return arrays
 
 
-def id_arrays(blocks: Iterable[Sequence[str]]) -> Arrays:
+def id_arrays(blocks: Iterable[Sequence[str]]) -> dict[str, NDArray]:
     """Arrays kept of a part's ids, which come in blocks: as strings of Python all would take gigabytes."""
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
 from esmeray.dataset.embeddings.reader import Embeddings
 from esmeray.inference.index import build
@@ -131,6 +132,17 @@ def test_a_flipped_bit_is_refused(sources, tmp_path, kind):
         if path.is_file() and path.name != "esmeray.json":
             assert refuse_silence(path, lambda: hits(folder), count=6) == 6, path.name
     refuse_silence(folder / "esmeray.json", lambda: hits(folder), count=12)
+
+
+def test_of_a_compressed_index_the_blocks_that_a_query_needs_are_verified_and_no_others(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_BLOCK", 256)
+    folder = tmp_path / "index"
+    build_index([sources[0]], section(folder, kind="compressed"))
+    files = [folder / "parts" / f"00000.{suffix}" for suffix in ("lists", "safetensors")]
+    nearest = [
+        refuse_silence(path, lambda: open_index(folder, probes=1).search(QUERIES[:1], 1), count=40) for path in files
+    ]
+    assert all(0 < noticed < 40 for noticed in nearest), nearest
 
 
 def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, tmp_path):
