@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from esmeray.inference.index.build import num_lists
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section
 
 BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
@@ -28,12 +29,12 @@ class EmbeddingAssumptions(Section):
     """Tokens per second of a device, in place of peak and mfu: nearly the residues/s in the table of embed run."""
     peak_tflops: PositiveFloat | None = None
     """Peak TFLOP/s of a device in the precision. Default: that of a known GPU."""
-    exact_products_per_s: PositiveFloat = 7.5e10
-    """Multiplications and additions per second and core of an exact search (faiss Flat: 235 queries/s at 1,000,000
-    vectors of 320 channels)."""
+    exact_products_per_s: PositiveFloat = 2.6e10
+    """Multiplications and additions per second and core of an exact search, by default those of an AMD Zen 3 (80
+    queries/s at 1,000,000 vectors of 320 channels); more where products are in bf16."""
     compressed_queries_per_s: PositiveFloat = 3464.0
-    """Queries per second and core of a compressed index of 1,000,000 vectors; they fall with the square root of the
-    vectors, as clusters are 4 times that many."""
+    """Queries per second and core of a compressed index of 1,000,000 vectors, by default those of an AMD Zen 3; they
+    fall as clusters have more vectors, of which a fixed number is searched."""
 
 
 class EmbeddingPlanSection(Section):
@@ -94,17 +95,23 @@ def tokens_per_s(plan: EmbeddingPlanSection, cost: Cost, peak_tflops: float) -> 
     return plan.assume.tokens_per_s or 1e12 * peak_tflops * plan.assume.mfu / flops
 
 
+def _cluster_rows(rows: float, channels: int) -> float:
+    return rows / num_lists(int(rows), channels)
+
+
 def forecast(plan: EmbeddingPlanSection, cost: Cost, rate: float, proteins: float) -> Forecast:
     """Values for so many proteins, at ``rate`` tokens per second and device."""
     hours = proteins * (plan.residues + 2) / (rate * plan.devices) / 3600  # two special tokens a protein
     rows = proteins * (plan.residues if plan.output == "residues" else 1)
     if plan.index == "exact":
-        index_bytes = memory_bytes = proteins * 4 * cost.channels
+        memory_bytes = proteins * 4 * cost.channels
+        index_bytes = proteins * 6 * cost.channels  # fp32 and the filter in bf16
         core_queries = plan.assume.exact_products_per_s / (proteins * cost.channels)
     else:
         memory_bytes = proteins * (cost.channels / 8 + CODE_BYTES)
         index_bytes = memory_bytes + proteins * 2 * cost.channels  # fp16 values, by which the best are scored again
-        core_queries = plan.assume.compressed_queries_per_s * (AT_ROWS / proteins) ** 0.5
+        smaller = _cluster_rows(AT_ROWS, cost.channels) / _cluster_rows(proteins, cost.channels)
+        core_queries = plan.assume.compressed_queries_per_s * smaller
     return Forecast(
         proteins,
         hours,

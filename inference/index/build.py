@@ -46,6 +46,10 @@ PART_BYTES = 2**29
 """Of a part's vectors in fp32, which are in memory at a time."""
 PART_ROWS = 2**21
 """Of a part at most: where vectors are short, ids would be most of it."""
+SAMPLED = 64
+"""Vectors of a cluster of a compressed index by which it is found."""
+FEWEST_SAMPLED = 39
+"""For which faiss asks."""
 _BLOCK = 16_384
 
 
@@ -210,6 +214,17 @@ def _new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) 
         yield NewRows(source, records[:new])
 
 
+def num_lists(rows: int, channels: int) -> int:
+    """Clusters of a compressed index of so many rows."""
+    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
+    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // FEWEST_SAMPLED))
+
+
+def _most_sampled(channels: int) -> int:
+    # faiss copies the sample: so many are in memory at a time.
+    return max(1, _part_rows(channels) // 2)
+
+
 def _part_rows(channels: int) -> int:
     return max(1, min(PART_ROWS, PART_BYTES // (4 * channels)))
 
@@ -222,20 +237,19 @@ def _trained(
         return None
     if base is not None:
         return base / TRAINED_FILE
-    from esmeray.inference.index.compressed import SAMPLED, num_lists, train  # here: it loads faiss
+    from esmeray.inference.index.compressed import train  # here: it loads faiss
 
     path = partial / TRAINED_FILE
     count = sum(len(group.records) for group in rows)
-    most = max(1, _part_rows(manifest.channels) // 2)
-    lists = section.lists or num_lists(count, most)
+    lists = section.lists or num_lists(count, manifest.channels)
     if lists > count:
         raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
     recorded = path.with_suffix(".xxh128")
     if recorded.exists():
         check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
     else:
-        # Evenly from all, and no more than half of a part has, since faiss copies it: so many are in memory at a time.
-        share = min(1, min(SAMPLED * lists, most) / count)
+        # Evenly from all.
+        share = min(1, min(SAMPLED * lists, _most_sampled(manifest.channels)) / count)
         sample = []
         for group in rows:
             chosen = np.linspace(0, len(group.records) - 1, round(share * len(group.records)), dtype=np.int64)

@@ -27,10 +27,6 @@ from esmeray.inference.index.metric import MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part
 
 PROBES = 32
-SAMPLED = 64
-"""Vectors of a cluster by which it is found."""
-FEWEST_SAMPLED = 39
-"""For which faiss asks."""
 _FEWEST = 100
 _TIMES = 10
 _OF_CLUSTER = 3
@@ -44,12 +40,6 @@ def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...
     """The shapes of a part's arrays."""
     channels = (manifest.channels,)
     return {"codes": (part.rows, *channels), "deviations": channels, "centre": channels}
-
-
-def num_lists(rows: int, most_sampled: int) -> int:
-    """Clusters of so many rows, found by a sample of at most ``most_sampled``."""
-    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
-    return max(1, min(int(4 * rows**0.5), min(rows, most_sampled) // FEWEST_SAMPLED))
 
 
 def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None:
