@@ -89,7 +89,7 @@ class CheckedFile:
         blocks_n = bytes_n // _BLOCK
         for block in np.unique(blocks_n[~self._is_checked[blocks_n]]).tolist():
             if xxhash.xxh3_64_intdigest(self.content[block * _BLOCK :][:_BLOCK].data) != self._digests[block]:
-                raise DataError(f"{self._path}: damaged: its checksums are others; make or copy the folder again")
+                raise DataError(f"{self._path}: damaged: a block has another checksum; make or copy the folder again")
             self._is_checked[block] = True
 
 

@@ -29,10 +29,10 @@ class EmbeddingAssumptions(Section):
     """Tokens per second of a device, in place of peak and mfu: nearly the residues/s in the table of embed run."""
     peak_tflops: PositiveFloat | None = None
     """Peak TFLOP/s of a device in the precision. Default: that of a known GPU."""
-    exact_products_per_s: PositiveFloat = 2.6e10
-    """Multiplications and additions per second and core of an exact search, by default those of an AMD Zen 3 (80
+    exact_products_per_s: PositiveFloat = 2.8e10
+    """Multiplications and additions per second and core of an exact search, by default those of an AMD Zen 3 (89
     queries/s at 1,000,000 vectors of 320 channels); more where products are in bf16."""
-    compressed_queries_per_s: PositiveFloat = 3464.0
+    compressed_queries_per_s: PositiveFloat = 1200.0
     """Queries per second and core of a compressed index of 1,000,000 vectors, by default those of an AMD Zen 3; they
     fall as clusters have more vectors, of which a fixed number is searched."""
 
