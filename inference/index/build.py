@@ -46,9 +46,9 @@ PART_BYTES = 2**29
 """Of a part's vectors in fp32, which are in memory at a time."""
 PART_ROWS = 2**21
 """Of a part at most: where vectors are short, ids would be most of it."""
-SAMPLED = 64
+_SAMPLED = 64
 """Vectors of a cluster of a compressed index by which it is found."""
-FEWEST_SAMPLED = 39
+_FEWEST_SAMPLED = 39
 """For which faiss asks."""
 _BLOCK = 16_384
 
@@ -217,7 +217,7 @@ def _new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) 
 def num_lists(rows: int, channels: int) -> int:
     """Clusters of a compressed index of so many rows."""
     # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
-    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // FEWEST_SAMPLED))
+    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _FEWEST_SAMPLED))
 
 
 def _most_sampled(channels: int) -> int:
@@ -249,7 +249,7 @@ def _trained(
         check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
     else:
         # Evenly from all.
-        share = min(1, min(SAMPLED * lists, _most_sampled(manifest.channels)) / count)
+        share = min(1, min(_SAMPLED * lists, _most_sampled(manifest.channels)) / count)
         sample = []
         for group in rows:
             chosen = np.linspace(0, len(group.records) - 1, round(share * len(group.records)), dtype=np.int64)

@@ -103,7 +103,7 @@ class CompressedIndex(Index):
         self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
     ) -> None:
         """``rows``: of the whole index, of which ``manifest`` may have some parts."""
-        parts = [open_part(folder, part, shapes(manifest, part), True) for part in manifest.parts]
+        parts = [open_part(folder, part, shapes(manifest, part), by_blocks=True) for part in manifest.parts]
         for part in parts:
             part.update({name: part[name][:] for name in ("deviations", "centre")})  # which each query needs
         super().__init__(folder, manifest, parts, first_row)

@@ -22,7 +22,7 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
     if manifest.kind == "exact":
         if probes is not None:
             raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
-        opened = [open_part(folder, part, shapes(manifest, part), False) for part in manifest.parts]
+        opened = [open_part(folder, part, shapes(manifest, part), by_blocks=False) for part in manifest.parts]
         return ExactIndex(folder, manifest, opened, first_row)
     from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
 
