@@ -1,9 +1,9 @@
 """Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
-Values are strings of CSV and TSV, Python's own types of Parquet. The separator of text is comma, semicolon or tab,
-whichever the header shows, since spreadsheets write each into a file called CSV. Rows count from 1, without the header
-and blank lines. A quote where none may be is an error where it would swallow rows. Files of lines without header or
-quotes come by :func:`numbered_lines`.
+Values are strings of CSV and TSV, Python's own types of Parquet; None is a missing one (:data:`MISSING`). The
+separator of text is comma, semicolon or tab, whichever the header shows, since spreadsheets write each into a file
+called CSV. Rows count from 1, without the header and blank lines. A quote where none may be is an error where it would
+swallow rows. Files of lines without header or quotes come by :func:`numbered_lines`.
 """
 
 import csv
@@ -11,7 +11,7 @@ import difflib
 import io
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,8 +40,21 @@ _WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
 _NOWHERE = "\x1f"
 """A delimiter that no line has."""
 
+MISSING = frozenset(
+    (
+        *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+        *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    )
+)
+"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list."""
+
 Columns = dict[str, Sequence[Any]]
 """The values of some rows by column; None is a missing one."""
+
+
+def is_missing(text: str, keep: Collection[str] = ()) -> bool:
+    """Test for a text that means a missing value; ``keep`` has texts that are values all the same, such as NA."""
+    return text.strip() in MISSING.difference(keep) | {""}
 
 
 def is_table_name(path: Path) -> bool:
@@ -52,12 +65,13 @@ class Table:
     """One table, read once from first to last row.
 
     ``wanted`` has for each column to read the setting that names it, for messages; empty where none does. ``finished``
-    has the file as it was read, alone, once it was.
+    has the file as it was read, alone, once it was. ``keep`` has texts of :data:`MISSING` that are values here.
     """
 
-    def __init__(self, path: Path, wanted: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, wanted: Mapping[str, str], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
         self._path = path
+        self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
         self._wanted = wanted
         self._opened: ReadAhead | None = None
 
@@ -76,7 +90,8 @@ class Table:
             for batch in self._parquet() if is_parquet else self._text():
                 # As Python's objects a few thousand rows at a time: a block of 32 MiB would take ten times that.
                 for start in range(0, batch.num_rows, PART_ROWS):
-                    yield num_rows + start + 1, batch.slice(start, PART_ROWS).to_pydict()
+                    part = batch.slice(start, PART_ROWS)
+                    yield num_rows + start + 1, dict(zip(part.schema.names, map(self._values, part), strict=True))
                 num_rows += batch.num_rows
         if not num_rows:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
@@ -88,6 +103,14 @@ class Table:
             for name, values in part.items():
                 columns[name] += values
         return dict(columns)
+
+    def _values(self, column: pa.Array) -> list[Any]:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
+            column = pc.if_else(pc.is_in(trimmed, self._missing), None, column)
+        return column.to_pylist()
 
     def _text(self) -> Iterator[pa.RecordBatch]:
         with ReadAhead(self._path) as raw:

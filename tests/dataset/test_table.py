@@ -5,6 +5,7 @@ import gzip
 import io
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.table import PART_ROWS, Table
+from esmeray.dataset.table import MISSING, PART_ROWS, Table, is_missing
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
 rows_of_text = st.lists(st.tuples(any_text, any_text), min_size=1, max_size=20)
@@ -49,8 +50,25 @@ def test_any_text_comes_back_by_the_separator_of_the_header(tmp_path_factory, ro
     csv.writer(text, delimiter=separator).writerows([(name, "label"), *rows])
     content = text.getvalue().encode("utf-8-sig" if mark else "utf-8")
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
-    assert values(path, name, "label") == rows
-    assert values(path, "label") == [(label,) for _, label in rows]
+    expected = [tuple(None if is_missing(value) else value for value in row) for row in rows]
+    assert values(path, name, "label") == expected
+    assert values(path, "label") == [(label,) for _, label in expected]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    missing=st.sampled_from(sorted(MISSING)),
+    blanks=st.tuples(st.text(" \t", max_size=2), st.text(" \t", max_size=2)),
+    suffix=st.sampled_from([".csv", ".parquet"]),
+)
+def test_whatever_pandas_counts_as_missing_is_missing(tmp_path_factory, missing, blanks, suffix):
+    path = tmp_path_factory.mktemp("table") / f"in{suffix}"
+    frame = pd.DataFrame({"text": ["MKT", missing.join(blanks), "NANA"], "label": ["x", "y", "z"]})
+    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
+    assert values(path, "text") == [("MKT",), (None,), ("NANA",)]
+    if missing:
+        kept = Table(path, {"text": ""}, keep=[missing]).columns()["text"]
+        assert kept == ["MKT", missing.join(blanks), "NANA"]
 
 
 def test_one_column_has_no_separator(tmp_path):
@@ -59,7 +77,7 @@ def test_one_column_has_no_separator(tmp_path):
 
 
 def test_parquet_values_keep_their_types(tmp_path):
-    columns = {"a": [1, None], "b": [0.5, float("inf")], "c": [True, None], "d": [["x", "y"], []], "e": ["é\n", ""]}
+    columns = {"a": [1, None], "b": [0.5, float("inf")], "c": [True, None], "d": [["x", "y"], []], "e": ["é\n", None]}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     assert values(tmp_path / "in.parquet", *columns) == list(zip(*columns.values(), strict=True))
 
