@@ -62,12 +62,18 @@ def ask(
     sequences: str | list[str | Record],
     *,
     output: str | None = None,
+    dimensions: int | None = None,
     masks: bool = False,
     crop: bool = False,
+    cut: str = "",
 ) -> Query:
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
-    ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
+    # Other APIs cut vectors to fewer channels; a cut mean of ours would be no embedding, so it is refused.
+    if dimensions not in (None, about.outputs.get(output or "")):
+        detail = f"dimensions: the model has {about.outputs[output or '']}; leave it out"
+        raise RefusalError(422, detail, param="dimensions")
+    ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop, cut=cut)
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)
