@@ -86,7 +86,7 @@ async def arrays_answer(
     kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, channels: Sequence[str] = (), **columns: Any
 ) -> Response:
     """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON. Tables have further ``columns``,
-    and one for each of the ``channels`` of vectors that have names.
+    and one for each of the ``channels``, the names of the numbers of a vector.
 
     .npy is (N, D); of several arrays of different lengths it is their rows end to end, (sum of L, D).
     """
@@ -94,20 +94,17 @@ async def arrays_answer(
         return json_answer(content)
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
-    is_vectors = isinstance(arrays, np.ndarray)
-    if kind == CSV and not is_vectors:  # CSV has no lists
+    if kind == CSV and not isinstance(arrays, np.ndarray):  # CSV has no lists
         raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
     if kind == CSV and not channels:
         channels = [f"{name}_{number}" for number in range(len(arrays[0]))]
-    heads, values = ["id", *columns], [list(ids), *columns.values()]
-    if is_vectors and channels:
-        # A class may be called id.
-        heads += [f"{name}_{channel}" if channel in heads else channel for channel in channels]
-        values += [*arrays.T]
-    else:
-        heads, values = [*heads, name], [*values, _column(arrays)]
+    values = np.asarray(arrays).T if channels else [_column(arrays)]
+    # A class may be called id.
+    taken = {head: f"{name}_{head}" for head in ("id", *columns)}
+    heads = ["id", *columns, *(taken.get(channel, channel) for channel in channels or [name])]
+    table = pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads)
     # Parquet and CSV of a large answer take the event loop for a while otherwise.
-    return await asyncio.to_thread(table_answer, kind, pa.table([*map(pa.array, values)], names=heads))
+    return await asyncio.to_thread(table_answer, kind, table)
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:

@@ -8,7 +8,7 @@ import asyncio
 import io
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -65,8 +65,7 @@ class Body(BaseModel):
     @classmethod
     def _known_fields(cls, values: Any) -> Any:
         # Ends at the first: pydantic's own check describes each of a million unknown fields.
-        unknown = unknown_name(values if isinstance(values, dict) else (), cls.model_fields)
-        if unknown:
+        for unknown in unknown_names(values if isinstance(values, dict) else (), cls.model_fields):
             raise PydanticCustomError("unknown_field", "unknown field; {unknown}", {"unknown": unknown})
         return values
 
@@ -159,22 +158,23 @@ def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> d
     fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
     check_query(request, fields)
     lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
-    return {name: query.getlist(name) if name in lists else query[name] for name in query}
+    values = {name: query.getlist(name) for name in query}
+    # A field of one value that is given twice stays a list, which its schema refuses.
+    return {name: many[0] if len(many) == 1 and name not in lists else many for name, many in values.items()}
 
 
-def check_query(request: Request, names: Iterable[str]) -> None:
+def check_query(request: Request, names: Collection[str]) -> None:
     """Refuse parameters (422) that nothing reads: misspelled, they would be left out without a word."""
-    if unknown := unknown_name(request.query_params, names):
+    for unknown in unknown_names(request.query_params, names):
         raise RefusalError(422, f"the query of the address has an unknown parameter; {unknown}")
 
 
-def unknown_name(given: Iterable[str], known: Iterable[str]) -> str:
-    """The known names, and the first of the given ones that is not among them; '' if there is none."""
-    names = list(known)
-    unknown = next((printable(name, longest=40) for name in given if name not in names), None)
-    if unknown is None:
-        return ""
-    return f"there are {', '.join(names) or 'none'}; not {unknown!r}{did_you_mean(unknown, names)}"
+def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """The known names, and each of the given ones that is not among them, in a sentence."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name[:LONGEST_ID], known)
+            yield f"there are {', '.join(known) or 'none'}; not {printable(name, longest=40)!r}{hint}"
 
 
 def checked(
@@ -189,10 +189,9 @@ def checked(
     """Ids and texts of a sequence or many within the limits; of a model of residues, in the letters of its alphabet.
 
     ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it; ``cut`` is the end
-    that is cut off here, left or right. Raises RefusalError (413, 422) that names the first record that is refused.
+    that is cut off here, left or right, if a token is a residue. Raises RefusalError (413, 422) that names the first
+    record that is refused.
     """
-    if cut and not about.one_token_per_residue:
-        raise RefusalError(422, f"truncate: model {about.name} counts tokens of its own; cut its texts yourself")
     records = [sequences] if isinstance(sequences, str) else sequences
     _check_number(len(records), "sequences", limits)
     ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
@@ -203,8 +202,8 @@ def checked(
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
             text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
-        if cut:
-            text = text[:longest] if cut == "right" else text[-longest:]
+            if cut:  # only here: how many letters the tokens of another model have is not known
+                text = text[:longest] if cut == "right" else text[-longest:]
         length = residues_of(text)
         if length > longest:
             raise RefusalError(

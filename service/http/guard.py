@@ -50,10 +50,12 @@ class Guard:
             return
         service = self.service
         # Probes send HEAD, which every GET route answers: the server, whose scope is another, leaves out the body.
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         # Of text-embeddings-inference. It is no public path, unlike the page.
-        is_root = (method, scope["path"]) == ("POST", "/")
-        scope = {**scope, "method": method, "path": "/embed" if is_root else scope["path"]}
+        is_root = (scope["method"], scope["path"]) == ("POST", "/")
+        if is_root:
+            scope = {**scope, "path": "/embed"}
         headers = dict(scope["headers"])
         # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
         callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")

@@ -35,14 +35,10 @@ class RefusalError(Exception):
         detail: str,
         retry_after_s: int | None = None,
         headers: Mapping[str, str] | None = None,
-        *,
-        param: str | None = None,
-        code: str | None = None,
         **facts: Any,
     ) -> None:
         super().__init__(detail)
         self.status, self.detail, self.facts = status, detail, facts
-        self.param, self.code = param, code
         self.headers = dict(headers or {})
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(retry_after_s)
@@ -50,12 +46,11 @@ class RefusalError(Exception):
     def response(self, scope: Scope, request_id: str) -> Response:
         # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
         detail = printable(self.detail, longest=500)
+        other_types = ("Validation", "invalid_request_error") if self.status < 500 else ("Backend", "server_error")
         if scope["path"] in _TEI_ROUTES or (scope["method"], scope["path"]) == ("POST", "/"):
-            other_type = "Validation" if self.status < 500 else "Backend"
-            body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_type)}
+            body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_types[0])}
             media_type = "application/json"
         else:
-            other_type = "invalid_request_error" if self.status < 500 else "server_error"
             body = {
                 "type": "about:blank",
                 "title": HTTPStatus(self.status).phrase,
@@ -63,9 +58,9 @@ class RefusalError(Exception):
                 "detail": detail,
                 "error": {
                     "message": detail,
-                    "type": _OPENAI_TYPES.get(self.status, other_type),
-                    "param": self.param,
-                    "code": self.code,
+                    "type": _OPENAI_TYPES.get(self.status, other_types[1]),
+                    "param": self.facts.get("param"),
+                    "code": self.facts.get("code"),
                 },
                 **{key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()},
                 "request_id": request_id,

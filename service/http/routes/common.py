@@ -70,9 +70,8 @@ def ask(
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
     # Other APIs cut vectors to fewer channels; a cut mean of ours would be no embedding, so it is refused.
-    if dimensions not in (None, about.outputs.get(output or "")):
-        detail = f"dimensions: the model has {about.outputs[output or '']}; leave it out"
-        raise RefusalError(422, detail, param="dimensions")
+    if output is not None and dimensions not in (None, about.outputs[output]):
+        raise RefusalError(422, f"dimensions: the model has {about.outputs[output]}; leave it out", param="dimensions")
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop, cut=cut)
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))

@@ -128,14 +128,15 @@ async def info(request: Request, service: Shared) -> Response:
     """The first model and the limits."""
     about = about_of(service, request, None, None)
     limits = service.limits
-    label2id = {label: number for number, label in enumerate(about.labels)}
-    classifier = {"id2label": dict(enumerate(about.labels)), "label2id": label2id}
+    classes = {name: number for number, name in enumerate(about.labels)}
     return json_answer(
         {
             "model_id": about.name,
             "model_sha": about.fingerprint,
             "model_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(about.precision, "float32"),
-            "model_type": {"classifier": classifier} if about.labels else {"embedding": {"pooling": "mean"}},
+            "model_type": {"classifier": {"id2label": dict(enumerate(about.labels)), "label2id": classes}}
+            if about.labels
+            else {"embedding": {"pooling": "mean"}},
             "max_concurrent_requests": limits.requests,
             "max_input_length": min(limits.sequence_residues, about.longest or limits.sequence_residues),
             "max_batch_tokens": about.tokens,

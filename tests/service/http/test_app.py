@@ -173,6 +173,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/v1/encode", {"sequences": ["MK"], "output": "decoded"}, 422, "output: String should match pattern"),
     ("/v1/encode?output=max", {"sequences": ["MK"], "output": "max"}, 422, "output: is in the query of the address"),
     ("/v1/encode?outptu=max", {"sequences": ["MK"]}, 422, "has an unknown parameter; there are model, output; not 'ou"),
+    ("/v1/encode?output=max&output=mean", {"sequences": ["MK"]}, 422, "output: Input should be a valid string"),
     ("/v1/encode", {"sequences": ["MK"], "ouput": "max"}, 422, "not 'ouput' (did you mean output?)"),
     ("/v1/masked", {"sequences": ["MK"], "methd": "masked"}, 422, "not 'methd' (did you mean method?)"),
     ("/v1/search", {"ids": ["P0"], "topk": 50}, 422, "not 'topk' (did you mean top_k?)"),
@@ -327,6 +328,11 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
         answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
         assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
         assert "at least a letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
+        # What is cut are residues: a text is never cut at a wrong place.
+        body = {"inputs": "a cell divides", "truncate": True}
+        assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}
+        long = client.post("/", json={**body, "inputs": "a cell divides " * 30})
+        assert long.status_code == 422 and "more than 100; send a shorter one" in long.json()["error"]
 
 
 def test_health_comes_before_models_and_ready_after(serving: Serving):
