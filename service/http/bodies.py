@@ -66,7 +66,7 @@ class Body(BaseModel):
     def _known_fields(cls, values: Any) -> Any:
         # Ends at the first: pydantic's own check describes each of a million unknown fields.
         for unknown in unknown_names(values if isinstance(values, dict) else (), cls.model_fields):
-            raise PydanticCustomError("unknown_field", "unknown field; {unknown}", {"unknown": unknown})
+            raise PydanticCustomError("unknown_field", "unknown field {unknown}", {"unknown": unknown})
         return values
 
 
@@ -166,15 +166,15 @@ def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> d
 def check_query(request: Request, names: Collection[str]) -> None:
     """Refuse parameters (422) that nothing reads: misspelled, they would be left out without a word."""
     for unknown in unknown_names(request.query_params, names):
-        raise RefusalError(422, f"the query of the address has an unknown parameter; {unknown}")
+        raise RefusalError(422, f"the query of the address has an unknown parameter {unknown}")
 
 
 def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """The known names, and each of the given ones that is not among them, in a sentence."""
+    """Each of the given names that is not among the known ones, with those that there are."""
     for name in given:
         if name not in known:
             hint = did_you_mean(name[:LONGEST_ID], known)
-            yield f"there are {', '.join(known) or 'none'}; not {printable(name, longest=40)!r}{hint}"
+            yield f"{printable(name, longest=40)!r}{hint}; there are {', '.join(known) or 'none'}"
 
 
 def checked(
