@@ -88,7 +88,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         case HTTPException(status_code=404):
             refusal = RefusalError(404, "no such address; see /docs")
         case HTTPException(status_code=405):
-            allowed = (error.headers or {})["Allow"].replace("GET", "GET, HEAD")
+            allowed = (error.headers or {}).get("Allow", "").replace("GET", "GET, HEAD")
             refusal = RefusalError(405, f"this address takes {allowed}", headers={"Allow": allowed})
         case HTTPException():
             refusal = RefusalError(error.status_code, error.detail)

@@ -16,15 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from esmeray.common.text import did_you_mean
