@@ -102,9 +102,10 @@ async def arrays_answer(
     # A class may be called id.
     taken = {head: f"{name}_{head}" for head in ("id", *columns)}
     heads = ["id", *columns, *(taken.get(channel, channel) for channel in channels or [name])]
-    table = pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads)
     # Parquet and CSV of a large answer take the event loop for a while otherwise.
-    return await asyncio.to_thread(table_answer, kind, table)
+    return await asyncio.to_thread(
+        table_answer, kind, pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads)
+    )
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:

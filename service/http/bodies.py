@@ -165,8 +165,10 @@ def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]
     """Each of the given names that is not among the known ones, with those that there are."""
     for name in given:
         if name not in known:
-            hint = did_you_mean(name[:LONGEST_ID], known)
-            yield f"{printable(name, longest=40)!r}{hint}; there are {', '.join(known) or 'none'}"
+            yield (
+                f"{printable(name, longest=40)!r}{did_you_mean(name[:LONGEST_ID], known)}; "
+                f"there are {', '.join(known) or 'none'}"
+            )
 
 
 def checked(

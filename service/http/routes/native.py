@@ -113,8 +113,8 @@ async def classify(
         {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
         for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
     ]
-    classes = () if about.label_kind == "per_residue" else about.labels
     content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
+    classes = () if about.label_kind == "per_residue" else about.labels
     return await arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped)
 
 

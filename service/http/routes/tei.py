@@ -18,7 +18,6 @@ from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
 
 router = APIRouter(responses=problems("application/json"))
-_Single = Annotated[list[Entry], Field(min_length=1, max_length=1)]
 
 
 class InputsBody(Body):
@@ -58,9 +57,12 @@ class PredictBody(TruncatedBody):
     """Body of /predict."""
 
     # A flat list would be a pair of texts in this API.
-    inputs: str | Annotated[list[_Single], Field(min_length=1, fail_fast=True)] = Field(  # type: ignore[assignment]
-        description="One sequence, or a list of one for each of many."
-    )
+    inputs: (
+        str
+        | Annotated[
+            list[Annotated[list[Entry], Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True)
+        ]
+    ) = Field(description="One sequence, or a list of one for each of many.")  # type: ignore[assignment]
     raw_scores: Literal[False] = False
     parameters: dict[str, Any] = Field({}, max_length=0, description="Of huggingface_hub; there are none.")
 
@@ -98,8 +100,10 @@ async def predict(
     texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
     query = ask(service, request, None, texts, output=CLASSES, cut=body.cut)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
-    ranked = [sorted(zip(values.tolist(), about.labels, strict=True), reverse=True) for values in shares]
-    answer = [[{"score": score, "label": label} for score, label in row] for row in ranked]
+    answer = [
+        [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
+        for values in shares
+    ]
     return json_answer(answer[0] if isinstance(body.inputs, str) else answer)
 
 
