@@ -111,9 +111,9 @@ class Client:
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
-        """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
+        """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
         for answer in self._answers(_requests(sequences), "/v1/classify", {}, "application/json"):
-            yield from answer.json()["data"]
+            yield from _classes(answer.json())
 
     def search(
         self,
@@ -222,6 +222,10 @@ class Client:
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             tries += 1
+
+
+def _classes(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return ({**row, "labels": content["labels"]} for row in content["data"])
 
 
 def _requests(sequences: Iterable[GivenSequence], most: int = REQUEST_SEQUENCES) -> Iterator[dict[str, Any]]:

@@ -83,10 +83,10 @@ def _json_blocks(values: NDArray) -> Iterator[bytes]:
 
 
 async def arrays_answer(
-    kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, **columns: Any
+    kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, channels: Sequence[str] = (), **columns: Any
 ) -> Response:
-    """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON, ``columns`` stand beside them in
-    tables.
+    """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON. Tables have further ``columns``,
+    and one for each of the ``channels``, the names of the numbers of a vector.
 
     .npy is (N, D); of several arrays of different lengths it is their rows end to end, (sum of L, D).
     """
@@ -94,13 +94,18 @@ async def arrays_answer(
         return json_answer(content)
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
-    channels = {name: _column(arrays)}
-    if kind == CSV:  # which has no lists: a column for each channel
-        if not isinstance(arrays, np.ndarray):
-            raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
-        channels = {f"{name}_{number}": pa.array(values_N) for number, values_N in enumerate(arrays.T)}
+    if kind == CSV and not isinstance(arrays, np.ndarray):  # CSV has no lists
+        raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
+    if kind == CSV and not channels:
+        channels = [f"{name}_{number}" for number in range(len(arrays[0]))]
+    values = np.asarray(arrays).T if channels else [_column(arrays)]
+    # A class may be called id.
+    taken = {head: f"{name}_{head}" for head in ("id", *columns)}
+    heads = ["id", *columns, *(taken.get(channel, channel) for channel in channels or [name])]
     # Parquet and CSV of a large answer take the event loop for a while otherwise.
-    return await asyncio.to_thread(table_answer, kind, pa.table({"id": list(ids), **columns, **channels}))
+    return await asyncio.to_thread(
+        table_answer, kind, pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads)
+    )
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:

@@ -16,13 +16,13 @@ from esmeray.service.http.bodies import check_query
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes import native, nim, openai, operations, search, tei
+from esmeray.service.http.routes import native, openai, operations, search, tei
 from esmeray.service.http.routes.common import Service, problems
 from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
 
-ROUTES = (openai, native, search, tei, nim, operations)
+ROUTES = (openai, native, search, tei, operations)
 """Modules of routes, in the order in which /docs lists them."""
 DESCRIPTION = """Embeddings, latents, classes, mutation scores and neighbours of proteins. Bodies are JSON, or FASTA as
 text/x-fasta with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
@@ -87,6 +87,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
             refusal = error
         case HTTPException(status_code=404):
             refusal = RefusalError(404, "no such address; see /docs")
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "").replace("GET", "GET, HEAD")
+            refusal = RefusalError(405, f"this address takes {allowed}", headers={"Allow": allowed})
         case HTTPException():
             refusal = RefusalError(error.status_code, error.detail)
         case RequestValidationError():  # whose own text repeats what was sent
@@ -96,4 +99,4 @@ async def _refuse(request: Request, error: Exception) -> Response:
         case _:
             log.error("request %s failed", request.state.request_id, exc_info=error)
             refusal = RefusalError(500, "the service failed; its log has the request's id")
-    return refusal.response(request.url.path, request.state.request_id)
+    return refusal.response(request.scope, request.state.request_id)

@@ -1,14 +1,14 @@
 """Bodies of requests to checked values within the limits: JSON of each endpoint's schema, FASTA, or arrays.
 
 Limits are checked on the bytes, before anything is built from them: 16 MB of the shortest records would be 8 GB of
-objects. A refusal names the record, and echoes nothing else.
+objects. A refusal names the record or the unknown field, and repeats nothing else.
 """
 
 import asyncio
 import io
 import re
 from codecs import BOM_UTF8
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,13 +16,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
+from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.door import LARGE_BYTES, give_back_memory
-from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.refusals import RefusalError, printable
 from esmeray.service.section import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
@@ -47,7 +48,21 @@ _SHOWN_PROBLEMS = 3
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-class Record(BaseModel):
+class Body(BaseModel):
+    """Fields of an object of JSON. An unknown one is refused: misspelled, it would be left out without a word."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, values: Any) -> Any:
+        # Ends at the first: pydantic's own check describes each of a million unknown fields.
+        for unknown in unknown_names(values if isinstance(values, dict) else (), cls.model_fields):
+            raise PydanticCustomError("unknown_field", "unknown field {unknown}", {"unknown": unknown})
+        return values
+
+
+class Record(Body):
     """A sequence with its id."""
 
     id: Annotated[str, Field(max_length=LONGEST_ID)]
@@ -64,7 +79,7 @@ Entry = Annotated[
     Discriminator(
         _type_name,
         custom_error_type="entry",
-        custom_error_message="must be a sequence, or an object with id and sequence",
+        custom_error_message="must be a sequence, or an object with id and sequence; not a number, null or token ids",
     ),
 ]
 Sequences = Annotated[list[Entry], Field(min_length=1, fail_fast=True)]
@@ -79,7 +94,7 @@ OneOrMany = Annotated[
 ]
 
 
-class SequencesBody(BaseModel):
+class SequencesBody(Body):
     """Sequences for a model."""
 
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
@@ -135,23 +150,41 @@ def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> d
     fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
     check_query(request, fields)
     lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
-    return {name: query.getlist(name) if name in lists else query[name] for name in query}
+    values = {name: query.getlist(name) for name in query}
+    # A field of one value that is given twice stays a list, which its schema refuses.
+    return {name: many[0] if len(many) == 1 and name not in lists else many for name, many in values.items()}
 
 
 def check_query(request: Request, names: Collection[str]) -> None:
-    """Refuse parameters (422) that nothing reads: they would be misspelt in silence."""
-    if not request.query_params.keys() <= {*names}:
-        detail = f"there are {', '.join(names)}" if names else "there are none"
-        raise RefusalError(422, f"the query of the address has an unknown parameter; {detail}")
+    """Refuse parameters (422) that nothing reads: misspelled, they would be left out without a word."""
+    for unknown in unknown_names(request.query_params, names):
+        raise RefusalError(422, f"the query of the address has an unknown parameter {unknown}")
+
+
+def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """Each of the given names that is not among the known ones, with those that there are."""
+    for name in given:
+        if name not in known:
+            yield (
+                f"{printable(name, longest=40)!r}{did_you_mean(name[:LONGEST_ID], known)}; "
+                f"there are {', '.join(known) or 'none'}"
+            )
 
 
 def checked(
-    sequences: str | list[str | Record], limits: LimitsSection, about: About, *, masks: bool = False, crop: bool = False
+    sequences: str | list[str | Record],
+    limits: LimitsSection,
+    about: About,
+    *,
+    masks: bool = False,
+    crop: bool = False,
+    cut: str = "",
 ) -> tuple[list[str], list[str]]:
     """Ids and texts of a sequence or many within the limits; of a model of residues, in the letters of its alphabet.
 
-    ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it. Raises
-    RefusalError (413, 422) that names the first record that is refused.
+    ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it; ``cut`` is the end
+    that is cut off here, left or right, if a token is a residue. Raises RefusalError (413, 422) that names the first
+    record that is refused.
     """
     records = [sequences] if isinstance(sequences, str) else sequences
     _check_number(len(records), "sequences", limits)
@@ -163,6 +196,8 @@ def checked(
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
             text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
+            if cut:  # only here: how many letters the tokens of another model have is not known
+                text = text[:longest] if cut == "right" else text[-longest:]
         length = residues_of(text)
         if length > longest:
             raise RefusalError(
@@ -258,9 +293,8 @@ def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
 def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
     """Refusal that names the first wrong fields."""
     names = {*schema.model_fields, *Record.model_fields}
-    sentences = []
-    for problem in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]:
-        # Other names are tags of pydantic's, or keys of the body, which are not repeated.
-        path = [str(step) for step in problem["loc"] if isinstance(step, int) or step in names]
-        sentences.append(f"{'.'.join(path)}: {problem['msg']}")
-    return RefusalError(422, "; ".join(sentences))
+    problems = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]
+    # Other names are tags of pydantic's, or keys of the body, which are not repeated.
+    paths = [".".join(str(step) for step in each["loc"] if isinstance(step, int) or step in names) for each in problems]
+    sentences = [f"{path or 'body'}: {problem['msg']}" for path, problem in zip(paths, problems, strict=True)]
+    return RefusalError(422, "; ".join(sentences), param=paths[0] or None)

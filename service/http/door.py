@@ -50,7 +50,7 @@ class Door:
         refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
         if refusal is not None:
             request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
-            answer = refusal.response(scope["path"], request_id)
+            answer = refusal.response(scope, request_id)
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
             return

@@ -49,6 +49,13 @@ class Guard:
             await self.app(scope, receive, send)
             return
         service = self.service
+        # Probes send HEAD, which every GET route answers: the server, whose scope is another, leaves out the body.
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        # Of text-embeddings-inference. It is no public path, unlike the page.
+        is_root = (scope["method"], scope["path"]) == ("POST", "/")
+        if is_root:
+            scope = {**scope, "path": "/embed"}
         headers = dict(scope["headers"])
         # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
         callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")
@@ -82,6 +89,8 @@ class Guard:
             async with asyncio.timeout(service.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
                     await asyncio.shield(loading)
+                if is_root and service.models.named(None).label_kind:  # known since the models are loaded
+                    scope["path"] = "/predict"
                 await self.app(scope, body, answer)
         except RefusalError as refusal:
             await answer.refuse(refusal, scope, receive)
@@ -189,4 +198,4 @@ class _Answer:
     async def refuse(self, refusal: RefusalError, scope: Scope, receive: Receive) -> None:
         """Answer with the refusal, unless an answer has begun."""
         if not self.status:
-            await refusal.response(scope["path"], self.request_id)(scope, receive, self)
+            await refusal.response(scope, self.request_id)(scope, receive, self)

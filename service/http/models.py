@@ -130,5 +130,10 @@ class Models:
 def _known_name(kind: str, calls: Mapping[str, Any], name: str | None) -> str:
     known = list(calls)
     if not known or (name is not None and name not in known):
-        raise RefusalError(404, f"no such {kind}; there are {', '.join(known) or 'none'} (GET /v1/models)")
+        raise RefusalError(
+            404,
+            f"no such {kind}; there are {', '.join(known) or 'none'} (GET /v1/models)",
+            param=kind,
+            code=f"{kind}_not_found",
+        )
     return name or known[0]

@@ -1,5 +1,8 @@
-"""Refusals of a request, and the body that each API has for them: RFC 9457 (application/problem+json), or that of
-text-embeddings-inference on its routes. No body echoes what was sent but the id of a record.
+"""Refusals of a request, and the body that each API has for them.
+
+On the routes of text-embeddings-inference it is that API's. Everywhere else it is RFC 9457 (application/problem+json),
+whose member ``error`` is the object that OpenAI's clients read. Of what was sent, a body repeats at most the id of a
+record and the name of an unknown field.
 """
 
 import json
@@ -8,17 +11,23 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 MOST_BYTES = 4096
-TEI_ROUTES = ("/embed", "/embed_all", "/info", "/tokenize")
-_TEI_TYPES = {400: "empty", 401: "unauthorized", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
+_TEI_ROUTES = (
+    *("/embed", "/embed_all", "/predict", "/tokenize", "/info"),
+    # Not served: who asks for them reads the 404 of that API.
+    *("/embed_sparse", "/rerank", "/similarity", "/decode"),
+)
+_TEI_TYPES = {400: "Empty", 401: "Unauthorized", 429: "Overloaded", 503: "Unhealthy"}
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ROOM_TOKENS = "X-Room-Tokens"
 """Header of a refusal for overload: tokens of a request that would have been taken."""
 
 
 class RefusalError(Exception):
     """A request that is not answered: the status of HTTP, one sentence of what is wrong, where, and what to do, and
-    further members of the body, as ``record`` and ``limit``."""
+    further members of the body, as ``record`` and ``limit``; ``param`` and ``code`` are for OpenAI's clients."""
 
     def __init__(
         self,
@@ -34,12 +43,12 @@ class RefusalError(Exception):
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(retry_after_s)
 
-    def response(self, path: str, request_id: str) -> Response:
+    def response(self, scope: Scope, request_id: str) -> Response:
         # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
-        detail = printable(self.detail, longest=600)
-        if path in TEI_ROUTES:
-            other_type = "validation" if self.status < 500 else "backend"
-            body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_type)}
+        detail = printable(self.detail, longest=500)
+        other_types = ("Validation", "invalid_request_error") if self.status < 500 else ("Backend", "server_error")
+        if scope["path"] in _TEI_ROUTES or (scope["method"], scope["path"]) == ("POST", "/"):
+            body: dict[str, Any] = {"error": detail, "error_type": _TEI_TYPES.get(self.status, other_types[0])}
             media_type = "application/json"
         else:
             body = {
@@ -47,6 +56,12 @@ class RefusalError(Exception):
                 "title": HTTPStatus(self.status).phrase,
                 "status": self.status,
                 "detail": detail,
+                "error": {
+                    "message": detail,
+                    "type": _OPENAI_TYPES.get(self.status, other_types[1]),
+                    "param": self.facts.get("param"),
+                    "code": self.facts.get("code"),
+                },
                 **{key: printable(value) if isinstance(value, str) else value for key, value in self.facts.items()},
                 "request_id": request_id,
             }

@@ -1,7 +1,8 @@
 """Ask the service: embeddings or classes of FASTA files, from a machine that needs neither torch nor Ray.
 
-Embeddings are written as Parquet: id, and the values of each output; classes as TSV: id, label, probabilities. Many
-requests are on their way at once; those that the service refuses for overload are sent again.
+Embeddings are written as Parquet: id, and the values of each output. Classes are written as TSV: id, label, and a
+column with the probability of each class, named for the class. Many requests are on their way at once; those that the
+service refuses for overload are sent again.
 
 Examples:
   esmeray serve query --query.input proteins.fasta --query.output vectors.parquet \
@@ -11,6 +12,7 @@ Examples:
 --query.model locations
 """
 
+import csv
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -86,12 +88,14 @@ def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]]
 def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]], _: str) -> int:
     """Write a line for each record; returns their number."""
     number = 0
-    with path.open("w", encoding="utf-8") as file:
-        file.write("id\tlabel\tprobabilities\n")
-        for row in client.classify(records):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        for number, row in enumerate(client.classify(records), 1):
             label, values = row.get("label", ""), row["probabilities"]
             text = ";".join(label) if isinstance(label, list) else label
-            flat = [] if isinstance(values[0], list) else values  # those of residues are in the letters
-            file.write(f"{row['id']}\t{text}\t{','.join(f'{value:.6g}' for value in flat)}\n")
-            number += 1
+            # Classes of residues are letters of the label; their probabilities are left out.
+            classes = [] if isinstance(values[0], list) else row["labels"]
+            if number == 1:
+                table.writerow(["id", "label", *classes])
+            table.writerow([row["id"], text, *(f"{value:.6g}" for value in values[: len(classes)])])
     return number

@@ -223,8 +223,10 @@ async function download(kind) {
     let blob;
     if (kind === "csv" && (task === "masked" || answer.kind === "per_residue")) {
       const heads = ["id", "position", ...(answer.letters || answer.labels)];
-      const lines = answer.data.flatMap(({id, probabilities}) => probabilities.map((row, n) => [id, n + 1, ...row].join()));
-      blob = new Blob([[heads.join(), ...lines].join("\n")], {type: "text/csv"});
+      const rows = answer.data.flatMap(({id, probabilities}) => probabilities.map((row, n) => [id, n + 1, ...row]));
+      // Ids and classes may have commas, quotes and line breaks.
+      const quoted = (cell) => typeof cell === "string" ? `"${cell.replaceAll('"', '""')}"` : cell;
+      blob = new Blob([[heads, ...rows].map((row) => row.map(quoted).join()).join("\n")], {type: "text/csv"});
     } else {
       const accept = kind === "csv" ? "text/csv" : "application/vnd.apache.parquet";
       blob = await (await post(TASKS[task].path, content, accept)).blob();

@@ -62,12 +62,17 @@ def ask(
     sequences: str | list[str | Record],
     *,
     output: str | None = None,
+    dimensions: int | None = None,
     masks: bool = False,
     crop: bool = False,
+    cut: str = "",
 ) -> Query:
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
-    ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
+    # Other APIs cut vectors to fewer channels; a cut mean of ours would be no embedding, so it is refused.
+    if output is not None and dimensions not in (None, about.outputs[output]):
+        raise RefusalError(422, f"dimensions: the model has {about.outputs[output]}; leave it out", param="dimensions")
+    ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop, cut=cut)
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)

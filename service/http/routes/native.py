@@ -11,7 +11,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from scipy.special import softmax
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
@@ -19,7 +19,7 @@ from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutation, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.http.answers import Arrays, arrays_answer, json_answer, table_answer
-from esmeray.service.http.bodies import SequencesBody
+from esmeray.service.http.bodies import Body, SequencesBody
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import (
     Accepted,
@@ -44,7 +44,7 @@ class EncodeBody(SequencesBody):
     output: str = Field("mean", pattern=f"^({_ENCODED})$", description="One vector a protein, or a row a residue.")
 
 
-class DecodeBody(BaseModel):
+class DecodeBody(Body):
     """Latents of an autoencoder."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -101,7 +101,10 @@ async def decode(
 async def classify(
     request: Request, service: Shared, kind: Accepted, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
 ) -> Response:
-    """Probabilities of a classifier's classes; numbers of a regression."""
+    """Probabilities of a classifier's classes; numbers of a regression.
+
+    Tables have a column for each class, with its name; of residues, one of lists.
+    """
     query = ask(service, request, body.model, body.sequences, output=CLASSES, crop=True)
     about = query.about
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
@@ -111,7 +114,8 @@ async def classify(
         for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
     ]
     content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
-    return await arrays_answer(kind, query.ids, shares, "probabilities", content, cropped=cropped)
+    classes = () if about.label_kind == "per_residue" else about.labels
+    return await arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped)
 
 
 @router.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody))

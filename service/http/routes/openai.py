@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings`` and ``GET /v1/models``, as OpenAI's clients speak them."""
+"""``POST /v1/embeddings``, ``GET /v1/models`` and one of them, as OpenAI's clients speak them."""
 
 import base64
 from collections.abc import Iterable
@@ -6,27 +6,27 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from esmeray.service.contract import About, AboutIndex
 from esmeray.service.http.answers import arrays_answer, json_answer
-from esmeray.service.http.bodies import OneOrMany
-from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Accepted, Shared, ask, documented, reading
+from esmeray.service.http.bodies import Body, OneOrMany
+from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, documented, reading
 
 router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
-"""Of a model, beside what OpenAI's clients read."""
+"""Facts of a model, in addition to those that OpenAI's clients read."""
 SHOWN_OF_INDEX = ("name", "vectors", "metric", "output", "link")
 
 
-class EmbeddingsBody(BaseModel):
+class EmbeddingsBody(Body):
     """OpenAI's body, with sequences for texts."""
 
     input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(None, description="Default: the first of GET /v1/models.")
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="Default: float.")
     dimensions: int | None = Field(None, description="The model's own, or left out.")
+    user: Any = Field(None, description="Accepted, and not used: it changes no vector.")
     pooling: Literal["mean", "max", "cls"] = Field("mean", description="Over the residues. Not OpenAI's.")
 
 
@@ -38,11 +38,7 @@ async def embeddings(
     body: Annotated[EmbeddingsBody, Depends(reading(EmbeddingsBody, "input"))],
 ) -> Response:
     """One vector for each sequence."""
-    query = ask(service, request, body.model, body.input, output=body.pooling)
-    channels = query.about.outputs[body.pooling]
-    # OpenAI cuts vectors to fewer; a cut mean of ours would be no embedding, so it is refused.
-    if body.dimensions not in (None, channels):
-        raise RefusalError(422, f"dimensions: the model has {channels}; leave it out")
+    query = ask(service, request, body.model, body.input, output=body.pooling, dimensions=body.dimensions)
     vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
     values = list(vectors)
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
@@ -63,6 +59,12 @@ async def models(request: Request, service: Shared) -> Response:
     indexes = service.models.about_index.values()
     data = [_shown(about, indexes) for name, about in service.models.about.items() if request.state.key.allows(name)]
     return json_answer({"object": "list", "data": data})
+
+
+@router.get("/v1/models/{name:path}", name="models")
+async def model(request: Request, service: Shared, name: str) -> Response:
+    """One of the models; a name may hold slashes, as those of the hub."""
+    return json_answer(_shown(about_of(service, request, name, None), service.models.about_index.values()))
 
 
 def _shown(about: About, indexes: Iterable[AboutIndex]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from esmeray.service.http.answers import json_answer, table_answer
-from esmeray.service.http.bodies import LONGEST_ID, Sequences
+from esmeray.service.http.bodies import LONGEST_ID, Body, Sequences
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
 
@@ -20,10 +20,11 @@ router = APIRouter()
 Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
 
 
-class SearchBody(BaseModel):
+class SearchBody(Body):
     """Queries of a search, and the number of neighbours of each."""
 
     index: str | None = Field(None, description="Default: the first; GET /v1/models lists the indexes of each model.")
+    model: str | None = Field(None, description="That of the index, or left out.")
     sequences: Sequences | None = Field(None, description="Sequences, or records with id and sequence.")
     ids: Ids | None = Field(None, description="In place of sequences: proteins of the index, which are left out of it.")
     top_k: int = Field(10, ge=1, description="Neighbours of each, at most.")
@@ -35,6 +36,8 @@ async def search(
 ) -> Response:
     """The nearest proteins of an index, by the embeddings of its model."""
     about = service.models.index(body.index)
+    if body.model not in (None, about.model):
+        raise RefusalError(422, f"model: index {about.name} is of {about.model}; name another index", param="model")
     if (body.sequences is None) == (body.ids is None):
         raise RefusalError(422, "give either sequences, or ids of the index")
     wanted = len(body.sequences or body.ids or ()) * body.top_k

@@ -1,27 +1,30 @@
-"""Routes of text-embeddings-inference (1.8), for its clients: /embed, /embed_all, /tokenize, /info.
+"""Routes of text-embeddings-inference (1.8), for its clients: /embed, /embed_all, /predict, /tokenize, /info.
 
-They use the first model. Vectors are of length 1 unless ``normalize`` is false, as there.
+They use the first model; ``POST /`` is /predict for a classifier, /embed for other models. Vectors are of length 1
+unless ``normalize`` is false. A field that would change the result is honored, or refused where this is not possible.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from esmeray.service.contract import CLASSES
 from esmeray.service.http.answers import json_answer
-from esmeray.service.http.bodies import OneOrMany, Record
+from esmeray.service.http.bodies import Body, Entry, OneOrMany
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Service, Shared, about_of, ask, documented, problems, reading
+from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
 
 router = APIRouter(responses=problems("application/json"))
 
 
-class InputsBody(BaseModel):
+class InputsBody(Body):
     """Sequences as this API names them."""
 
     inputs: OneOrMany = Field(description="One sequence or many.")
+    prompt_name: None = Field(None, description="Refused: the models have no prompts.")
 
 
 class TokenizeBody(InputsBody):
@@ -30,18 +33,38 @@ class TokenizeBody(InputsBody):
     add_special_tokens: bool = True
 
 
-class EmbedBody(InputsBody):
-    """Body of /embed and /embed_all."""
+class TruncatedBody(InputsBody):
+    """Body of /embed_all."""
+
+    truncate: bool | None = Field(None, description="Cut sequences at the model's longest.")
+    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
+        "right", description="The end that is cut off."
+    )
+
+    @property
+    def cut(self) -> str:
+        return self.truncation_direction.lower() if self.truncate else ""
+
+
+class EmbedBody(TruncatedBody):
+    """Body of /embed."""
 
     normalize: bool = True
-    truncate: bool | None = Field(None, description="Cut sequences at the model's longest.")
+    dimensions: int | None = Field(None, description="The model's own, or left out.")
 
 
-def _cut(service: Service, body: EmbedBody) -> list[str | Record]:
-    longest = service.models.named(None).longest or service.limits.sequence_residues
-    records = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    texts = [record.sequence if isinstance(record, Record) else record for record in records]
-    return [text[:longest] for text in texts] if body.truncate else list(texts)
+class PredictBody(TruncatedBody):
+    """Body of /predict."""
+
+    # A flat list would be a pair of texts in this API.
+    inputs: (
+        str
+        | Annotated[
+            list[Annotated[list[Entry], Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True)
+        ]
+    ) = Field(description="One sequence, or a list of one for each of many.")  # type: ignore[assignment]
+    raw_scores: Literal[False] = False
+    parameters: dict[str, Any] = Field({}, max_length=0, description="Of huggingface_hub; there are none.")
 
 
 @router.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False))
@@ -49,7 +72,7 @@ async def embed(
     request: Request, service: Shared, body: Annotated[EmbedBody, Depends(reading(EmbedBody, "inputs"))]
 ) -> Response:
     """Means over residues."""
-    query = ask(service, request, None, _cut(service, body), output="mean")
+    query = ask(service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut)
     vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
     if body.normalize:
         # A vector of zeros stays one.
@@ -57,13 +80,31 @@ async def embed(
     return json_answer(vectors_ND)
 
 
-@router.post("/embed_all", name="encode", openapi_extra=documented(EmbedBody, fasta=False))
+@router.post("/embed_all", name="encode", openapi_extra=documented(TruncatedBody, fasta=False))
 async def embed_all(
-    request: Request, service: Shared, body: Annotated[EmbedBody, Depends(reading(EmbedBody, "inputs"))]
+    request: Request, service: Shared, body: Annotated[TruncatedBody, Depends(reading(TruncatedBody, "inputs"))]
 ) -> Response:
     """A vector for each residue."""
-    query = ask(service, request, None, _cut(service, body), output="residues")
+    query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
     return json_answer(await service.models.run(query.about.name, "residues", query.texts, query.caller))
+
+
+@router.post("/predict", name="classify", openapi_extra=documented(PredictBody, fasta=False))
+async def predict(
+    request: Request, service: Shared, body: Annotated[PredictBody, Depends(reading(PredictBody, "inputs"))]
+) -> Response:
+    """Classes and their probabilities, the likeliest first; a list of them for each sequence of a list."""
+    about = about_of(service, request, None, CLASSES)
+    if about.label_kind == "per_residue":
+        raise RefusalError(422, f"model {about.name} has classes of residues; use POST /v1/classify")
+    texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
+    query = ask(service, request, None, texts, output=CLASSES, cut=body.cut)
+    shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
+    answer = [
+        [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
+        for values in shares
+    ]
+    return json_answer(answer[0] if isinstance(body.inputs, str) else answer)
 
 
 @router.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False))
@@ -91,14 +132,17 @@ async def info(request: Request, service: Shared) -> Response:
     """The first model and the limits."""
     about = about_of(service, request, None, None)
     limits = service.limits
+    classes = {name: number for number, name in enumerate(about.labels)}
     return json_answer(
         {
             "model_id": about.name,
             "model_sha": about.fingerprint,
             "model_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(about.precision, "float32"),
-            "model_type": {"embedding": {"pooling": "mean"}},
+            "model_type": {"classifier": {"id2label": dict(enumerate(about.labels)), "label2id": classes}}
+            if about.labels
+            else {"embedding": {"pooling": "mean"}},
             "max_concurrent_requests": limits.requests,
-            "max_input_length": about.longest or limits.sequence_residues,
+            "max_input_length": min(limits.sequence_residues, about.longest or limits.sequence_residues),
             "max_batch_tokens": about.tokens,
             "max_client_batch_size": limits.sequences,
             "auto_truncate": False,

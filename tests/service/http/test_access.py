@@ -87,7 +87,7 @@ def test_what_a_browser_sends_for_the_page_of_another_site_is_refused(client):
         assert status == 200 or "page of another site" in problem(answer, 403)
 
 
-PATHS = ("/v1/embeddings", "/embed", "/v1/biology/meta/esm2-650m", "/metrics", "/info", "/no")
+PATHS = ("/v1/embeddings", "/embed", "/predict", "/", "/metrics", "/info", "/no")
 KEYS = (None, "Bearer esm-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9", "Bearer \udcff")
 
 
@@ -97,8 +97,8 @@ def test_without_a_known_key_nothing_is_answered_but_what_computes_nothing(guard
         answer = guarded.client.post(path, json={}, headers=headers)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         assert "esm-wrong" not in answer.text
-        if path in ("/embed", "/info"):
-            assert answer.json()["error_type"] == "unauthorized"
+        if path in ("/embed", "/predict", "/", "/info"):
+            assert answer.json()["error_type"] == "Unauthorized"
         else:
             has_key = text is not None and text.startswith("Bearer ")
             assert problem(answer, 401).startswith("the key is wrong" if has_key else "a key is needed")
@@ -109,14 +109,15 @@ def test_without_a_known_key_nothing_is_answered_but_what_computes_nothing(guard
 
 FORBIDDEN: list[tuple[str, str, dict[str, Any] | None]] = [
     ("vectors", "/v1/encode", {"sequences": ["MKT"]}),
-    ("vectors", "/v1/biology/meta/esm2-650m", {"sequences": ["MKT"]}),
+    ("vectors", "/predict", {"inputs": "MKT"}),
     ("vectors", "/embed_all", {"inputs": "MKT"}),
     ("vectors", "/v1/tokenize", {"sequences": ["MKT"]}),
     ("vectors", "/v1/decode", {"model": "autoencoder", "latents": [[[0.0] * 8]]}),
     ("vectors", "/metrics", None),
     ("places", "/v1/embeddings", {"input": "MKT"}),
     ("places", "/embed", {"inputs": "MKT"}),
-    ("places", "/v1/biology/meta/esm2-650m", {"sequences": ["MKT"]}),
+    ("places", "/", {"inputs": "MKT"}),
+    ("places", "/v1/models/esm", None),
     ("places", "/info", None),
 ]
 
@@ -126,7 +127,8 @@ def test_what_is_out_of_scope_is_forbidden_on_every_api_and_what_is_in_scope_ans
         answer = guarded.ask(key, path, body)
         assert answer.status_code == 403 and "this key is not for" in answer.text, (key, path)
     assert guarded.ask("vectors", "/v1/embeddings", {"input": "MKT"}).status_code == 200
-    assert guarded.ask("vectors", "/embed", {"inputs": "MKT"}).status_code == 200
+    for path in ("/embed", "/"):
+        assert guarded.ask("vectors", path, {"inputs": "MKT"}).status_code == 200
     assert guarded.ask("places", "/v1/classify", {"model": "places", "sequences": ["MKT"]}).status_code == 200
     assert [model["id"] for model in guarded.ask("places", "/v1/models").json()["data"]] == ["places"]
 

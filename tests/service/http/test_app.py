@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import dataclasses
 import io
 import json
 import logging
@@ -16,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.service.contract import Reply
+from esmeray.service.http import app as application
 from esmeray.service.http.models import Call
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel
@@ -74,6 +77,36 @@ def test_classes_are_those_of_predict_with_what_was_cropped(client: httpx.Client
         assert answer["labels"] == list(wanted.label_space.names)
     refused = client.post("/v1/encode", json={"model": "places", "sequences": texts, "output": "classes"})
     assert "output: String should match pattern" in problem(refused, 422)  # that takes a key of classify
+
+
+def rows_of(answer: httpx.Response) -> tuple[list[str], list[list[Any]]]:
+    """Heads and rows of a table, as a library of its kind reads it."""
+    content = io.BytesIO(answer.content)
+    if answer.headers["content-type"].startswith("text/csv"):
+        heads, *rows = csv.reader(io.StringIO(answer.text, newline=""))
+        return heads, [[name, *map(float, values)] for name, *values in rows]
+    table = pa.ipc.open_stream(content).read_all() if ARROW in str(answer.headers) else pq.read_table(content)
+    return table.column_names, [[*row] for row in zip(*table.to_pydict().values(), strict=True)]
+
+
+def test_tables_of_classes_have_a_column_with_the_name_of_each(client: httpx.Client, serving: Serving):
+    odd = ('a,"b"', "id", "two\nlines; Zürich")
+
+    async def about() -> Any:
+        return dataclasses.replace(await serving.calls["places"].about(), labels=odd)
+
+    body = {"model": "places", "sequences": [{"id": 'P,"1"', "sequence": "MKT"}, {"id": "P2", "sequence": "M" * 150}]}
+    items = client.post("/v1/classify", json=body).json()["data"]
+    with serving.client({"places": serving.calls["places"]._replace(about=about)}) as renamed:
+        for kind in ("text/csv", PARQUET, ARROW):
+            heads, rows = rows_of(client.post("/v1/classify", json=body, headers={"Accept": kind}))
+            assert heads == ["id", "cropped", "cytoplasm", "membrane", "nucleus"], kind
+            assert [row[:2] for row in rows] == [['P,"1"', 0], ["P2", 50]]
+            np.testing.assert_allclose([row[2:] for row in rows], [item["probabilities"] for item in items], rtol=1e-6)
+            names, same = rows_of(renamed.post("/v1/classify", json=body, headers={"Accept": kind}))
+            assert names == ["id", "cropped", odd[0], "probabilities_id", odd[2]] and same == rows
+    residues = client.post("/v1/classify", json={**body, "model": "helices"}, headers={"Accept": PARQUET})
+    assert rows_of(residues)[0] == ["id", "cropped", "probabilities"]
 
 
 def test_what_encode_gives_decode_takes_as_json_and_as_npy(client: httpx.Client):
@@ -139,7 +172,42 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/v1/encode", {"sequences": ["MK"], "output": "latents"}, 422, "model esm has no latents; it has cls, logits"),
     ("/v1/encode", {"sequences": ["MK"], "output": "decoded"}, 422, "output: String should match pattern"),
     ("/v1/encode?output=max", {"sequences": ["MK"], "output": "max"}, 422, "output: is in the query of the address"),
-    ("/v1/encode?outptu=max", {"sequences": ["MK"]}, 422, "has an unknown parameter; there are model, output"),
+    (
+        "/v1/encode?outptu=max",
+        {"sequences": ["MK"]},
+        422,
+        "parameter 'outptu' (did you mean output?); there are model, output",
+    ),
+    ("/v1/encode?output=max&output=mean", {"sequences": ["MK"]}, 422, "output: Input should be a valid string"),
+    (
+        "/v1/encode",
+        {"sequences": ["MK"], "ouput": "max"},
+        422,
+        "unknown field 'ouput' (did you mean output?); there are",
+    ),
+    (
+        "/v1/masked",
+        {"sequences": ["MK"], "methd": "masked"},
+        422,
+        "unknown field 'methd' (did you mean method?); there are",
+    ),
+    ("/v1/search", {"ids": ["P0"], "topk": 50}, 422, "unknown field 'topk' (did you mean top_k?); there are"),
+    ("/v1/search", {"ids": ["P0"], "model": "places"}, 422, "model: index proteins is of esm; name another index"),
+    (
+        "/v1/encode",
+        {"sequences": ["MK", {"id": "a", "seq": "MK"}]},
+        422,
+        "sequences.1: unknown field 'seq'; there are id, sequence",
+    ),
+    ("/v1/encode", {"sequences": ["MK", None]}, 422, "sequences.1: must be a sequence, or an object"),
+    ("/v1/encode", {"sequences": ["MK", "MKT", float("nan")]}, 422, "sequences.2: must be a sequence, or an object"),
+    ("/v1/encode", {"sequences": [[5, 7]]}, 422, "sequences.0: must be a sequence, or an object"),
+    (
+        "/v1/encode",
+        {"sequences": [{"id": "a", "sequence": None}]},
+        422,
+        "sequences.0.sequence: Input should be a valid",
+    ),
     ("/v1/masked", {"sequences": ["MK"], "mutations": ["K2R"] * 9}, 413, "9 mutations, more than 8"),
     ("/v1/masked", {"sequences": ["M" * 400] * 5, "method": "masked"}, 413, "masking each position takes 800,000"),
     ("/v1/masked", {"sequences": ["M<mask>"], "method": "masked"}, 422, "masks every position itself"),
@@ -152,11 +220,29 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 
 def test_refusals_say_what_where_and_what_to_do(client):
     for path, body, status, words in REFUSED:
-        answer = client.post(path, json=body)
+        answer = client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
         assert words in problem(answer, status), (path, body)
         assert "Secret" not in answer.text and "MK1T" not in answer.text
     for path in ("/v1/models", "/page.js", "/health", "/openapi.json"):
-        assert "has an unknown parameter; there are none" in problem(client.get(f"{path}?a=1"), 422)
+        assert "has an unknown parameter 'a'; there are none" in problem(client.get(f"{path}?a=1"), 422)
+
+
+def test_head_is_answered_as_get_without_a_body_and_nowhere_else(client: httpx.Client):
+    client.get("/v1/models")  # which loads the models
+    for module in application.ROUTES:
+        for route in module.router.routes:
+            assert isinstance(route, APIRoute)
+            path = route.path.replace("{name:path}", "esm")
+            head, get = client.head(path), client.get(path)
+            assert head.content == b"" and head.status_code == get.status_code, path
+            if "GET" in route.methods:
+                assert head.headers["content-type"] == get.headers["content-type"] and head.status_code == 200
+            else:
+                assert (head.status_code, head.headers["allow"]) == (405, "POST"), path
+    assert client.head("/no").status_code == 404 and client.head("/v1/models/no").status_code == 404
+    for path in ("/health", "/metrics", "/"):
+        refused = client.delete(path)
+        assert problem(refused, 405) == "this address takes GET, HEAD" and refused.headers["allow"] == "GET, HEAD"
 
 
 def test_other_kinds_of_bodies_and_answers_and_large_ones_are_refused(client: httpx.Client):
@@ -262,6 +348,11 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
         answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
         assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
         assert "at least a letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
+        # What is cut are residues: a text is never cut at a wrong place.
+        body = {"inputs": "a cell divides", "truncate": True}
+        assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}
+        long = client.post("/", json={**body, "inputs": "a cell divides " * 30})
+        assert long.status_code == 422 and "more than 100; send a shorter one" in long.json()["error"]
 
 
 def test_health_comes_before_models_and_ready_after(serving: Serving):

@@ -13,20 +13,24 @@ import numpy as np
 import pytest
 import schemathesis
 from fastapi.routing import APIRoute
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from esmeray.service.http import app
+from esmeray.service.http.refusals import printable
 from tests.service.serving import Serving, npy, problem
 
 BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
-ROUTES = tuple(
-    route.path.format(size="8m")
-    for module in app.ROUTES
-    for route in module.router.routes
-    if isinstance(route, APIRoute) and "POST" in route.methods
+ROUTES = (
+    "/",
+    *(
+        route.path
+        for module in app.ROUTES
+        for route in module.router.routes
+        if isinstance(route, APIRoute) and "POST" in route.methods
+    ),
 )
 JSON = {"Content-Type": "application/json"}
 
@@ -139,13 +143,32 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     max_leaves=10,
 )
 FIELDS = ("model", "sequences", "input", "inputs", "latents", "output", "mutations", "method", "encoding_format")
-OTHERS = ("dimensions", "pooling", "normalize", "truncate", "format", "add_special_tokens")
+OTHERS = ("dimensions", "pooling", "normalize", "truncate", "truncation_direction", "add_special_tokens", "user")
 OBJECTS = st.dictionaries(st.sampled_from([*FIELDS, *OTHERS]), VALUES, max_size=8)
 LIKELY = st.builds(
     lambda fields, model, texts: {**fields, "model": model, "sequences": texts, "input": texts, "inputs": texts},
     OBJECTS,
     st.sampled_from(["esm", "autoencoder", "places", "helices", None]),
     st.lists(WORDS | st.text(string.ascii_letters + ".-<*", max_size=9), max_size=4),
+)
+RECORD = {"id": "P1", "sequence": "MKT"}
+ANSWERED: dict[str, dict[str, Any]] = {
+    **{path: {"inputs": [RECORD]} for path in ("/", "/embed", "/embed_all", "/tokenize")},
+    **{path: {"sequences": [RECORD]} for path in ("/v1/encode", "/v1/masked", "/v1/search", "/v1/tokenize")},
+    "/v1/embeddings": {"input": [RECORD]},
+    "/v1/classify": {"model": "places", "sequences": [RECORD]},
+    "/v1/decode": {"model": "autoencoder", "latents": [[[0.5] * 8]]},
+    "/predict": {"inputs": [[RECORD]]},
+}
+"""A body of each route that it answers."""
+NAMES = st.sampled_from([*FIELDS, *OTHERS, "top_k", "ids", "index", "raw_scores", "encoding", "prompt_name"])
+MISSPELLED = st.one_of(
+    NAMES,
+    NAMES.map(str.upper),
+    NAMES.map(lambda name: name[:-1]),
+    NAMES.map(lambda name: f"{name}s"),
+    NAMES.map(lambda name: name.replace("_", "-")),
+    st.text(max_size=50),
 )
 KINDS = st.sampled_from(["application/json", "text/x-fasta", "application/x-npy", "text/plain", "a", ""])
 PIECES = st.sampled_from([b">", b"\n", b">a b\n", b"MKT", b"\r", b"\xff", b"\x00", b"*", b" "])
@@ -165,6 +188,49 @@ def test_no_body_makes_a_route_fail(client: httpx.Client, body: bytes, kind: str
     accept = draw.choice(["*/*", "application/x-npy", "text/csv", "application/vnd.apache.arrow.stream", "a/b"])
     for path in draw.sample(ROUTES, 3):  # each route has its bodies; all of them for each body take minutes
         refused(client.post(path, content=broken, headers={"Content-Type": kind, "Accept": accept}))
+
+
+@pytest.fixture(scope="module")
+def fields(client: httpx.Client) -> dict[str, set[str]]:
+    """Names of the fields of each route, as /docs shows them."""
+    paths = client.get("/openapi.json").json()["paths"]
+    bodies = {path: route["post"]["requestBody"]["content"] for path, route in paths.items() if "post" in route}
+    found = {path: set(body["application/json"]["schema"]["properties"]) for path, body in bodies.items()}
+    assert {"/", *found} == ANSWERED.keys() == {*ROUTES}
+    return {**found, "/": found["/embed"]}
+
+
+def test_a_body_with_known_fields_is_answered(client: httpx.Client):
+    answers = {path: client.post(path, json=body) for path, body in ANSWERED.items()}
+    assert [path for path, answer in answers.items() if answer.is_error] == ["/predict"]
+    assert "model esm has no classes" in answers["/predict"].json()["error"]
+
+
+@settings(max_examples=5 * BAD_BODIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(path=st.sampled_from(ROUTES), name=MISSPELLED, value=VALUES, place=st.sampled_from(["body", "record", "query"]))
+def test_an_unknown_field_is_named_wherever_it_is(
+    client: httpx.Client, fields: dict[str, set[str]], path: str, name: str, value: Any, place: str
+):
+    body: Any = json.loads(json.dumps(ANSWERED[path]))
+    if place == "record" and path != "/v1/decode":
+        ((entry, records),) = ((entry, item) for entry, item in body.items() if isinstance(item, list))
+        assume(name not in RECORD)
+        (records[0][0] if path == "/predict" else records[0])[name] = value
+    else:
+        assume(name not in fields[path] and name)
+        entry = ""
+        if place != "query":
+            body[name] = value
+    query = {name: "1"} if place == "query" else {}
+    answer = client.post(path, params=query, content=json.dumps(body), headers=JSON)
+    said = answer.json()
+    message = said["detail"] if "detail" in said else said["error"]
+    assert answer.status_code == 422 and repr(printable(name, longest=40)) in message, message
+    assert message.startswith(entry) and ("parameter" if place == "query" else "unknown field") in message
+    if "detail" in said:
+        assert said["error"]["message"] == message and said["error"]["type"] == "invalid_request_error"
+    else:
+        assert said == {"error": message, "error_type": "Validation"}
 
 
 @pytest.mark.slow

@@ -1,89 +1,207 @@
-"""Clients of OpenAI, text-embeddings-inference and BioNeMo's NIM work unchanged."""
+"""Clients of OpenAI and text-embeddings-inference work unchanged: what they ask for is done, or they show why not."""
 
-import io
 import json
-import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 
-from tests.service.serving import Serving, problem
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.service.contract import Reply
+from esmeray.service.http.access import new_key
+from tests.model.support import random_sequences
+from tests.service.serving import Serving
 
 SEQUENCES = ["MKTAYIAKQR", "MSI"]
-NIM = "/v1/biology/meta/esm2-650m"
+LONG = random_sequences([450])[0]
+"""Fifty residues more than the service takes of a sequence."""
 
 
-def vectors(client: httpx.Client, output: str = "mean") -> list[np.ndarray]:
-    data = client.post("/v1/encode", json={"sequences": SEQUENCES, "output": output}).json()["data"]
+def vectors(client: httpx.Client, output: str = "mean", sequences: list[str] = SEQUENCES) -> list[np.ndarray]:
+    data = client.post("/v1/encode", json={"sequences": sequences, "output": output}).json()["data"]
     return [np.array(item["values"]) for item in data]
 
 
-def test_openais_client_gets_vectors_in_each_encoding_and_the_models(client: httpx.Client):
-    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none") as asked:
-        default = asked.embeddings.create(model="esm", input=SEQUENCES)  # base64 on the wire
-        floats = asked.embeddings.create(model="esm", input=SEQUENCES, encoding_format="float")
-        one = asked.embeddings.create(model="esm", input=SEQUENCES[0], dimensions=32, user="me")
-        wanted = vectors(client)
-        for answer in (default, floats, one):
-            assert [item.index for item in answer.data] == [*range(len(answer.data))]
-            for item, vector in zip(answer.data, wanted, strict=False):
-                np.testing.assert_allclose(item.embedding, vector, rtol=1e-6)
-        assert (len(default.data), len(one.data), default.usage.total_tokens) == (2, 1, 17)
-        assert [model.id for model in asked.models.list()] == ["esm", "autoencoder", "places", "helices"]
-        with pytest.raises(openai.NotFoundError) as unknown:
-            asked.embeddings.create(model="text-embedding-3-small", input="MKT")
-        with pytest.raises(openai.UnprocessableEntityError) as refused:
-            asked.embeddings.create(model="esm", input=["MKT", "1"])
-    assert "no such model" in str(unknown.value.body)
-    assert "record 1: the letter at position 1" in str(refused.value.body)
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture(scope="module")
+def of_openai(client: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as asked:
+        yield asked
+
+
+def test_openais_client_gets_vectors_in_each_encoding_and_the_models(client: httpx.Client, of_openai: openai.OpenAI):
+    default = of_openai.embeddings.create(model="esm", input=SEQUENCES)  # base64 on the wire
+    floats = of_openai.embeddings.create(model="esm", input=SEQUENCES, encoding_format="float")
+    one = of_openai.embeddings.create(model="esm", input=SEQUENCES[0], dimensions=32, user="me")
+    wanted = vectors(client)
+    for answer in (default, floats, one):
+        assert [item.index for item in answer.data] == [*range(len(answer.data))]
+        for item, vector in zip(answer.data, wanted, strict=False):
+            np.testing.assert_allclose(item.embedding, vector, rtol=1e-6)
+    assert (len(default.data), len(one.data), default.usage.total_tokens) == (2, 1, 17)
+    listed = of_openai.models.list().data
+    assert [model.id for model in listed] == ["esm", "autoencoder", "places", "helices"]
+    assert of_openai.models.retrieve("places") == listed[2]
+    null = {"input": SEQUENCES, "model": None, "encoding_format": None, "dimensions": None, "user": None}
+    assert client.post("/v1/embeddings", json=null).json() == json.loads(floats.model_dump_json())
+
+
+REFUSED_BY_OPENAI: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"input": ["MKT", ""]}, "record 1: the sequence is empty", None),
+    ({"input": ["MKT", "1"]}, "record 1: the letter at position 1", None),
+    ({"input": [[0, 20, 15], [4]]}, "input.0: must be a sequence, or an object .*; not .* token ids", "input.0"),
+    ({"input": [0, 20, 15]}, "input.0: must be a sequence, or an object .*; not .* token ids", "input.0"),
+    ({"input": ["MKT", None]}, "input.1: must be a sequence, or an object .*; not a number, null", "input.1"),
+    ({"input": "MKT", "dimensions": 16}, "dimensions: the model has 32", "dimensions"),
+    ({"input": "MKT", "extra_body": {"truncate_prompt_tokens": 2}}, "unknown field 'truncate_prompt_tokens'", None),
+    ({"input": "MKT", "extra_query": {"dimension": 2}}, r"parameter 'dimension' \(did you mean dimensions\?\)", None),
+]
+
+
+def test_openais_client_shows_the_reason_of_each_refusal(serving: Serving, of_openai: openai.OpenAI, tmp_path):
+    for arguments, words, param in REFUSED_BY_OPENAI:
+        with pytest.raises(openai.UnprocessableEntityError, match=f"^Error code: 422 - .*{words}") as refused:
+            of_openai.embeddings.create(model="esm", **arguments)
+        assert (refused.value.type, refused.value.param) == ("invalid_request_error", param)
+    with pytest.raises(openai.APIStatusError, match="413 - 51 sequences, more than 50"):
+        of_openai.embeddings.create(model="esm", input=["MK"] * 51)
+    with pytest.raises(openai.APIStatusError, match="413 - the body has more than 200,000 bytes"):
+        of_openai.embeddings.create(model="esm", input="M" * 200_000)
+    for name in ("text-embedding-3-small", "facebook/esm2_t6_8M_UR50D"):
+        with pytest.raises(openai.NotFoundError, match="404 - no such model; there are esm, ") as unknown:
+            of_openai.embeddings.create(model=name, input="MKT")
+        with pytest.raises(openai.NotFoundError, match="404 - no such model; there are esm, "):
+            of_openai.models.retrieve(name)
+        assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError, match="404 - no such address; see /docs"):
+        of_openai.completions.create(model="esm", prompt="MKT")
+    refusals = [Reply(refused="overloaded", retry_after_s=7), Reply(refused="model", detail="NaN"), OSError()]
+    refusals.append(Reply(refused="memory", detail="out of memory"))
+
+    async def refuse(*_: Any) -> Reply:
+        refusal = refusals.pop(0)
+        if isinstance(refusal, OSError):
+            raise refusal
+        return refusal
+
+    (tmp_path / "keys.yaml").write_text(f"[{new_key('a')[1].model_dump_json(exclude_none=True)}]")
+    with (
+        serving.client({"esm": serving.calls["esm"]._replace(run=refuse)}) as client,
+        serving.client(access={"keys": str(tmp_path / "keys.yaml")}) as guarded,
+        openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as asked,
+        openai.OpenAI(base_url=f"{guarded.base_url}/v1", api_key="none", max_retries=0) as stranger,
+    ):
+        for words in ("429 - too much is waiting", "500 - NaN", "500 - the service failed", "503 - esm: out of memory"):
+            with pytest.raises(openai.APIStatusError, match=f"^Error code: {words}"):
+                asked.embeddings.create(model="esm", input="MKT")
+        with pytest.raises(openai.AuthenticationError, match="401 - the key is wrong"):
+            stranger.embeddings.create(model="esm", input="MKT")
+    assert refusals == []
 
 
 def test_the_documented_requests_of_text_embeddings_inference_are_answered(client: httpx.Client):
     wanted = vectors(client)
     (vector,) = client.post("/embed", json={"inputs": "MKTAYIAKQR"}).json()
-    np.testing.assert_allclose(vector, wanted[0] / np.linalg.norm(wanted[0]), rtol=1e-5)
-    plain = client.post("/embed", json={"inputs": SEQUENCES, "normalize": False}).json()
+    np.testing.assert_allclose(vector, unit(wanted[0]), rtol=1e-5)
+    plain = client.post("/embed", json={"inputs": SEQUENCES, "normalize": False, "dimensions": 32}).json()
     np.testing.assert_allclose(plain, wanted, rtol=1e-5)
     rows = client.post("/embed_all", json={"inputs": SEQUENCES}).json()
     for of_one, wanted_rows in zip(rows, vectors(client, "residues"), strict=True):
         np.testing.assert_allclose(of_one, wanted_rows, rtol=1e-5)
-    (tokens,) = client.post("/tokenize", json={"inputs": "MKT"}).json()
+    (tokens,) = client.post("/tokenize", json={"inputs": "MKT", "prompt_name": None}).json()
     assert tokens[0] == {"id": 0, "text": "<cls>", "special": True}
     assert tokens[2] == {"id": 15, "text": "K", "special": False, "start": 1, "stop": 2} and len(tokens) == 5
     facts = {"model_dtype": "float32", "max_client_batch_size": 50, "max_input_length": 400, "max_batch_tokens": 128}
     assert client.get("/info").json().items() >= facts.items()
 
 
-def test_text_embeddings_inference_truncates_what_is_too_long_and_has_its_own_body_of_refusals(client: httpx.Client):
-    body = {"inputs": "M" * 450, "normalize": False}
-    whole = client.post("/embed", json={**body, "inputs": "M" * 400})
-    assert client.post("/embed", json={**body, "truncate": True}).json() == whole.json()
-    for content, status, kind in ((json.dumps(body), 422, "validation"), ("{", 400, "empty")):
-        answer = client.post("/embed", content=content, headers={"Content-Type": "application/json"})
-        assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
-        assert set(answer.json()) == {"error", "error_type"}
+@pytest.mark.parametrize("direction", ["left", "right", "Left", "Right", None])
+def test_what_is_too_long_is_cut_at_the_end_that_is_named(client: httpx.Client, direction: str | None):
+    part = LONG[-400:] if (direction or "").lower() == "left" else LONG[:400]
+    body = {"truncate": True, **({"truncation_direction": direction} if direction else {})}
+    (wanted,) = vectors(client, sequences=[part])
+    for text in (LONG, f" {LONG.lower()}* "):  # the end of a translation is no residue
+        (vector,) = client.post("/embed", json={"inputs": text, "normalize": False, **body}).json()
+        np.testing.assert_allclose(vector, wanted, rtol=1e-5, atol=1e-6)
+        (rows,) = client.post("/embed_all", json={"inputs": text, **body}).json()
+        np.testing.assert_allclose(np.mean(rows, axis=0), wanted, rtol=1e-4, atol=1e-5)
+    short = client.post("/embed", json={"inputs": "MKT", **body}).json()
+    assert short == client.post("/embed", json={"inputs": "MKT"}).json()
+    found = InferenceClient(model=str(client.base_url)).feature_extraction(
+        LONG,
+        truncate=True,
+        truncation_direction=direction,  # type: ignore[arg-type]
+        normalize=False,
+        dimensions=32,
+    )
+    np.testing.assert_allclose(found, [wanted], rtol=1e-5, atol=1e-6)
 
 
-def test_the_esm2_nim_gives_npz_of_one_sequence_and_zip_of_many_and_runs_the_model_once(serving: Serving):
-    asked: list[object] = []
-    call = serving.calls["esm"]
+REFUSED_BY_TEI: list[tuple[dict[str, Any], str]] = [
+    ({"inputs": LONG}, "record 0: 450 residues, more than 400"),
+    ({"inputs": LONG, "truncation_direction": "left"}, "record 0: 450 residues, more than 400"),
+    ({"inputs": "MKT", "truncate": True, "truncation_direction": "middle"}, "truncation_direction: Input should be"),
+    ({"inputs": "MKT", "prompt_name": "query"}, "prompt_name: Input should be None"),
+    ({"inputs": "MKT", "dimensions": 8}, "dimensions: the model has 32"),
+    ({"inputs": "MKT", "dimension": 8}, "unknown field 'dimension' (did you mean dimensions?)"),
+    ({"inputs": "MKT", "model": "places"}, "unknown field 'model'; there are inputs, prompt_name, "),
+    ({"inputs": [[0, 20, 15]]}, "inputs.0: must be a sequence, or an object with id and sequence; not a number"),
+    ({"inputs": ["MKT", None]}, "inputs.1: must be a sequence"),
+    ({"inputs": []}, "inputs: List should have at least 1 item"),
+]
 
-    async def run(output: str, *arguments: Any) -> Any:
-        asked.append(output)
-        return await call.run(output, *arguments)
 
-    with serving.client({**serving.calls, "esm": call._replace(run=run)}) as client:
-        means, rows = vectors(client), vectors(client, "residues")
-        asked.clear()
-        one = np.load(io.BytesIO(client.post(NIM, json={"sequences": SEQUENCES[:1], "format": "npz"}).content))
-        many = client.post(NIM, json={"sequences": SEQUENCES}).content
-        assert asked == ["residues"] * 2
-        assert "Input should be 'npz'" in problem(client.post(NIM, json={"sequences": ["MK"], "format": "h5"}), 422)
-    with zipfile.ZipFile(io.BytesIO(many)) as archive:
-        files = [np.load(io.BytesIO(archive.read(name))) for name in ("0.npz", "1.npz")]
-    for number, file in enumerate([*files, one]):
-        np.testing.assert_allclose(file["embeddings"], means[number % 2][None], rtol=1e-5)
-        np.testing.assert_allclose(file["representations"], rows[number % 2][None], rtol=1e-5)
+def test_the_bodies_of_refusals_are_those_of_text_embeddings_inference(client: httpx.Client):
+    for path in ("/embed", "/"):
+        for body, words in REFUSED_BY_TEI:
+            answer = client.post(path, json=body)
+            assert answer.status_code == 422 and set(answer.json()) == {"error", "error_type"}, answer.text
+            assert words in answer.json()["error"] and answer.json()["error_type"] == "Validation"
+    for path in ("/embed", "/", "/predict"):
+        broken = client.post(path, content="{", headers={"Content-Type": "application/json"})
+        assert (broken.status_code, broken.json()["error_type"]) == (400, "Empty")
+    assert client.post("/rerank", json={}).json() == {"error": "no such address; see /docs", "error_type": "Validation"}
+    dimensions = client.post("/embed_all", json={"inputs": "MKT", "dimensions": 32})
+    assert "unknown field 'dimensions'; there are inputs, prompt_name, truncate" in dimensions.json()["error"]
+    asked = InferenceClient(model=str(client.base_url), provider="hf-inference")
+    with pytest.raises(HfHubHTTPError, match="prompt_name: Input should be None"):
+        asked.feature_extraction("MKT", prompt_name="query")
+    with pytest.raises(HfHubHTTPError, match="unknown field 'encoding_format'; there are"):
+        asked.feature_extraction("MKT", encoding_format="base64")
+    assert asked.health_check() and asked.get_endpoint_info()["model_id"] == "esm"
+
+
+def test_a_classifier_predicts_at_the_root_and_by_its_route(serving: Serving):
+    pipeline = ClassifierPipeline.load(serving.folder / "places", device="cpu")
+    texts = [LONG[:30], LONG[-100:]]
+    wanted = pipeline.predict(texts).probabilities
+    names = np.array(pipeline.label_space.names)
+    with serving.client({"places": serving.calls["places"], "helices": serving.calls["helices"]}) as client:
+        for path in ("/", "/predict"):
+            body = {"inputs": [[texts[0]], [LONG]], "truncate": True, "truncation_direction": "left"}
+            rows = client.post(path, json={**body, "raw_scores": False}).json()
+            one = client.post(path, json={"inputs": texts[0]}).json()
+            for row, shares in zip([*rows, one], [*wanted, wanted[0]], strict=True):
+                order = np.argsort(-shares)
+                assert [item["label"] for item in row] == names[order].tolist()
+                np.testing.assert_allclose([item["score"] for item in row], shares[order], rtol=1e-5)
+            for refused in (["MKT", "MKT"], [["MKT", "MKT"]], [[]], [], [[None]], {"source_sentence": "MKT"}):
+                assert client.post(path, json={"inputs": refused}).json()["error_type"] == "Validation"
+            for fields in ({"raw_scores": True}, {"parameters": {"top_k": 1}}, {"normalize": True}, {"top_k": 1}):
+                refused = client.post(path, json={"inputs": "MKT", **fields})
+                assert refused.status_code == 422 and next(iter(fields)) in refused.json()["error"]
+            assert "101 residues, more than 100" in client.post(path, json={"inputs": LONG[:101]}).json()["error"]
+        best = InferenceClient(model=str(client.base_url)).text_classification(texts[0])
+        assert best.label == names[wanted[0].argmax()]  # type: ignore[attr-defined]
+        labels = client.get("/info").json()["model_type"]["classifier"]
+        assert labels["id2label"] == {str(number): name for number, name in enumerate(names)}
+    with serving.client({"helices": serving.calls["helices"]}) as client:
+        assert "use POST /v1/classify" in client.post("/", json={"inputs": "MKT"}).json()["error"]

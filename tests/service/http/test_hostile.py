@@ -40,12 +40,16 @@ ATTACKS = {
     "deep lists": (JSON, filled(b"", b"[")),
     "numbers of a digit": (JSON, filled(b'{"latents":[[[1', b",1", b"]]]}")),
     "one number": (JSON, filled(b'{"latents":[[[1', b"1", b"]]]}")),
+    "unknown fields of a record": (
+        JSON,
+        b'{"sequences":[{%s}]}' % b",".join(b'"%07d":1' % number for number in range(SIZE // 12)),
+    ),
     "unknown fields": (JSON, b"{%s}" % b",".join(b'"%07d":1' % number for number in range(SIZE // 12))),
     "bytes as numbers": (NPY, npy(np.zeros((SIZE - 200, 1), np.uint8))),
     "an array of a gigabyte": (NPY, npy(np.zeros((0, 8))).replace(b"(0, 8)", b"(125000000,)")),
 }
-FIELDS = {"/v1/embeddings": b"input", "/embed": b"inputs"}
-ROUTES = (*FIELDS, "/v1/encode", "/v1/decode", "/v1/masked", "/v1/biology/meta/esm2-8m")
+FIELDS = {"/v1/embeddings": b"input", "/embed": b"inputs", "/predict": b"inputs"}
+ROUTES = (*FIELDS, "/v1/encode", "/v1/decode", "/v1/masked")
 
 
 async def posted(app: Guard, path: str, kind: str, body: bytes) -> int:

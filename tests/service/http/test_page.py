@@ -98,9 +98,12 @@ def test_a_classifier_draws_bars_and_letters_and_a_wrong_letter_is_named(page: P
     ask(page, "places", "classify", "MKTAYIAKQR\nMSI")
     expect(page.locator("td.bar")).to_have_count(3)
     expect(page.get_by_role("table")).to_contain_text("nucleus")
-    ask(page, "helices", "classify", ">a\nMKTAYIAKQR")
+    assert downloaded(page)[0] == ["id", "cropped", "cytoplasm", "membrane", "nucleus"]
+    ask(page, "helices", "classify", '>a,"b"\nMKTAYIAKQR')
     expect(page.locator("#picture p.scroll span")).to_have_count(10)
-    assert len(downloaded(page)) == 11
+    rows = downloaded(page)
+    assert rows[0] == ["id", "position", "C", "E", "H"] and len(rows) == 11
+    assert {(row[0], len(row)) for row in rows[1:]} == {('a,"b"', 5)}
     ask(page, "esm", "embeddings", ">P7\nMK1T")
     expect(page.get_by_role("status")).to_have_text("record P7: the letter at position 3 is no residue")
     expect(page.locator("#results")).to_be_hidden()
