@@ -1,11 +1,13 @@
 """Devices and precisions: which there are, how they are named, and what running out of one's memory looks like."""
 
+import os
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import FORKED, ConfigError, ForkedError
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """torch's type of each ``precision``."""
@@ -29,12 +31,27 @@ def check_device(device: torch.device | str) -> None:
     """Raise ConfigError for a device that torch does not know or see."""
     try:
         wanted = torch.device(device)
-    except RuntimeError as error:
+        if wanted.type not in ("cpu", "cuda"):
+            raise RuntimeError("neither the CPU nor CUDA")
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
         )
+
+
+_computing_process = cache(os.getpid)
+"""The process of the first call, or the one that this one was forked from after that."""
+
+
+def refuse_forked(name: str) -> None:
+    """Raise ForkedError if a model was opened before this process was forked. Called first when one is opened.
+
+    The threads of torch, OpenMP and CUDA do not survive a fork: the first product would wait for them without end.
+    """
+    if _computing_process() != os.getpid():
+        raise ForkedError(f"{name}: {FORKED}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

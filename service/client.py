@@ -12,6 +12,7 @@ after the time that the service asks for. No message holds the key. Needs neithe
 
 import asyncio
 import io
+import os
 import random
 import re
 import threading
@@ -25,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.errors import FORKED, ConfigError, DataError, EsmerayError, ForkedError, ResourceError
+from esmeray.dataset.sequence_list import checked_list, checked_text, checked_texts
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES = 20_000
@@ -48,7 +50,7 @@ def checked_key(key: str, source: str) -> str:
 
     A header takes nothing else: httpx would refuse each request with the whole header in its message.
     """
-    if not re.fullmatch(r"[!-~]+", key):
+    if not isinstance(key, str) or not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
             f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
         )
@@ -67,7 +69,8 @@ class Client:
         retries: times that a request is sent again.
         timeout_s: of a request.
 
-    Raises ConfigError where the address is none, or the key can't be one.
+    The service cleans sequences as commands do. Raises ConfigError where the address is none, the key can't be one, or
+    a single str is given in place of a list, DataError for what is refused.
 
     >>> with esmeray.Client(address) as client:
     ...     client.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape[0]
@@ -86,17 +89,25 @@ class Client:
     ) -> None:
         try:
             url = httpx.URL(address)
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, TypeError):
             url = httpx.URL("")
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
+        for name, value, least in (
+            ("concurrency", concurrency, 1),
+            ("retries", retries, 0),
+            ("timeout_s", timeout_s, 0),
+        ):
+            if not isinstance(value, (int, float)) or value < least:
+                raise ConfigError(f"{name}: must be a number, {least} or more, not {value!r}")
         self._http = httpx.AsyncClient(
             base_url=address,
             headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=concurrency),
         )
+        self._address, self._process = address, os.getpid()
         self._model = model
         self._concurrency = concurrency
         self._retries = retries
@@ -112,8 +123,8 @@ class Client:
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label and probabilities of each, in order, by a classifier; see ``/v1/classify``."""
-        for answer in self._answers(_requests(sequences), "/v1/classify", {}, "application/json"):
-            yield from answer.json()["data"]
+        answers = self._answers(_requests(sequences), "/v1/classify", {}, "application/json")
+        return (row for answer in answers for row in answer.json()["data"])
 
     def search(
         self,
@@ -127,14 +138,17 @@ class Client:
 
         ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
         """
+        if not isinstance(top_k, int) or top_k < 1:
+            raise ConfigError(f"top_k: must be a number of neighbours, 1 or more, not {top_k!r}")
         fields = {"index": index, "top_k": top_k}
         most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // top_k))
         if sequences is None:
-            requests: Iterator[dict[str, Any]] = ({"ids": ids[at : at + most]} for at in range(0, len(ids), most))
+            names = checked_texts(ids, "ids")
+            requests: Iterator[dict[str, Any]] = ({"ids": names[at : at + most]} for at in range(0, len(names), most))
         else:
             requests = _requests(sequences, most)
-        for answer in self._answers(requests, "/v1/search", fields, "application/json"):
-            yield from answer.json()["data"]
+        answers = self._answers(requests, "/v1/search", fields, "application/json")
+        return (row for answer in answers for row in answer.json()["data"])
 
     def models(self) -> list[dict[str, Any]]:
         return self._sent("GET", "/v1/models").result().json()["data"]
@@ -145,9 +159,8 @@ class Client:
         Raises DataError for a request that is refused, ResourceError where the service can't be reached.
         """
         # Arrow: a quarter of the bytes of JSON, and nothing to parse.
-        for answer in self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW):
-            table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
-            yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
+        answers = self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW)
+        return (row for answer in answers for row in _named_arrays(answer))
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -188,6 +201,9 @@ class Client:
                 request.cancel()
 
     def _sent(self, method: str, path: str, **request: Any) -> Future[httpx.Response]:
+        # The thread of the event loop is not in the child, which would wait for it without end.
+        if self._process != os.getpid():
+            raise ForkedError(f"{self._address}: {FORKED}")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -224,11 +240,22 @@ class Client:
             tries += 1
 
 
-def _requests(sequences: Iterable[GivenSequence], most: int = REQUEST_SEQUENCES) -> Iterator[dict[str, Any]]:
+def _named_arrays(answer: httpx.Response) -> Iterator[tuple[str, NDArray]]:
+    table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
+    return zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
+
+
+def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:
+    """Requests of bounded size. Raises ConfigError at once if ``sequences`` is no list, DataError at a wrong item."""
+    return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES)
+
+
+def _grouped(sequences: Iterable[GivenSequence], most: int) -> Iterator[dict[str, Any]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):
-        name, sequence = (str(number), record) if isinstance(record, str) else record
+        pair = record if isinstance(record, tuple) and len(record) == 2 else (str(number), record)
+        name, sequence = (checked_text(value, f"sequences[{number}]") for value in pair)
         # Below the service's default limits on both, or it would refuse the request with 413.
         if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
             yield {"sequences": records}

@@ -337,6 +337,20 @@ def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues:
         yield header.encode("ascii"), "".join(parts).encode("ascii")
 
 
+def joined_lines(text: str, name: str) -> str:
+    """The lines of a sequence, which is no file's, end to end and stripped. Raises DataError, which names it."""
+    parts = []
+    # Ends of lines are those of a file: \n, \r and \r\n.
+    for line in io.StringIO(text, newline=None):
+        if (problem := _problem(line, in_record=True)) is not None:
+            raise DataError(f"{name}: {problem}")
+        parts.append(line.strip())
+    residues = "".join(parts)
+    if len(residues) > MAX_RESIDUES:
+        raise DataError(f"{name}: {len(residues):,} residues, more than {MAX_RESIDUES:,}; no protein has so many")
+    return residues
+
+
 def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
     # The file is read again for the line's number, which nobody counts for the many files without a problem.
     return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {problem}")

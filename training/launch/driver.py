@@ -21,6 +21,7 @@ from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say, warn
 from esmeray.common.errors import DataError, ResourceError
+from esmeray.common.processor import default_precision
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
@@ -89,12 +90,14 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
-    remarks = resumption.check()
+    resumption.check()
     finished = resumption.is_finished()
     # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
+    if local is not None:
+        resumption = resumption.with_default(default_precision(local.use_gpu))
     if not finished:
-        _check_start(config.training, run, local)
+        _check_start(resumption.config.training, run, local)
     task = task_plan(config.data, config.model)
     check_stage(task, config.training, config.deepspeed)
     with conversion_bar("preparing the data") as progress:
@@ -107,8 +110,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
         _plan(resumption, local, size)
-    for remark in remarks:
-        warn(remark)
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
             workers, dashboard = local, None
@@ -118,8 +119,13 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
             signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
-            _check_start(config.training, run, workers)
+            if local is None:
+                resumption = resumption.with_default(connection.default_precision(workers.use_gpu))
+            _check_start(resumption.config.training, run, workers)
+        config = resumption.config
         plan = _plan(resumption, workers, size)
+        for remark in resumption.check():  # only now, with the precision in which the workers compute
+            warn(remark)
         _announce(resumption, plan, dashboard)
         _record_start(resumption, task, store_path)
         with _followed(resumption, plan, signals) as mirror, beside(config, store_path) as of_workers:
@@ -149,10 +155,11 @@ def dry_run(config: Config) -> int:
         with held(run.path):  # the working copy of no run that is under way
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
+    workers = place_workers(config.ray, resources_to_plan_with(config.ray))
+    config = Resumption(config).with_default(default_precision(workers.use_gpu)).config
     resumption = Resumption(with_absolute_paths(config))
     remarks = resumption.check()
     finished = resumption.is_finished()
-    workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
     task = task_plan(config.data, config.model)
