@@ -94,11 +94,8 @@ class Client:
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
-        for name, value, least in (
-            ("concurrency", concurrency, 1),
-            ("retries", retries, 0),
-            ("timeout_s", timeout_s, 0),
-        ):
+        numbers = (("concurrency", concurrency, 1), ("retries", retries, 0), ("timeout_s", timeout_s, 0))
+        for name, value, least in numbers:
             if not isinstance(value, (int, float)) or value < least:
                 raise ConfigError(f"{name}: must be a number, {least} or more, not {value!r}")
         self._http = httpx.AsyncClient(

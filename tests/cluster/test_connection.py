@@ -28,6 +28,35 @@ except ResourceError as error:
 """
 
 
+PRECISION = """
+import sys
+from pathlib import Path
+from esmeray.cluster.connection import connected, default_precision
+from esmeray.cluster.section import RaySection
+from esmeray.common import processor
+
+here, there = map(Path, sys.argv[1:])
+processor.CPU_INFO = here
+with connected(RaySection()):
+    for own, other in (("amx_bf16", "avx512_bf16"), ("amx_bf16", "avx2"), ("avx2", "amx_bf16"), ("avx2", "avx2")):
+        here.write_text(f"flags : {own}")
+        there.write_text(f"flags : {other}")
+        print(default_precision(on_cuda=False), default_precision(on_cuda=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_MOUNTS, reason="needs own mounts")
+def test_the_default_precision_is_one_that_every_node_has_instructions_for(slurm_job: SlurmJob, tmp_path: Path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.touch()
+    there.touch()
+    subprocess.run([*slurm_job.inside, "mount", "--bind", there, "/proc/cpuinfo"], check=True)
+    done = python(PRECISION, str(here), str(there), environment=slurm_job.environment)
+    subprocess.run([*slurm_job.inside, "umount", "/proc/cpuinfo"], check=True)
+    assert done.stdout.splitlines() == ["bf16 bf16", "fp32 bf16", "fp32 bf16", "fp32 bf16"], done
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_MOUNTS, reason="needs own mounts")
 def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: Path):

@@ -25,7 +25,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     outcome = command.done(
         *given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy"
     )
-    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}" in outcome.out
+    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}\n  every record taken as it" in outcome.out
     assert read_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
     again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
