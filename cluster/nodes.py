@@ -71,13 +71,12 @@ def cpus_compute_bf16(environment: dict[str, Any]) -> bool:
     ``environment``: as of :func:`check_nodes`. A node that does not reply within a minute counts as one without them.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    elsewhere = [node for node in nodes if _computes_elsewhere(node)]
     # This machine needs no task, which on a cluster of one node would start a process for it.
-    if len(elsewhere) < len(nodes) and not cpu_computes_bf16():
-        return False
+    elsewhere = [node["NodeID"] for node in nodes if _computes_elsewhere(node)]
+    here = [cpu_computes_bf16()] if len(elsewhere) < len(nodes) else []
     task: Any = ray.remote(cpu_computes_bf16)
     try:
-        return all(ray.get([_start(task, node["NodeID"], environment) for node in elsewhere], timeout=TIMEOUT_S))
+        return all([*here, *ray.get([_start(task, node, environment) for node in elsewhere], timeout=TIMEOUT_S)])
     except RayError:
         return False
 
@@ -97,11 +96,11 @@ def _computes_elsewhere(node: dict[str, Any]) -> bool:
     return bool(node["Alive"] and node["NodeID"] != own and (resources.get("CPU") or resources.get("GPU")))
 
 
-def _start(task: Any, node: str, environment: dict[str, Any], *arguments: str) -> Any:
+def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
-    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy, "runtime_env": environment}
-    return task.options(**options).remote(*arguments)
+    options = task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment)
+    return options.remote(*mark)
 
 
 def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:

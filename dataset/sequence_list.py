@@ -5,27 +5,16 @@ In: a list, an array or a Series of str. Out: a list of the same length. The rul
 counted in a warning; refusals name the item of the list.
 """
 
+import io
 import warnings
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.fasta.reader import RecordBatch, joined_lines
+from esmeray.dataset.fasta.reader import RecordBatch
 from esmeray.dataset.fasta.records import Records
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.ingest import Ingest
-
-_POLICY = ", or give --data.ingest."
-"""Begins the remedy by another policy, which commands have and a list has not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _List(RecordBatch):
-    name: str
-
-    def location(self, index: int, residue: int | None = None) -> str:
-        return f"{self.name}[{index}]" + ("" if residue is None else f", residue {residue + 1}")
 
 
 def checked_list(values: Iterable[Any], name: str, items: str = "str") -> Iterable[Any]:
@@ -33,16 +22,14 @@ def checked_list(values: Iterable[Any], name: str, items: str = "str") -> Iterab
     # Python also iterates over letters of a str, keys of a dict and columns of a table, and would give each a result.
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, bytearray, Mapping, Set))
     if not is_list or getattr(values, "ndim", 1) != 1:
-        raise ConfigError(
-            f"{name}: a list of {items} is needed, not {_described(values)}; for a single one, give a list of one"
-        )
+        raise ConfigError(f"{name}: a list of {items} is needed, not {values!r:.40}; give a single one as a list")
     return values
 
 
 def checked_text(value: Any, name: str) -> str:
     """The value, if it is a str. Raises DataError for anything else, such as None or NaN of a Series."""
     if not isinstance(value, str):
-        raise DataError(f"{name}: a str is needed, not {_described(value)}; fill in or remove what is missing")
+        raise DataError(f"{name}: a str is needed, not {value!r:.40}; fill in or remove what is missing")
     return str(value)  # a plain one of NumPy's
 
 
@@ -57,23 +44,21 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
     Raises ConfigError where ``values`` is no list, DataError with a line for each item that is refused.
     """
     texts = checked_texts(values, name)
-    if content == "protein":
-        texts = [joined_lines(item, f"{name}[{index}]") for index, item in enumerate(texts)]
-    if not texts:
-        return texts
-    ids = [str(index).encode() for index in range(len(texts))]
-    # Any str has bytes, also one with half a surrogate pair, which is the tokenizer's business.
-    batch = _List(Records.of(ids, [item.encode("utf-8", "surrogatepass") for item in texts]), name=name)
-    ingest = Ingest(IngestSection(), content=content)
+    if content == "protein":  # lines are joined as those of a file
+        texts = ["".join(map(str.strip, io.StringIO(text, newline=None))) for text in texts]
+    policies = IngestSection()
+    for index in [index for index, text in enumerate(texts) if len(text) > policies.max_residues]:
+        raise DataError(f"{name}[{index}]: {len(texts[index]):,} residues, more than {policies.max_residues:,}")
+    names = [f"{name}[{index}]".encode() for index in range(len(texts))]
+    # What is outside ASCII is no residue in any case, and of a text only the length counts here.
+    records = Records.of(names, [text.encode("ascii", "replace") for text in texts])
+    ingest = Ingest(policies, content=content)
     try:
         with ingest.faults.raised_at_end():
-            block = ingest.clean(batch)
+            block = ingest.clean(RecordBatch(records))
     except DataError as error:
-        raise DataError(*(problem.partition(_POLICY)[0] for problem in error.problems)) from None
+        # Another policy is a remedy for commands: a list has the default ones.
+        raise DataError(*(problem.partition(", or give --data.ingest.")[0] for problem in error.problems)) from None
     if lines := ingest.counts.lines():
         warnings.warn(f"{name}: {'; '.join(lines)}", stacklevel=3)  # of the caller of the public function
-    return texts if block is None or content == "text" else block.texts()
-
-
-def _described(value: Any) -> str:
-    return f"{type(value).__name__} ({value!r:.40})" if isinstance(value, (str, bytes, float)) else type(value).__name__
+    return block.texts() if block is not None and content == "protein" else texts

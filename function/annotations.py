@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.sequence_list import checked_texts
 from esmeray.dataset.table import numbered_lines
 from esmeray.function.ontology import Aspect, Ontology
 
@@ -105,10 +104,7 @@ def read_scores(
     >>> scores[name].shape == truth[name].terms.shape
     True
     """
-    if not isinstance(proteins, Mapping):
-        raise ConfigError("proteins: a dictionary is needed, from the name of each aspect to the ids of its proteins")
-    listed = {name: checked_texts(names, f"proteins[{name!r}]") for name, names in proteins.items()}
-    ids = {name: {protein: row for row, protein in enumerate(names)} for name, names in listed.items()}
+    ids = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
     # A protein may be annotated in one aspect alone: its predictions in the others are nobody's mistake.
     everyone = frozenset().union(*ids.values())
     triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in ids}

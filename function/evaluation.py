@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from esmeray.common.errors import DataError
 from esmeray.common.statistics import counts_reaching, f_measure, percentile_interval, ratio, resamplings
 from esmeray.function.annotations import Annotations
 from esmeray.function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
@@ -77,17 +76,13 @@ def evaluate_functions(
     ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
     (partial knowledge). As CAFA 5 and 6 count, proteins that then have nothing left to predict leave the number that
     averages divide by, while what is predicted for them still counts: coverage may exceed 1. Where no protein has
-    something left, or no score reaches a threshold, there are no metrics. Raises DataError for scores of other proteins
-    or terms than the annotations'.
+    something left, or no score reaches a threshold, there are no metrics.
 
     >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
     >>> 0 < evaluation.metrics["fmax"].value <= 1
     True
     """
     settings = settings or EvaluationSection()
-    scores = csr_array(scores)
-    if scores.shape != truth.terms.shape:
-        raise DataError(f"scores: of shape {scores.shape}, while the annotations are of {truth.terms.shape}")
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
     if accretion_V is not None:
         weights["_w"] = accretion_V

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array, vstack
 from xopen import xopen
 
-from esmeray.common.errors import DataError, check_path
+from esmeray.common.errors import DataError
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.locate import DECOMPRESSION_ERRORS
 
@@ -108,7 +108,6 @@ def read_ontology(path: Path) -> Ontology:
     >>> [*ontology.aspects]
     ['molecular_function', 'biological_process', 'cellular_component']
     """
-    check_path(path, "path")
     terms: dict[str, dict[str, list[str]]] = {}
     obsolete = set()
     for stanza in _stanzas(path):

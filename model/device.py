@@ -31,11 +31,10 @@ def check_device(device: torch.device | str) -> None:
     """Raise ConfigError for a device that torch does not know or see."""
     try:
         wanted = torch.device(device)
-        if wanted.type not in ("cpu", "cuda"):
-            raise RuntimeError("neither the CPU nor CUDA")
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+    # What is neither has as many devices here as a cluster without GPUs: none.
+    if wanted.type != "cpu" and (wanted.type != "cuda" or (wanted.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
         )

@@ -94,10 +94,6 @@ class Client:
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
-        numbers = (("concurrency", concurrency, 1), ("retries", retries, 0), ("timeout_s", timeout_s, 0))
-        for name, value, least in numbers:
-            if not isinstance(value, (int, float)) or value < least:
-                raise ConfigError(f"{name}: must be a number, {least} or more, not {value!r}")
         self._http = httpx.AsyncClient(
             base_url=address,
             headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
@@ -135,10 +131,8 @@ class Client:
 
         ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
         """
-        if not isinstance(top_k, int) or top_k < 1:
-            raise ConfigError(f"top_k: must be a number of neighbours, 1 or more, not {top_k!r}")
         fields = {"index": index, "top_k": top_k}
-        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // top_k))
+        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // max(1, top_k)))
         if sequences is None:
             names = checked_texts(ids, "ids")
             requests: Iterator[dict[str, Any]] = ({"ids": names[at : at + most]} for at in range(0, len(names), most))
@@ -157,7 +151,10 @@ class Client:
         """
         # Arrow: a quarter of the bytes of JSON, and nothing to parse.
         answers = self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW)
-        return (row for answer in answers for row in _named_arrays(answer))
+        tables = (pa.ipc.open_stream(io.BytesIO(answer.content)).read_all() for answer in answers)
+        return (
+            pair for table in tables for pair in zip(table["id"].to_pylist(), _arrays(table["embedding"]), strict=True)
+        )
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -235,11 +232,6 @@ class Client:
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             tries += 1
-
-
-def _named_arrays(answer: httpx.Response) -> Iterator[tuple[str, NDArray]]:
-    table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
-    return zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
 
 
 def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:

@@ -15,11 +15,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from esmeray.cluster.placement import LOCAL, NodeResources, find, local_resources
+from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import next_command, say, warn
 from esmeray.common.errors import ConfigError, EsmerayError
-from esmeray.common.processor import default_precision
 from esmeray.common.progress import conversion_bar
 from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
@@ -53,8 +52,7 @@ def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
     job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # as it was recorded
     data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
-    nodes = resources_to_plan_with(job.config.ray)
-    space = make_space(_with_default(job, nodes), nodes, data_tokens)
+    space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
     print("\n".join(space_lines(space, job.search)))
     return 0
@@ -64,9 +62,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     job = _as_begun(job)
     folder = job.folder
     if find(job.config.ray) == LOCAL:
-        nodes = local_resources()
-        job = _with_default(job, nodes)
-        make_space(job, nodes)  # refuses what it can before anything is prepared
+        make_space(job, [*local_resources()])  # refuses what it can before anything is prepared
     task = task_plan(job.measured.data, job.measured.model)
     check_stage(task, job.measured.training, job.measured.deepspeed)
     with conversion_bar("preparing the data") as progress:
@@ -79,12 +75,6 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     search = job.search
     results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
     return _conclude(job, results, signals, error)
-
-
-def _with_default(job: Job, nodes: list[NodeResources]) -> Job:
-    """The job in the default precision of this machine, if none is given."""
-    precision = default_precision(any(node.gpus for node in nodes))
-    return replace(job, config=with_precision(job.config, precision))
 
 
 def _as_begun(job: Job) -> Job:

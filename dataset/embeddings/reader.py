@@ -120,21 +120,12 @@ class Embeddings(Index):
             if step != 1:
                 raise ConfigError(f"{self.source}: a slice has no step; take every record, then some of them")
             return self._slice(start, max(start, stop))
-        number = self._number(key)
+        try:  # range knows numbers from the end
+            number = self.numbers[key] if isinstance(key, str) else range(len(self))[key]
+        except (KeyError, IndexError, TypeError):
+            raise UnknownRecordError(f"{self.source}: has no record {key!r} among its {len(self):,}") from None
         part = int(np.searchsorted(self._bounds, number, side="right")) - 1
         return self._patiently(lambda: self._rows[part].row(number - int(self._bounds[part])))
-
-    def _number(self, key: str | int) -> int:
-        """Number of the record that an id or a number, from the end if negative, stands for."""
-        try:
-            return self.numbers[key] if isinstance(key, str) else range(len(self))[key]
-        except KeyError:
-            first = f", the first of them {self.ids[0]!r}" if len(self) else ""
-            raise UnknownRecordError(f"{self.source}: {key!r} is none of its {len(self):,} ids{first}") from None
-        except IndexError:
-            raise UnknownRecordError(f"{self.source}: no record {key}, of {len(self):,} from 0") from None
-        except TypeError:
-            raise ConfigError(f"{self.source}: {key!r} is no id, number or slice of records") from None
 
     def _slice(self, start: int, stop: int) -> Any:
         """Records of any number of parts: (n, C), or a list of arrays."""

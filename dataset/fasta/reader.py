@@ -200,7 +200,8 @@ class RecordBatch:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
-            return f"record {self.records.headers.split()[index].decode('utf-8')!r}"
+            name = self.records.headers.split()[index].decode("utf-8")
+            return f"record {name!r}" if residue is None else f"record {name!r}, residue {residue + 1}"
         return place_of_record(*origin, residue)
 
 
@@ -335,20 +336,6 @@ def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues:
             )
     if header is not None:
         yield header.encode("ascii"), "".join(parts).encode("ascii")
-
-
-def joined_lines(text: str, name: str) -> str:
-    """The lines of a sequence, which is no file's, end to end and stripped. Raises DataError, which names it."""
-    parts = []
-    # Ends of lines are those of a file: \n, \r and \r\n.
-    for line in io.StringIO(text, newline=None):
-        if (problem := _problem(line, in_record=True)) is not None:
-            raise DataError(f"{name}: {problem}")
-        parts.append(line.strip())
-    residues = "".join(parts)
-    if len(residues) > MAX_RESIDUES:
-        raise DataError(f"{name}: {len(residues):,} residues, more than {MAX_RESIDUES:,}; no protein has so many")
-    return residues
 
 
 def _refusal(path: Path, problem: str, in_record: bool) -> DataError:

@@ -26,13 +26,11 @@ from esmeray.cluster.placement import local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import logged_to
 from esmeray.common.errors import ConfigError, ResourceError, read_json
-from esmeray.common.processor import default_precision
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, sync, writing
 from esmeray.common.remote import publish, retried, storage, target_path, upload_folder, uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, Index, part_name
-from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
@@ -85,7 +83,7 @@ def run_job(
     ):
         if shared is not None:
             ShardFiles(partial, shared).fetch()
-        job = _resolved(_as_begun(job, partial, before), cluster)
+        job = _resolved(job, cluster, _recorded_precision(partial, before))
         store = job_store(job.input, ingest or IngestSection(), partial)
         works = [folder or "model" for folder in folders]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
@@ -162,8 +160,7 @@ def estimate(
     with tempfile.TemporaryDirectory() as folder, _connected(cluster):
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), Path(folder))
-        lines = [line for model in job.models for line in _estimate(job, model, store)]
-        return [*lines, *(f"  {line}" for line in count_lines(store.manifest.counts))]
+        return [line for model in job.models for line in _estimate(job, model, store)]
 
 
 def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
@@ -219,23 +216,23 @@ def _connected(cluster: RaySection | None, shared: Path | None = None) -> Abstra
     return connected(cluster, shared)
 
 
-def _as_begun(job: EmbedJobSection, partial: Path, before: list[Index]) -> EmbedJobSection:
-    """The job in the precision of the work that it continues, if none is given: the default may have been another."""
-    jobs = [index.manifest.job for index in before]
-    jobs += [read_json(path, REMEDY) for path in partial.glob(f"*/{JOB_FILE}")]
-    if job.precision is not None or not jobs:
-        return job
-    # Validated, since the file may be of another program; where it says nothing, the comparison of jobs does.
-    return EmbedJobSection.of(**{**dict(job), "precision": jobs[0].get("settings", {}).get("precision")})
+def _recorded_precision(partial: Path, before: list[Index]) -> Any:
+    """Precision of the unfinished work or the finished output that a job continues; None if there is neither."""
+    jobs = [read_json(path, REMEDY) for path in partial.glob(f"*/{JOB_FILE}")]
+    jobs += [index.manifest.job for index in before]
+    return jobs[0].get("settings", {}).get("precision") if jobs else None
 
 
-def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSection:
-    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these."""
-    nodes, precision_on = local_resources(), default_precision
+def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = None) -> EmbedJobSection:
+    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these.
+
+    ``recorded``: precision of the work that is continued, which counts if none is given.
+    """
+    nodes = local_resources()
     if cluster is not None:
         from esmeray.cluster import connection
 
-        nodes, precision_on = connection.cluster_resources(), connection.default_precision
+        nodes = connection.cluster_resources()
     gpus = sum(node.gpus for node in nodes)
     # Decided here, not by each worker: the job's identity names the device, and all must compute on one kind.
     device = job.device or ("cuda" if gpus else "cpu")
@@ -243,7 +240,10 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
     shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
-    job = job.model_copy(update={"precision": job.precision or precision_on(device == "cuda")})
+    precision = job.precision or recorded
+    if precision is None and cluster is not None:
+        precision = connection.default_precision(device == "cuda")
+    job = job.model_copy(update={"precision": precision})
     return job.model_copy(update={**job.resolved(device == "cuda")._asdict(), "device": device, "workers": workers})
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import counted
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.embeddings.manifest import space_of
@@ -206,17 +205,14 @@ class Model:
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([checked_text(output, "output")], [layer])
-        budget = self.token_budget(tokens)
         texts = TokenizedTexts(self.tokenize(clean_list(sequences, "sequences", self.content)), self)
-        long_N = texts.lengths > (self.facts.longest or np.inf)
-        if long_N.any():
-            first = int(long_N.argmax())
+        for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
             raise DataError(
-                f"sequences[{first}]: {texts.lengths[first]:,} tokens, more than {self.facts.longest:,}, the model's "
-                f"limit ({counted(int(long_N.sum()), 'such sequence{s}')}); crop it"
+                f"sequences[{index}]: {texts.lengths[index]:,} tokens, more than the model's {self.facts.longest:,}; "
+                "crop it"
             )
         arrays: list[Any] = [None] * texts.lengths.size
-        for batch in run(self, texts, [wanted], budget):
+        for batch in run(self, texts, [wanted], self.token_budget(tokens)):
             for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):
                 shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
                 arrays[index] = array.reshape(shapes[wanted.per])

@@ -220,17 +220,12 @@ def score_mutants(
     >>> esmeray.score_mutants("esm2", "MKTAYIAKQR", ["K2R", "T3S:A4G"], method="wild_type").shape
     (2,)
     """
-    (wild_type,) = clean_list([checked_text(sequence, "sequence")], "sequence")
+    mutants = checked_texts(mutants, "mutants")
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection.of(method=method, device=device, first_position=first_position)
-    protein = Protein(wild_type, section.first_position)
+    protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
     with TemporaryDirectory() as folder:
-        variants = []
-        for index, name in enumerate(checked_texts(mutants, "mutants")):
-            try:
-                variants.append(Variant(protein, protein.mutant(name)))
-            except ValueError as error:
-                raise DataError(f"mutants[{index}]: {name!r}: {error}") from error
+        variants = [Variant(protein, protein.mutant(text)) for text in mutants]
         (predicted,) = predictions_of([str(model)], variants, section, Path(folder), {})
     return predicted.mean
 

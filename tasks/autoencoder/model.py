@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esmeray.common.errors import DataError, check_path
-from esmeray.common.text import first_line
+from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.sequence_list import checked_list, clean_list
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences
+from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, sequence_lengths
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_backbone
 from esmeray.model.device import refuse_forked
@@ -35,7 +35,6 @@ from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from esmeray.tasks.section import ModelSection
-from esmeray.train_config.section import ComputeSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -181,10 +180,8 @@ class ESM2Autoencoder(ResidueModel):
         """
         refuse_forked("autoencoder")
         if isinstance(sequences, PackedBatch):
-            batches = iter([sequences])
-        else:
-            budget = ComputeSection.of(tokens=max_tokens).tokens or max_tokens
-            batches = _packed_in_order(clean_list(sequences, "sequences"), budget)
+            return [*self._encode_batch(sequences.to(self._device))]
+        batches = _packed_in_order(clean_list(sequences, "sequences"), max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
     def latents(self, features_TD: Tensor) -> Tensor:
@@ -198,10 +195,7 @@ class ESM2Autoencoder(ResidueModel):
         Both in fp32; logits are over the ESM vocabulary. Raises DataError for latents of another shape.
         """
         refuse_forked("autoencoder")
-        try:
-            tensors = [torch.as_tensor(latent) for latent in checked_list(latents, "latents", "tensors")]
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise DataError(f"latents: one is no array of numbers ({first_line(error)})") from error
+        tensors = [torch.as_tensor(latent) for latent in checked_list(latents, "latents", "tensors")]
         wrong = [tuple(tensor.shape) for tensor in tensors if tensor.shape[1:] != (self.latent_size,)]
         if wrong:
             raise DataError(f"latents: one has shape {wrong[0]}, not (residues, {self.latent_size})")
@@ -244,7 +238,6 @@ class ESM2Autoencoder(ResidueModel):
         >>> [len(rows) for rows in latents]
         [10, 5]
         """
-        check_path(folder, "folder")
         refuse_forked(str(folder))
         folder = Path(folder).expanduser().absolute()
         section = read_settings_of(
@@ -276,18 +269,9 @@ class ESM2Autoencoder(ResidueModel):
 
 def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
     """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own."""
-    waiting: list[str] = []
-    tokens = 0
     # In their order, not sorted by length: latents are given back as sequences came, with nothing to put back.
-    for sequence in sequences:
-        added = len(sequence) + SPECIAL_TOKENS_PER_SEQUENCE
-        if waiting and tokens + added > max_tokens:
-            yield pack_sequences(waiting)
-            waiting, tokens = [], 0
-        waiting.append(sequence)
-        tokens += added
-    if waiting:
-        yield pack_sequences(waiting)
+    for start, end in stretches(sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE, max_tokens):
+        yield pack_sequences(sequences[start:end])
 
 
 def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:

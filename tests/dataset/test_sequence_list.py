@@ -91,9 +91,9 @@ def test_every_refused_item_is_named_and_texts_are_read_as_they_are():
     with pytest.raises(DataError) as refused:
         clean_list(["MKT", "MK-T", "M", ">a\nMKT", "M1"], "sequences")
     lines = refused.value.problems
-    assert lines[1].startswith("sequences[1], residue 3: the gap '-' of an alignment; remove the gaps")
-    assert lines[2].startswith("sequences[3], residue 1: '>'")
-    assert lines[3].startswith("sequences[4], residue 2: the character '1' is not in the alphabet")
+    assert lines[1].startswith("record 'sequences[1]', residue 3: the gap '-' of an alignment; remove the gaps")
+    assert lines[2].startswith("record 'sequences[3]', residue 1: '>'")
+    assert lines[3].startswith("record 'sequences[4]', residue 2: the character '1' is not in the alphabet")
     with pytest.raises(DataError, match=r"sequences\[0\]: 1,000,001 residues, more than 1,000,000"):
         clean_list(["A" * 1_000_001], "sequences")
     texts = ["Lost my card!", "größer > 1-2", "\ud800"]

@@ -23,7 +23,6 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import refuse_existing
 from esmeray.common.text import counted
-from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id
 from esmeray.dataset.store.conversion import job_store
@@ -97,6 +96,5 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         f"{fit.output}: {counted(records.size, 'protein{s}')} of {counted(learnt_groups.max() + 1, 'group{s}')}; "
         f"{fitted.named:.1%} of those with relatives are named by all others"
     )
-    print("\n".join(f"  {line}" for line in count_lines(store.manifest.counts)))
     run = f"embed run --embed.models {fit.output} --embed.outputs relatives --embed.input proteins.fasta"
     say(next_command(*run.split(), "--embed.output", f"{fit.output}-vectors"))

@@ -33,10 +33,9 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
     >>> (run / "export" / "model.safetensors").exists()
     True
     """
-    overrides = {} if settings is None else settings
-    if not isinstance(config, (str, Path)) or not isinstance(overrides, Mapping):
+    if not (isinstance(config, str | Path) and isinstance(settings, Mapping | None)):
         raise ConfigError("train: a name or file of settings is needed, and a dictionary of those that override it")
-    code, run = trained(config, {tuple(str(name).split(".")): value for name, value in overrides.items()})
+    code, run = trained(config, {tuple(str(name).split(".")): value for name, value in (settings or {}).items()})
     if code:
         error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
         error.exit_code = code

@@ -9,7 +9,6 @@ from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.job import Difference, differences
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
-from esmeray.train_config.section import Precision
 from esmeray.training.config import Config, load_config, with_precision
 
 
@@ -34,10 +33,6 @@ class Resumption:
             training = config.training.model_copy(update={"warmup_steps": begun.warmup_steps})
             config = config.model_copy(update={"training": training})
         return Resumption(config)
-
-    def with_default(self, precision: Precision) -> "Resumption":
-        """The same in this precision, if none is given or recorded."""
-        return Resumption(with_precision(self.config, precision))
 
     def check(self) -> list[str]:
         """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.

@@ -41,7 +41,7 @@ from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.checkpoints.resuming import Resumption
-from esmeray.training.config import Config
+from esmeray.training.config import Config, with_precision
 from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.training.engine.watchdog import left_stacks
 from esmeray.training.launch.elastic import Attempts, fit
@@ -94,10 +94,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     finished = resumption.is_finished()
     # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
-    if local is not None:
-        resumption = resumption.with_default(default_precision(local.use_gpu))
     if not finished:
-        _check_start(resumption.config.training, run, local)
+        _check_start(config.training, run, local)
     task = task_plan(config.data, config.model)
     check_stage(task, config.training, config.deepspeed)
     with conversion_bar("preparing the data") as progress:
@@ -113,16 +111,17 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
             workers, dashboard = local, None
+            precision = default_precision(on_cuda=False)
         else:
             from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
             signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
-            if local is None:
-                resumption = resumption.with_default(connection.default_precision(workers.use_gpu))
-            _check_start(resumption.config.training, run, workers)
-        config = resumption.config
+            _check_start(config.training, run, workers)
+            precision = connection.default_precision(workers.use_gpu)
+        config = with_precision(config, precision)
+        resumption = Resumption(config)
         plan = _plan(resumption, workers, size)
         for remark in resumption.check():  # only now, with the precision in which the workers compute
             warn(remark)
@@ -156,7 +155,7 @@ def dry_run(config: Config) -> int:
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
-    config = Resumption(config).with_default(default_precision(workers.use_gpu)).config
+    config = with_precision(config, default_precision(workers.use_gpu))
     resumption = Resumption(with_absolute_paths(config))
     remarks = resumption.check()
     finished = resumption.is_finished()

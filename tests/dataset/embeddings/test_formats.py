@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, write_arrays
 from esmeray.dataset.embeddings.formats.base import Block
 from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
@@ -118,7 +118,7 @@ def test_vectors_are_found_by_id_number_and_slice(tmp_path: Path, file_format: s
             opened[key]
         assert isinstance(refused.value, DataError), "and so an EsmerayError"
     for key in (slice(0, 4, 2), None, 1.5):
-        with pytest.raises(ConfigError):
+        with pytest.raises(EsmerayError):
             opened[key]
     with pytest.raises(ConfigError, match=r"no output 'maen' \(did you mean mean\?\); there are mean"):
         read_embeddings(folder, "maen")
