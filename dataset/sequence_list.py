@@ -50,8 +50,8 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
     for index in [index for index, text in enumerate(texts) if len(text) > policies.max_residues]:
         raise DataError(f"{name}[{index}]: {len(texts[index]):,} residues, more than {policies.max_residues:,}")
     names = [f"{name}[{index}]".encode() for index in range(len(texts))]
-    # What is outside ASCII is no residue in any case, and of a text only the length counts here.
-    records = Records.of(names, [text.encode("ascii", "replace") for text in texts])
+    # What is outside Latin-1 is no residue in any case, and of a text only the length counts here.
+    records = Records.of(names, [text.encode("latin-1", "replace") for text in texts])
     ingest = Ingest(policies, content=content)
     try:
         with ingest.faults.raised_at_end():

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from esmeray.common.errors import FORKED, ConfigError, ForkedError
+from esmeray.common.errors import ConfigError, ForkedError
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """torch's type of each ``precision``."""
@@ -41,7 +41,7 @@ def check_device(device: torch.device | str) -> None:
 
 
 _computing_process = cache(os.getpid)
-"""The process of the first call, or the one that this one was forked from after that."""
+"""The process of the first call; after a fork still the parent's."""
 
 
 def refuse_forked(name: str) -> None:
@@ -50,7 +50,10 @@ def refuse_forked(name: str) -> None:
     The threads of torch, OpenMP and CUDA do not survive a fork: the first product would wait for them without end.
     """
     if _computing_process() != os.getpid():
-        raise ForkedError(f"{name}: {FORKED}")
+        raise ForkedError(
+            f"{name}: a model was opened before this process was forked, which has no threads of torch: fork before any "
+            "model is opened, or spawn the process"
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
