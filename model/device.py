@@ -51,8 +51,8 @@ def refuse_forked(name: str) -> None:
     """
     if _computing_process() != os.getpid():
         raise ForkedError(
-            f"{name}: a model was opened before this process was forked, which has no threads of torch: fork before any "
-            "model is opened, or spawn the process"
+            f"{name}: a model was opened before this process was forked, which has no threads of torch: fork before "
+            "any model is opened, or spawn the process"
         )
 
 
