@@ -59,6 +59,7 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
     except DataError as error:
         # Another policy is a remedy for commands: a list has the default ones.
         raise DataError(*(problem.partition(", or give --data.ingest.")[0] for problem in error.problems)) from None
-    if lines := ingest.counts.lines():
-        warnings.warn(f"{name}: {'; '.join(lines)}", stacklevel=3)  # of the caller of the public function
+    changes = "; ".join(ingest.counts.lines())
+    if changes:
+        warnings.warn(f"{name}: {changes}", stacklevel=3)  # of the caller of the public function
     return block.texts() if block is not None and content == "protein" else texts

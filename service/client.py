@@ -100,7 +100,7 @@ class Client:
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=concurrency),
         )
-        self._address, self._process = address, os.getpid()
+        self._process = os.getpid()
         self._model = model
         self._concurrency = concurrency
         self._retries = retries
@@ -197,7 +197,7 @@ class Client:
     def _sent(self, method: str, path: str, **request: Any) -> Future[httpx.Response]:
         # The thread of the event loop is not in the child, which would wait for it without end.
         if self._process != os.getpid():
-            raise ForkedError(f"{self._address}: {FORKED}")
+            raise ForkedError(f"{self._http.base_url}: {FORKED}")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:

@@ -58,13 +58,13 @@ def open_model(
     """
     refuse_forked(str(source))
     section = ComputeSection.of(precision=precision, stream=stream, weights=weights)
-    precision, stream, weights = section.precision or "fp32", section.stream, section.weights
+    precision = section.precision or "fp32"
     if device is not None:  # first: a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
     with naming(key):
-        streamed = _is_streamed(located, stream, weights, precision, target)
+        streamed = _is_streamed(located, section.stream, weights, precision, target)
         if located.task is not None:
             opened = open_exported(located.task, located.folder, stream=streamed, weights=weights)
         else:

@@ -33,6 +33,14 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     assert drawn.code == 0 and f"{tmp_path / 'out'}-map: embeddings.png" in drawn.out, drawn.err
 
 
+def test_letters_that_were_changed_are_counted_beside_the_result(command, given: list[str], tmp_path: Path):
+    write_proteins(tmp_path / "proteins.fasta", ["mktay", "MKV*", "MKV"])
+    lines = command.done(*given).out.splitlines()
+    at = lines.index(f"written: {tmp_path / 'out'}")
+    assert lines[at + 1 : at + 3] == ["  1 record with lower-case letters, upper-cased", "  1 final '*' dropped"]
+    assert "1 record with lower-case letters, upper-cased" in command(*given).out, "also where nothing was left to do"
+
+
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     outcome = command.done(*given, "--dry_run")
