@@ -19,9 +19,9 @@ from typing import Any
 from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
+from esmeray.common import processor
 from esmeray.common.command_line import say, warn
 from esmeray.common.errors import DataError, ResourceError
-from esmeray.common.processor import default_precision
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
@@ -111,7 +111,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
             workers, dashboard = local, None
-            precision = default_precision(on_cuda=False)
         else:
             from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
@@ -119,8 +118,9 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
-            precision = connection.default_precision(workers.use_gpu)
-        config = with_precision(config, precision)
+        # Of the nodes, whatever this machine is; a cluster that was started here is this machine.
+        default_precision = connection.default_precision if local is None else processor.default_precision
+        config = with_precision(config, default_precision(workers.use_gpu))
         resumption = Resumption(config)
         plan = _plan(resumption, workers, size)
         for remark in resumption.check():  # only now, with the precision in which the workers compute
@@ -155,7 +155,7 @@ def dry_run(config: Config) -> int:
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
-    config = with_precision(config, default_precision(workers.use_gpu))
+    config = with_precision(config, processor.default_precision(workers.use_gpu))
     resumption = Resumption(with_absolute_paths(config))
     remarks = resumption.check()
     finished = resumption.is_finished()
