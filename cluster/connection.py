@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ray
 from ray._private.worker import BaseContext
@@ -19,10 +19,11 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
 from esmeray.cluster.access import authentication_mode, own_token
-from esmeray.cluster.nodes import check_nodes
+from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from esmeray.cluster.private_folder import ray_folder
 from esmeray.cluster.section import RaySection
+from esmeray.common import processor
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
@@ -43,6 +44,14 @@ NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "be
 
 def cluster_resources() -> list[NodeResources]:
     return [_resources(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
+    """Precision of a computation on the connected cluster that was given none: of its nodes, whatever this machine is.
+
+    Nodes of several kinds get one precision, since a result must not depend on the node that computes it.
+    """
+    return processor.default_precision(on_cuda, on_cuda or cpus_compute_bf16(worker_environment()))
 
 
 def capacity(workers: Workers) -> Capacity:

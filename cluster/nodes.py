@@ -1,6 +1,7 @@
-"""Comparison of a cluster's nodes with this process, before work begins: packages, Esmeray's own code, shared storage.
+"""Facts of a cluster's nodes before work begins. One task a node, without a core.
 
-In: a folder that every node has to see, if there is one. Out: a refusal in one line. One task a node, without a core.
+Packages, Esmeray's own code and shared storage are compared with those of this process; processors decide the default
+precision.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from esmeray.common.errors import ResourceError
+from esmeray.common.processor import cpu_computes_bf16
 from esmeray.common.text import first_line
 from esmeray.installation import ROOMS
 from esmeray.run_folder.checkpoints import installed_versions
@@ -63,6 +65,19 @@ def facts(mark: str) -> NodeFacts:
     return NodeFacts(installed_versions(), code_digest(ROOMS), sees)
 
 
+def cpus_compute_bf16(environment: dict[str, Any]) -> bool:
+    """Test that the processors of all nodes with cores have instructions for bf16. Ray is connected.
+
+    ``environment``: as of :func:`check_nodes`. A node that does not reply within a minute counts as one without them.
+    """
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    task: Any = ray.remote(cpu_computes_bf16)
+    try:  # of every node alike: this process may be on none
+        return all(ray.get([_start(task, node, environment) for node in nodes], timeout=TIMEOUT_S))
+    except RayError:
+        return False
+
+
 def code_digest(root: Path) -> str:
     """Digest of the Python files of Esmeray's packages in this folder."""
     digest = hashlib.sha256()
@@ -78,10 +93,11 @@ def _computes_elsewhere(node: dict[str, Any]) -> bool:
     return bool(node["Alive"] and node["NodeID"] != own and (resources.get("CPU") or resources.get("GPU")))
 
 
-def _start(task: Any, node: str, environment: dict[str, Any], mark: str) -> Any:
+def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
-    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(mark)
+    options = task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment)
+    return options.remote(*mark)
 
 
 def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:

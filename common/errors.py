@@ -8,6 +8,7 @@ is a fault of the program and leaves with code 1.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,26 @@ class DataError(EsmerayError):
     """Input or store that can't be read as it is (exit code 3)."""
 
     exit_code = 3
+
+
+class UnknownRecordError(DataError, KeyError, IndexError):
+    """An id or a number that a collection of records does not have, for callers who expect Python's own error, too."""
+
+    __str__ = Exception.__str__  # KeyError's would show the quoted message
+
+
+class ForkedError(ConfigError, RuntimeError):
+    """Use of a store, a model or a client in a process that was forked after it was opened."""
+
+
+FORKED = "opened before this process was forked: open it after the fork, or spawn the process"
+"""Text of a :class:`ForkedError`, after the name of what was opened."""
+
+
+def check_path(path: object, name: str) -> None:
+    """Raise ConfigError for an argument of Python that can't be a path, such as None."""
+    if not isinstance(path, (str, PathLike)):
+        raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
 
 
 @contextmanager

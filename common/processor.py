@@ -3,6 +3,7 @@
 import ctypes
 import re
 from pathlib import Path
+from typing import Literal
 
 CPU_INFO = Path("/proc/cpuinfo")
 _BF16 = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
@@ -18,9 +19,14 @@ def has_gpu_driver() -> bool:
     return True
 
 
-def computes_bf16() -> bool:
-    """Look for a GPU, or for a processor with instructions for bf16."""
-    return has_gpu_driver() or cpu_computes_bf16()
+def default_precision(on_cuda: bool, cpus_compute_bf16: bool | None = None) -> Literal["bf16", "fp32"]:
+    """Precision of a computation that was given none: bf16 if what computes has instructions for it, else fp32.
+
+    ``cpus_compute_bf16``: of all processors that compute. Default: of this machine's.
+    """
+    if cpus_compute_bf16 is None:
+        cpus_compute_bf16 = cpu_computes_bf16()
+    return "bf16" if on_cuda or cpus_compute_bf16 else "fp32"
 
 
 def cpu_computes_bf16() -> bool:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
+from esmeray.dataset.sequence_list import clean_list
 from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
-from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream, Weights
+from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Precision, Stream, Weights
 
 UNSEEN_RESIDUE = "?"
 """Letter of a residue that was cropped; as a target it is ignored."""
@@ -121,6 +122,7 @@ class ClassifierPipeline:
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
         (2, 3)
         """
+        tokens = ComputeSection.of(tokens=tokens).tokens or DEFAULT_TOKENS
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
         model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
         limit = model.limit if data is None else limit_of(data)
@@ -139,8 +141,16 @@ class ClassifierPipeline:
     ) -> Predictions:
         """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
 
-        Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
+        Proteins are cleaned as commands clean them, with a warning that counts the changes. Raises ConfigError if
+        ``texts`` is no list, DataError for a text that a command would refuse and for NaN, ResourceError if the device
+        is out of memory for a single text.
         """
+        return self.predict_clean(clean_list(texts, "texts", self.model.content), progress=progress)
+
+    def predict_clean(
+        self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Predictions:
+        """:meth:`predict` of texts that were read from a file or a store, and so are clean."""
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)

@@ -1,11 +1,13 @@
 """Devices and precisions: which there are, how they are named, and what running out of one's memory looks like."""
 
+import os
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, ForkedError
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """torch's type of each ``precision``."""
@@ -29,11 +31,28 @@ def check_device(device: torch.device | str) -> None:
     """Raise ConfigError for a device that torch does not know or see."""
     try:
         wanted = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+    # What is neither has as many devices here as a cluster without GPUs: none.
+    if wanted.type != "cpu" and (wanted.type != "cuda" or (wanted.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
+        )
+
+
+_computing_process = cache(os.getpid)
+"""The process of the first call; after a fork still the parent's."""
+
+
+def refuse_forked(name: str) -> None:
+    """Raise ForkedError if a model was opened before this process was forked. Called first when one is opened.
+
+    The threads of torch, OpenMP and CUDA do not survive a fork: the first product would wait for them without end.
+    """
+    if _computing_process() != os.getpid():
+        raise ForkedError(
+            f"{name}: a model was opened before this process was forked, which has no threads of torch: fork before "
+            "any model is opened, or spawn the process"
         )
 
 

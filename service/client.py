@@ -12,6 +12,7 @@ after the time that the service asks for. No message holds the key. Needs neithe
 
 import asyncio
 import io
+import os
 import random
 import re
 import threading
@@ -25,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.errors import FORKED, ConfigError, DataError, EsmerayError, ForkedError, ResourceError
+from esmeray.dataset.sequence_list import checked_list, checked_text, checked_texts
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES = 20_000
@@ -48,7 +50,7 @@ def checked_key(key: str, source: str) -> str:
 
     A header takes nothing else: httpx would refuse each request with the whole header in its message.
     """
-    if not re.fullmatch(r"[!-~]+", key):
+    if not isinstance(key, str) or not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
             f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
         )
@@ -67,7 +69,8 @@ class Client:
         retries: times that a request is sent again.
         timeout_s: of a request.
 
-    Raises ConfigError where the address is none, or the key can't be one.
+    The service cleans sequences as commands do. Raises ConfigError where the address is none, the key can't be one, or
+    a single str is given in place of a list, DataError for what is refused.
 
     >>> with esmeray.Client(address) as client:
     ...     client.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape[0]
@@ -86,7 +89,7 @@ class Client:
     ) -> None:
         try:
             url = httpx.URL(address)
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, TypeError):
             url = httpx.URL("")
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
@@ -97,6 +100,7 @@ class Client:
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=concurrency),
         )
+        self._process = os.getpid()
         self._model = model
         self._concurrency = concurrency
         self._retries = retries
@@ -112,8 +116,8 @@ class Client:
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
-        for answer in self._answers(_requests(sequences), "/v1/classify", {}, "application/json"):
-            yield from _classes(answer.json())
+        answers = self._answers(_requests(sequences), "/v1/classify", {}, "application/json")
+        return (row for answer in answers for row in _classes(answer.json()))
 
     def search(
         self,
@@ -128,13 +132,14 @@ class Client:
         ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
         """
         fields = {"index": index, "top_k": top_k}
-        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // top_k))
+        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // max(1, top_k)))
         if sequences is None:
-            requests: Iterator[dict[str, Any]] = ({"ids": ids[at : at + most]} for at in range(0, len(ids), most))
+            names = checked_texts(ids, "ids")
+            requests: Iterator[dict[str, Any]] = ({"ids": names[at : at + most]} for at in range(0, len(names), most))
         else:
             requests = _requests(sequences, most)
-        for answer in self._answers(requests, "/v1/search", fields, "application/json"):
-            yield from answer.json()["data"]
+        answers = self._answers(requests, "/v1/search", fields, "application/json")
+        return (row for answer in answers for row in answer.json()["data"])
 
     def models(self) -> list[dict[str, Any]]:
         return self._sent("GET", "/v1/models").result().json()["data"]
@@ -145,9 +150,11 @@ class Client:
         Raises DataError for a request that is refused, ResourceError where the service can't be reached.
         """
         # Arrow: a quarter of the bytes of JSON, and nothing to parse.
-        for answer in self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW):
-            table = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
-            yield from zip(table.column("id").to_pylist(), _arrays(table.column("embedding")), strict=True)
+        answers = self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW)
+        tables = (pa.ipc.open_stream(io.BytesIO(answer.content)).read_all() for answer in answers)
+        return (
+            pair for table in tables for pair in zip(table["id"].to_pylist(), _arrays(table["embedding"]), strict=True)
+        )
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -188,6 +195,9 @@ class Client:
                 request.cancel()
 
     def _sent(self, method: str, path: str, **request: Any) -> Future[httpx.Response]:
+        # The thread of the event loop is not in the child, which would wait for it without end.
+        if self._process != os.getpid():
+            raise ForkedError(f"{self._http.base_url}: {FORKED}")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -228,11 +238,17 @@ def _classes(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return ({**row, "labels": content["labels"]} for row in content["data"])
 
 
-def _requests(sequences: Iterable[GivenSequence], most: int = REQUEST_SEQUENCES) -> Iterator[dict[str, Any]]:
+def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:
+    """Requests of bounded size. Raises ConfigError at once if ``sequences`` is no list, DataError at a wrong item."""
+    return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES)
+
+
+def _grouped(sequences: Iterable[GivenSequence], most: int) -> Iterator[dict[str, Any]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):
-        name, sequence = (str(number), record) if isinstance(record, str) else record
+        pair = record if isinstance(record, tuple) and len(record) == 2 else (str(number), record)
+        name, sequence = (checked_text(value, f"sequences[{number}]") for value in pair)
         # Below the service's default limits on both, or it would refuse the request with 413.
         if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
             yield {"sequences": records}

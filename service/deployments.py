@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from esmeray.cluster.connection import default_precision
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
@@ -73,7 +74,10 @@ class Ingress:
 def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
-    handles = {model.name: _model_deployment(model, model.device or device) for model in config.models}
+    handles = {
+        model.name: _model_deployment(_in_precision(model, model.device or device), model.device or device)
+        for model in config.models
+    }
     indexes = {
         index.name: _deployment(IndexReplica, index, index.model or config.models[0].name, num_replicas=index.replicas)
         for index in config.indexes
@@ -119,6 +123,16 @@ def version_of(source: str) -> str:
     # Not their content: gigabytes of weights would be read at each start and SIGHUP.
     facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]
+
+
+def _in_precision(model: ServedModel, device: str) -> ServedModel:
+    """The model in fp32 if no precision is given and a node has no instructions for bf16.
+
+    Else each replica takes the default of the model's task, which only its files say.
+    """
+    if model.precision is None and default_precision(device == "cuda") == "fp32":
+        return model.model_copy(update={"precision": "fp32"})
+    return model
 
 
 def _model_deployment(model: ServedModel, device: str) -> serve.Application:

@@ -23,8 +23,8 @@ class ServedModel(Section):
     random_weights: bool = False
     """Accept a size (esm2_t6_8M) as source; its weights are random, to try the service out."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Precision in which the model computes. Default: bf16; fp32 on a processor without instructions for bf16, and for
-    classifiers."""
+    """Precision in which the model computes. Default: bf16; fp32 for classifiers, and if the processor of a node has no
+    instructions for bf16."""
     device: Literal["cpu", "cuda"] | None = None
     """cpu or cuda. Default: CUDA where the cluster has a GPU."""
     replicas: PositiveInt = 1

@@ -55,6 +55,7 @@ def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: 
     model, tokenizer = tiny_classifier(source, kind, **settings)
     opened = Opened(model.backbone, tokenizer, {"classifier": model})
     about: dict[str, Any] = {"name": "tiny", "task": "classifier", "device": torch.device("cpu")}
+    about["content"] = "protein" if isinstance(tokenizer, EsmSequenceTokenizer) else "text"
     return Model(opened, precision=precision, random_weights=True, **about)
 
 

@@ -4,12 +4,23 @@ import re
 import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
-from esmeray.common.processor import computes_bf16
+from esmeray.common.errors import ConfigError
+from esmeray.common.processor import default_precision
+from esmeray.common.text import refusal
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -61,6 +72,16 @@ class Section(BaseModel):
     # Namespaces: model.NAME is a section here, and pydantic would warn of model_ in the name of a field.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
+    @classmethod
+    def of(cls, **arguments: Any) -> Self:
+        """The section with these arguments of a function of Python. Raises ConfigError, which names each wrong one."""
+        try:
+            return cls(**arguments)
+        except ValidationError as error:
+            # Each member of a union complains for itself: the last one says enough.
+            problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
+            raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
+
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
@@ -82,7 +103,7 @@ class ComputeSection(Section):
     device: str | None = None
     """Device that computes: cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
     precision: Precision | None = None
-    """Precision of the computation. Default: bf16; fp32 on a processor without instructions for bf16."""
+    """Precision of the computation. Default: bf16; fp32 if a processor that computes has no instructions for bf16."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     stream: Stream = "auto"
@@ -93,8 +114,8 @@ class ComputeSection(Section):
     other vectors, which are very near."""
 
     def resolved(self, on_cuda: bool) -> Compute:
-        """The same with the defaults of the device."""
-        precision = self.precision or ("bf16" if on_cuda or computes_bf16() else "fp32")
+        """The same with the defaults of the device, which is of this machine."""
+        precision = self.precision or default_precision(on_cuda)
         # On the CPU a small batch stays in the cache; a GPU needs a large one to be busy.
         return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
 

@@ -10,16 +10,14 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from esmeray.cluster.placement import LOCAL
 from esmeray.cluster.section import RaySection
-from esmeray.common.processor import computes_bf16
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection
 from esmeray.monitoring.section import MonitoringSection, WandbSection
 from esmeray.run_folder.section import RunSection, StorageSection
 from esmeray.tasks.section import ModelSection, TaskSettings
 from esmeray.train_config.loading import load_settings
 from esmeray.train_config.natures import FIXED, UNSEEN
-from esmeray.train_config.section import Overrides, Section
+from esmeray.train_config.section import Overrides, Precision, Section
 from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
 
 
@@ -70,20 +68,18 @@ class Config(Section):
 def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
     """Read, merge and check an experiment's settings; None for the defaults, without a file.
 
-    ``train_config/NAME.yaml`` is found from any folder, also as NAME. Raises ConfigError with one line a problem,
-    naming file and line, or the option.
+    ``train_config/NAME.yaml`` is found from any folder, also as NAME. A precision that nobody gave is known once the
+    nodes are: see :func:`with_precision`. Raises ConfigError with one line a problem, naming file and line, or the
+    option.
     """
-    config = load_recorded(path, overrides)
-    # A cluster elsewhere may have other processors than the machine of the command.
-    is_elsewhere = config.ray.address not in (None, LOCAL)
-    if "precision" in config.training.model_fields_set or is_elsewhere or computes_bf16():
-        return config
-    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
-
-
-def load_recorded(path: str | Path | None, overrides: Overrides | None = None) -> Config:
-    """Read the config that a run recorded: in its precision, whatever this machine computes best in."""
     return load_settings(Config, path, _without_sizes(overrides or {}))
+
+
+def with_precision(config: Config, precision: Precision) -> Config:
+    """The config in this precision, if none was given."""
+    if "precision" in config.training.model_fields_set:
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"precision": precision})})
 
 
 def _without_sizes(overrides: Overrides) -> Overrides:

@@ -75,9 +75,9 @@ class TrainingSection(Section):
     gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 leaves gradients as they are."""
     precision: Annotated[Precision, FIXED] = "bf16"
-    """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is fp32 in each.
-    On a processor without instructions for bf16, and without a GPU, fp32 is the default: bf16 is thirty times slower
-    there."""
+    """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is fp32 in each. Default: the
+    precision of a run that is resumed; else bf16 on GPUs and if the processors of all nodes have instructions for it;
+    else fp32, since bf16 without instructions for it is thirty times slower."""
     tf32: bool = True
     """Use TF32 for what remains fp32 on CUDA."""
     cudnn_benchmark: bool = False

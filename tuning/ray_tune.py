@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from esmeray.common.publishing import write_atomically
 from esmeray.common.text import last_line
 from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config
+from esmeray.training.config import with_precision
 from esmeray.training.launch.elastic import fit
 from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, read_trials, settings_text
 from esmeray.tuning.results import Results, describe
@@ -74,6 +76,8 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         signals.reinstall()  # ray.init has replaced that of SIGTERM
         _check_hardware(folder)
         nodes = connection.cluster_resources()
+        precision = connection.default_precision(any(node.gpus for node in nodes))
+        job = replace(job, config=with_precision(job.config, precision))
         space = make_space(job, nodes, data_tokens)
         folder.clear_requests()
         # Written only now, when nothing can be refused any more: the next search is compared with them.

@@ -24,7 +24,7 @@ from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
 from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.train_config.natures import with_absolute_paths
-from esmeray.training.config import load_recorded
+from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
 from esmeray.tuning.records import KEYS, Job, read_trials
@@ -50,8 +50,7 @@ def tune(job: Job) -> int:
 
 def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
-    job = replace(job, config=with_absolute_paths(job.config))  # as it was recorded
-    _check_same(job)
+    job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # as it was recorded
     data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
     space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
@@ -60,7 +59,7 @@ def dry_run_tune(job: Job) -> int:
 
 
 def _tune_locked(job: Job, signals: StopSignals) -> int:
-    _check_same(job)
+    job = _as_begun(job)
     folder = job.folder
     if find(job.config.ray) == LOCAL:
         make_space(job, [*local_resources()])  # refuses what it can before anything is prepared
@@ -78,12 +77,17 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     return _conclude(job, results, signals, error)
 
 
-def _check_same(job: Job) -> None:
-    """Refuse to mix measurements of different experiments by a ConfigError."""
+def _as_begun(job: Job) -> Job:
+    """The job in the precision of the search that it resumes, if none is given.
+
+    Raises ConfigError for another experiment, whose measurements would be mixed.
+    """
     folder = job.folder
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
-        return
-    before = load_recorded(folder.config).model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
+        return job
+    begun = load_config(folder.config)
+    job = replace(job, config=with_precision(job.config, begun.training.precision))
+    before = begun.model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
         # Searched settings may differ: each trial's file has its own.
@@ -92,6 +96,7 @@ def _check_same(job: Job) -> None:
                 f"{change}, and the trials of {folder.path} were measured before: set it back, or "
                 "choose another --tune.name"
             )
+    return job
 
 
 def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception | None) -> int:

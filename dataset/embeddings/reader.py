@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError, parsing
+from esmeray.common.errors import ConfigError, DataError, UnknownRecordError, check_path, parsing
 from esmeray.common.remote import Returned, retried
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.embeddings.formats.base import Rows, Values
@@ -41,6 +41,7 @@ def read_embeddings(folder: Path | str, output: str | None = None) -> "Embedding
     >>> len(vectors), vectors["first"].shape, vectors[0:2].shape
     (3, (320,), (2, 320))
     """
+    check_path(folder, "folder")
     return Embeddings(folder, output)
 
 
@@ -70,7 +71,7 @@ class Embeddings(Index):
 
     ``embeddings[id]`` or ``embeddings[number]`` is a record's: (C,) where the output has one vector a protein, (L, C)
     where it has one a residue, (L, L) for contacts. ``embeddings[start:stop]`` is (n, C), or a list of arrays. Unknown
-    ids raise KeyError, numbers beyond the end IndexError.
+    ids and numbers beyond the end raise UnknownRecordError, which is a KeyError and an IndexError, too.
     """
 
     def __init__(self, source: Path | str, output: str | None) -> None:
@@ -78,9 +79,8 @@ class Embeddings(Index):
         known = list(self.manifest.outputs)
         self.name = known[0] if output is None else output
         if self.name not in self.manifest.outputs:
-            raise ConfigError(
-                f"{self.source}: no output {self.name!r}{did_you_mean(self.name, known)}; there are {', '.join(known)}"
-            )
+            hint = did_you_mean(str(self.name), known)
+            raise ConfigError(f"{self.source}: no output {self.name!r}{hint}; there are {', '.join(known)}")
         self.output: OutputManifest = self.manifest.outputs[self.name]
         self.channels = self.output.channels
         self.release()
@@ -118,10 +118,12 @@ class Embeddings(Index):
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                raise ValueError("a slice of embeddings has no step; take every one, then some of them")
+                raise ConfigError(f"{self.source}: a slice has no step; take every record, then some of them")
             return self._slice(start, max(start, stop))
-        # range knows numbers from the end, and raises IndexError beyond it.
-        number = self.numbers[key] if isinstance(key, str) else range(len(self))[key]
+        try:  # range knows numbers from the end
+            number = self.numbers[key] if isinstance(key, str) else range(len(self))[key]
+        except (KeyError, IndexError, TypeError):
+            raise UnknownRecordError(f"{self.source}: has no record {key!r} among its {len(self):,}") from None
         part = int(np.searchsorted(self._bounds, number, side="right")) - 1
         return self._patiently(lambda: self._rows[part].row(number - int(self._bounds[part])))
 

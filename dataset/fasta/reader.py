@@ -200,7 +200,8 @@ class RecordBatch:
         """File, line and record of one record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
-            return f"record {self.records.headers.split()[index].decode('utf-8')!r}"
+            name = self.records.headers.split()[index].decode("utf-8")
+            return f"record {name!r}" if residue is None else f"record {name!r}, residue {residue + 1}"
         return place_of_record(*origin, residue)
 
 

@@ -26,7 +26,6 @@ from esmeray.dataset.labels.parts import (
     ResidueLabels,
     header_pattern,
     place_in_file,
-    texts_of,
 )
 from esmeray.dataset.labels.values import Label, label_reader, part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
@@ -209,7 +208,7 @@ class _Reader:
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
-        for index, record_id, text in zip(kept, block.ids.split(), texts_of(block), strict=True):
+        for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
             if taken.labels is not None:
                 label = self._label_of(taken, taken.labels[index], index, len(text))
                 if label is None:

@@ -15,7 +15,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
-from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
+from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
 from esmeray.dataset.labels.label_space import IGNORED_LETTERS
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.labels.values import part, text_of
@@ -52,10 +52,6 @@ class LabelledPart(NamedTuple):
 def place_in_file(path: Path, number: int) -> str:
     """File and row, or file, line and record, of the record with this number, for a message."""
     return f"{path}, row {number}" if is_table_name(path) else place_of_record(path, number)
-
-
-def texts_of(block: CleanBlock) -> list[str]:
-    return [text.decode("utf-8") for text in pieces(block.residues, block.lengths)]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from esmeray.dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, Cl
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.locate import places_of_records
 from esmeray.dataset.fasta.reader import RecordBatch
-from esmeray.dataset.fasta.records import HashSet64, Kernel, Lines, hashes_of, lengths_of
+from esmeray.dataset.fasta.records import HashSet64, Kernel, Lines, hashes_of, lengths_of, pieces
 from esmeray.dataset.section import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
@@ -80,6 +80,10 @@ class CleanBlock:
     lengths: np.ndarray
     hashes: np.ndarray
     kept: np.ndarray | None = None
+
+    def texts(self) -> list[str]:
+        """The N sequences or texts."""
+        return [text.decode("utf-8") for text in pieces(self.residues, self.lengths)]
 
 
 class Ingest:

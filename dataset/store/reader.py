@@ -24,7 +24,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError, parsing, reading
+from esmeray.common.errors import FORKED, DataError, ForkedError, UnknownRecordError, check_path, parsing, reading
 from esmeray.common.publishing import disk_full, exclusive, published
 from esmeray.common.verification import check_file
 from esmeray.dataset.fasta.records import keys_of
@@ -40,6 +40,7 @@ def open_store(folder: Path | str) -> "Store":
     >>> len(store), store.id(0), store.text(0)
     (3, 'first', 'MKTAYIAKQR')
     """
+    check_path(folder, "folder")
     return Store(folder)
 
 
@@ -47,7 +48,8 @@ class Store:
     """Read access to a store.
 
     A pickle carries its path and manifest. It may cross a fork as long as the file was not opened before. What reads a
-    record raises IndexError where there is no such record, and DataError where its block is damaged.
+    record raises UnknownRecordError, an IndexError, where there is no such record, and DataError where its block is
+    damaged.
 
     Attributes:
         checksum: identity of the content, hex: the same for the same records in the same order.
@@ -168,8 +170,8 @@ class _OpenFile:
         return self._array(layout.Kind.HASHES, "<u8")
 
     def find(self, index: int) -> tuple[_Block, int]:
-        if not 0 <= index < self._manifest.num_records:
-            raise IndexError(f"record {index} of a store of {self._manifest.num_records}")
+        if not (hasattr(index, "__index__") and 0 <= index < self._manifest.num_records):
+            raise UnknownRecordError(f"{self._path}: record {index} of a store of {self._manifest.num_records}")
         number = bisect_right(self._starts, index) - 1
         return self.block(number), index - self._starts[number]
 
@@ -178,7 +180,9 @@ class _OpenFile:
     ) -> list[memoryview]:
         # One look at all of them: negative numbers are the largest when taken as unsigned.
         if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
-            raise IndexError(f"records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}")
+            raise UnknownRecordError(
+                f"{self._path}: records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}"
+            )
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
         # Once every block was read, no batch has to look whether its own are.
         if len(self._blocks) < len(self._starts):
@@ -242,9 +246,7 @@ def _open(path: Path, manifest: layout.StoreManifest) -> _OpenFile:
             _OPEN_FILES[key] = _OpenFile(path, manifest)
         opened = _OPEN_FILES[key]
     if opened.pid != os.getpid():
-        raise RuntimeError(
-            f"{path}: opened before this process was forked: open it after the fork, or spawn the process"
-        )
+        raise ForkedError(f"{path}: {FORKED}")
     return opened
 
 

@@ -19,7 +19,7 @@ from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
 from esmeray.dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
-from esmeray.dataset.labels.parts import LabelledSource, texts_of
+from esmeray.dataset.labels.parts import LabelledSource
 from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, TokenizerSection
 from esmeray.dataset.store.ingest import Ingest
@@ -235,7 +235,7 @@ class TextStream:
             if block is None or self._ingest.faults:
                 continue
             ids += [record_id.decode("utf-8") for record_id in block.ids.split()]
-            cleaned = texts_of(block)
+            cleaned = block.texts()
             texts += cleaned
             size += sum(map(len, cleaned))
             share = min(1.0, self._source.bytes_read / bytes_total)

@@ -67,7 +67,7 @@ def predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write:
             def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
                 bar(first + width * done / total, earlier + done)
 
-            predictions = pipeline.predict(texts, progress=show)
+            predictions = pipeline.predict_clean(texts, progress=show)
             write(ids, predictions)
             records += len(ids)
             cropped += int((predictions.cropped > 0).sum())

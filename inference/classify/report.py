@@ -72,7 +72,7 @@ def scored_by(
     """
     space = pipeline.label_space
     with record_bar("predicting") as bar:
-        predictions = pipeline.predict(texts.texts, progress=lambda done, total: bar(done / total, done))
+        predictions = pipeline.predict_clean(texts.texts, progress=lambda done, total: bar(done / total, done))
     others = {}
     if training is not None:
         others = baselines(

@@ -25,7 +25,7 @@ import numpy as np
 from esmeray.cluster.placement import local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import logged_to
-from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, ResourceError, read_json
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import made_folder, refuse_existing, sync, writing
 from esmeray.common.remote import publish, retried, storage, target_path, upload_folder, uri_of
@@ -83,7 +83,7 @@ def run_job(
     ):
         if shared is not None:
             ShardFiles(partial, shared).fetch()
-        job = _resolved(job, cluster)
+        job = _resolved(job, cluster, _recorded_precision(partial, before))
         store = job_store(job.input, ingest or IngestSection(), partial)
         works = [folder or "model" for folder in folders]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
@@ -216,13 +216,23 @@ def _connected(cluster: RaySection | None, shared: Path | None = None) -> Abstra
     return connected(cluster, shared)
 
 
-def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSection:
-    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these."""
+def _recorded_precision(partial: Path, before: list[Index]) -> Any:
+    """Precision of the unfinished work or the finished output that a job continues; None if there is neither."""
+    jobs = [read_json(path, REMEDY) for path in partial.glob(f"*/{JOB_FILE}")]
+    jobs += [index.manifest.job for index in before]
+    return jobs[0].get("settings", {}).get("precision") if jobs else None
+
+
+def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = None) -> EmbedJobSection:
+    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these.
+
+    ``recorded``: precision of the work that is continued, which counts if none is given.
+    """
     nodes = local_resources()
     if cluster is not None:
-        from esmeray.cluster.connection import cluster_resources
+        from esmeray.cluster import connection
 
-        nodes = cluster_resources()
+        nodes = connection.cluster_resources()
     gpus = sum(node.gpus for node in nodes)
     # Decided here, not by each worker: the job's identity names the device, and all must compute on one kind.
     device = job.device or ("cuda" if gpus else "cpu")
@@ -230,6 +240,10 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None) -> EmbedJobSecti
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
     shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
+    precision = job.precision or recorded
+    if precision is None and cluster is not None:
+        precision = connection.default_precision(device == "cuda")
+    job = job.model_copy(update={"precision": precision})
     return job.model_copy(update={**job.resolved(device == "cuda")._asdict(), "device": device, "workers": workers})
 
 

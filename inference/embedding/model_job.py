@@ -20,6 +20,7 @@ from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
 from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, ranges
+from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
@@ -113,7 +114,8 @@ class ModelJob:
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
-        report = performance(self.facts, self.plan, rows, self.settings, self.spent)
+        changes = count_lines(self.store.manifest.counts)
+        report = performance(self.facts, self.plan, rows, self.settings, self.spent, changes)
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 

@@ -31,9 +31,14 @@ def report_name(device: str) -> str:
 
 
 def performance(
-    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedJobSection, spent: Spent
+    facts: JobFacts,
+    plan: Plan,
+    rows: Sequence[ShardRow],
+    settings: EmbedJobSection,
+    spent: Spent,
+    changes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The report of one model.
+    """The report of one model. ``changes``: lines about what reading the input changed or left out.
 
     Rates are of the shards that were computed, over the seconds in which workers computed.
     """
@@ -54,6 +59,7 @@ def performance(
         "precision": settings.precision,
         "batch_tokens": plan.budget,
         "proteins": records,
+        "changes_of_input": list(changes),
         "distinct_sequences": plan.num_sequences,
         "computed_sequences": sequences,
         "duplicates": records - plan.num_sequences,

@@ -53,7 +53,7 @@ def open_network(export: Path, terms: TermsSection) -> Network:
     """The network that a run exported. Raises DataError where it is damaged."""
     if terms.network == "backbone":
         pipeline = ClassifierPipeline.load(export)
-        return pipeline.label_space, lambda texts, _: pipeline.predict(texts).probabilities
+        return pipeline.label_space, lambda texts, _: pipeline.predict_clean(texts).probabilities
     model = load_vector_classifier(export)
 
     @torch.inference_mode()

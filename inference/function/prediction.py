@@ -45,7 +45,7 @@ from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT, RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.tasks.terms.section import TermsSection
-from esmeray.training.config import load_recorded
+from esmeray.training.config import load_config
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
@@ -140,7 +140,7 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     for path in blend.parent.rglob("*"):
         if path.is_file():
             verified(path)
-    return load_recorded(run / "config.yaml").model.terms, read_json(blend, "train again")
+    return load_config(run / "config.yaml").model.terms, read_json(blend, "train again")
 
 
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:

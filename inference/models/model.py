@@ -8,7 +8,7 @@ C channels.
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.embeddings.manifest import space_of
+from esmeray.dataset.sequence_list import checked_text, clean_list
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import sequence_lengths, tokenize_pieces
 from esmeray.inference.models.kinds import Limit, ModelFacts, Output, kind_of, output_names
@@ -29,7 +30,7 @@ from esmeray.model.backbones.fingerprint import architecture, features_fingerpri
 from esmeray.model.backbones.lora import merge
 from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.cost.flops import forward_flops
-from esmeray.model.device import DTYPES
+from esmeray.model.device import DTYPES, refuse_forked
 from esmeray.model.forward_loop import ForwardLoop, Indices
 from esmeray.model.optimization import arithmetic, fix_rows, optimize_for_inference
 from esmeray.tasks.opening import Opened
@@ -48,7 +49,8 @@ class Model:
 
     ``heads`` has what computes from features, by the name of its task. ``limit`` is that of the texts that it is run
     on: the one that it was trained with, where it was trained to predict; else what it can take. ``equal_bytes``: on
-    the CPU a vector does not depend on its batch.
+    the CPU a vector does not depend on its batch. ``content``: protein sequences are cleaned as in a store, texts are
+    read as they are.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class Model:
         random_weights: bool,
         limit: Limit | None = None,
         equal_bytes: bool = True,
+        content: Literal["protein", "text"] = "protein",
     ) -> None:
-        self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
+        self.device, self.tokenizer, self.heads, self.content = device, opened.tokenizer, opened.heads, content
         backbone, dtype = opened.backbone, DTYPES[precision]
         # Before the fingerprint: an adapter and the same weights merged are one model, and share a cache.
         merge(backbone)
@@ -113,7 +116,7 @@ class Model:
         Raises ConfigError where it has no such output or layer.
         """
         last = self.facts.num_layers
-        wrong = [layer for layer in layers if not -last - 1 <= layer <= last]
+        wrong = [layer for layer in layers if layer not in range(-last - 1, last + 1)]
         if wrong:
             raise ConfigError(f"layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
         known = {name: channels for name in output_names() if (channels := kind_of(name).channels_of(self)) is not None}
@@ -175,7 +178,7 @@ class Model:
 
     def token_budget(self, tokens: int | None) -> int:
         """The budget of a batch: ``tokens``, or what suits the device."""
-        return ComputeSection(tokens=tokens).resolved(self.device.type == "cuda").tokens
+        return ComputeSection.of(tokens=tokens).resolved(self.device.type == "cuda").tokens
 
     def batches_at_once(self, token_budget: int | None) -> int:
         """Batches of this budget that pass the model together: more than one where each pass reads the layers."""
@@ -187,26 +190,34 @@ class Model:
         """Vectors of sequences, in their order: (N, C) fp32, or a list of (L, C) of residues or (L, L) of pairs.
 
         Args:
-            sequences: residues, without gaps.
+            sequences: list, array or Series of str; residues are cleaned as commands clean them (upper case, no final
+                '*'), with a warning that counts the changes.
             output: mean, max, cls, residues, logits ..., as :meth:`outputs` lists them.
             layer: of those that are of a layer; 0 is the embeddings, -1 the last.
             tokens: budget of a batch, special tokens included; by default what suits the device.
 
-        Raises ConfigError for an output or a layer that the model has not, DataError where a value is not finite,
-        ResourceError where a single sequence is out of memory.
+        Raises ConfigError for an output or a layer that the model has not, DataError for a sequence that a command
+        would refuse (gaps, digits, none at all, too long) or a value that is not finite, ResourceError where a single
+        sequence is out of memory.
 
         >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
         >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
         [(10, 320), (5, 320)]
         """
-        (wanted,) = self.outputs([output], [layer])
-        arrays: list[Any] = [None] * len(sequences)
-        for batch in run(self, sequences, [wanted], self.token_budget(tokens)):
+        (wanted,) = self.outputs([checked_text(output, "output")], [layer])
+        texts = TokenizedTexts(self.tokenize(clean_list(sequences, "sequences", self.content)), self)
+        for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
+            raise DataError(
+                f"sequences[{index}]: {texts.lengths[index]:,} tokens, more than the model's {self.facts.longest:,}; "
+                "crop it"
+            )
+        arrays: list[Any] = [None] * texts.lengths.size
+        for batch in run(self, texts, [wanted], self.token_budget(tokens)):
             for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):
                 shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
                 arrays[index] = array.reshape(shapes[wanted.per])
         if wanted.per == "protein":  # reshaped, since no sequences at all are (0, C)
-            return np.array(arrays, np.float32).reshape(len(sequences), wanted.channels)
+            return np.array(arrays, np.float32).reshape(-1, wanted.channels)
         return arrays
 
     @record_function("tokenize")
@@ -227,6 +238,7 @@ class Model:
         (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
         that all are.
         """
+        refuse_forked(self.facts.name)
         batches = [batch.to(self.device) for batch in inputs]
         features = self._features(batches, outputs)
         return [self._rows(own, batch, outputs) for own, batch in zip(features, batches, strict=True)]

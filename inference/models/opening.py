@@ -12,11 +12,11 @@ from esmeray.inference.models.model import Model
 from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, naming
 from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
 from esmeray.model.backbones.stored_weights import num_parameters
-from esmeray.model.device import DTYPES, check_device, choose_device
+from esmeray.model.device import DTYPES, check_device, choose_device, refuse_forked
 from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.opening import can_be_streamed, open_exported, open_network
-from esmeray.train_config.section import Precision, Stream, Weights
+from esmeray.train_config.section import ComputeSection, Precision, Stream, Weights
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +49,29 @@ def open_model(
             model is another one then, whose vectors are not mixed with those of the stored weights.
         key: name of the setting, for messages.
 
-    Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached.
+    Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached,
+    ForkedError, a ConfigError, in a process that was forked after a model was opened.
 
     >>> model = esmeray.open_model("esm2_t6_8M", device="cpu", random_weights=True)
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
     (2, 320)
     """
+    refuse_forked(str(source))
+    section = ComputeSection.of(precision=precision, stream=stream, weights=weights)
+    precision = section.precision or "fp32"
     if device is not None:  # first: a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
     with naming(key):
-        streamed = _is_streamed(located, stream, weights, precision, target)
+        streamed = _is_streamed(located, section.stream, weights, precision, target)
         if located.task is not None:
             opened = open_exported(located.task, located.folder, stream=streamed, weights=weights)
         else:
             opened = open_network(
                 located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed, weights=weights
             )
+    config = config_of(located.folder) if prediction_of(located.task) else None
     return Model(
         # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
@@ -77,7 +82,9 @@ def open_model(
         random_weights=located.random_weights,
         # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
         equal_bytes=equal_bytes,
-        limit=limit_of(config_of(located.folder).data) if prediction_of(located.task) else None,
+        limit=limit_of(config.data) if config else None,
+        # Only what was trained to predict may have been trained on texts.
+        content=config.model.tokenizer.content if config else "protein",
     )
 
 

@@ -19,7 +19,7 @@ from esmeray.model.backbones.source import SOURCE_KEY, has_random_weights, sourc
 from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Overrides
-from esmeray.training.config import Config, load_config, load_recorded
+from esmeray.training.config import Config, load_config
 
 
 class ModelSource(NamedTuple):
@@ -91,7 +91,7 @@ def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
     """The settings that a model was trained with, overridden; the defaults where its folder has none."""
     path = find_model(source).folder / "config.yaml"
     # With its checksum: a flipped digit of a length or a column's name would be a valid setting.
-    return load_recorded(verified(path), overrides) if path.is_file() else load_config(None, overrides)
+    return load_config(verified(path) if path.is_file() else None, overrides)
 
 
 def limit_of(data: DataSection) -> Limit:

@@ -18,6 +18,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
+from esmeray.dataset.sequence_list import checked_text, checked_texts, clean_list
 from esmeray.inference.models.source import find_model
 from esmeray.inference.mutations.features import Features, Inputs
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, Weights, learn
@@ -212,14 +213,17 @@ def score_mutants(
         first_position: number of the first residue.
         device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
 
-    Raises ValueError for a mutant that the wild type can't have, ConfigError for another kind of model.
+    The wild type is cleaned as commands clean it, with a warning that counts the changes. Raises DataError for a wild
+    type that a command would refuse and for a mutant that it can't have, ConfigError for another kind of model, and if
+    ``mutants`` is no list.
 
     >>> esmeray.score_mutants("esm2", "MKTAYIAKQR", ["K2R", "T3S:A4G"], method="wild_type").shape
     (2,)
     """
-    protein = Protein(sequence, first_position)
+    mutants = checked_texts(mutants, "mutants")
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
-    section = MutationsSection(method=method, device=device)
+    section = MutationsSection.of(method=method, device=device, first_position=first_position)
+    protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
     with TemporaryDirectory() as folder:
         variants = [Variant(protein, protein.mutant(text)) for text in mutants]
         (predicted,) = predictions_of([str(model)], variants, section, Path(folder), {})

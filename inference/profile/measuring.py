@@ -190,7 +190,9 @@ def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], N
     pipeline = ClassifierPipeline(subject.model, tokens=subject.tokens, **subject.limit._asdict())
     count = len(labelled.texts)
     predictions, seconds = timed(
-        lambda: pipeline.predict(labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}"))
+        lambda: pipeline.predict_clean(
+            labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}")
+        )
     )
     rows = predictions.kept_residues()
     targets = labelled.targets if rows is None else labelled.targets[rows]

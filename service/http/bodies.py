@@ -28,8 +28,9 @@ from esmeray.service.section import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"
-_LETTERS = re.compile(r"[A-Za-z.-]+")
-_MASKED_LETTERS = re.compile(rf"(?:[A-Za-z.-]|{MASK_TEXT})+")
+_LETTERS = re.compile(r"[A-Za-z]+")
+"""The store's alphabet in any case, and J: gaps of alignments are refused, as commands refuse them."""
+_MASKED_LETTERS = re.compile(rf"(?:[A-Za-z]|{MASK_TEXT})+")
 LONGEST_ID = 256
 _MOST_HEADER_BYTES = 4 * LONGEST_ID  # a letter of UTF-8 has four bytes at most
 _MASK = MASK_TEXT.encode()
@@ -195,7 +196,8 @@ def checked(
     total = 0
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
-            text = text.strip().removesuffix("*")  # the end of a translation, as many files of FASTA have it
+            # Ends of lines, and the end of a translation, as files of FASTA have them.
+            text = "".join(map(str.strip, text.splitlines())).removesuffix("*")
             if cut:  # only here: how many letters the tokens of another model have is not known
                 text = text[:longest] if cut == "right" else text[-longest:]
         length = residues_of(text)
@@ -219,7 +221,8 @@ def checked(
 def _residues(letters: str, record: str, masks: bool) -> str:
     pattern = _MASKED_LETTERS if masks else _LETTERS
     if pattern.fullmatch(letters):
-        return letters.upper().replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer knows it in lower case alone
+        residues = letters.upper().replace("J", "X")  # as in a store (dataset/fasta/alphabet.py)
+        return residues.replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer knows it in lower case alone
     if not letters:
         raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
     match = pattern.match(letters)

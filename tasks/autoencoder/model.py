@@ -19,13 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.common.errors import DataError
+from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.sequence_list import checked_list, clean_list
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
-from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, tokenize_residue_texts
+from esmeray.dataset.tokens.esm import CLS, EOS, PAD, VOCABULARY, pack_sequences, sequence_lengths
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_backbone
+from esmeray.model.device import refuse_forked
 from esmeray.model.export.exported_folder import read_settings_of, write_settings
 from esmeray.model.heads.normalization import FeatureStatistics, Normalization
 from esmeray.model.section import BackboneSection
@@ -171,9 +174,14 @@ class ESM2Autoencoder(ResidueModel):
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
         """(L, Z) fp32 latents of each sequence's residues, in the order given; special tokens are left out.
 
-        ``sequences``: residue letters, taken in batches of at most ``max_tokens``, or a batch of tokens on any device.
+        ``sequences``: a list of str, cleaned as commands clean them and taken in batches of at most ``max_tokens``; or
+        a batch of tokens on any device. Raises DataError for a sequence that a command would refuse, ConfigError if
+        ``sequences`` is no list.
         """
-        batches = [sequences] if isinstance(sequences, PackedBatch) else _packed_in_order(sequences, max_tokens)
+        refuse_forked("autoencoder")
+        if isinstance(sequences, PackedBatch):
+            return [*self._encode_batch(sequences.to(self._device))]
+        batches = _packed_in_order(clean_list(sequences, "sequences"), max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
     def latents(self, features_TD: Tensor) -> Tensor:
@@ -184,16 +192,18 @@ class ESM2Autoencoder(ResidueModel):
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Features (L, D) in the backbone's own scale, and residue logits (L, K), of each sequence's latents (L, Z).
 
-        Both in fp32; logits are over the ESM vocabulary.
+        Both in fp32; logits are over the ESM vocabulary. Raises DataError for latents of another shape.
         """
-        wrong = [latent.shape for latent in latents if latent.ndim != 2 or latent.shape[1] != self.latent_size]
+        refuse_forked("autoencoder")
+        tensors = [torch.as_tensor(latent) for latent in checked_list(latents, "latents", "tensors")]
+        wrong = [tuple(tensor.shape) for tensor in tensors if tensor.shape[1:] != (self.latent_size,)]
         if wrong:
-            raise ValueError(f"a latent has shape {tuple(wrong[0])}, not (residues, {self.latent_size})")
-        if not latents:
+            raise DataError(f"latents: one has shape {wrong[0]}, not (residues, {self.latent_size})")
+        if not tensors:
             return [], []
-        lengths = [len(latent) for latent in latents]
+        lengths = [len(tensor) for tensor in tensors]
         # End to end: layers work on each row alone, so that lengths need no padding.
-        latent_TZ = torch.cat([latent.to(self._device) for latent in latents])
+        latent_TZ = torch.cat([tensor.to(self._device) for tensor in tensors])
         decoded_TD = self.decoder(self._cast(latent_TZ))
         features = self.normalization.inverse(decoded_TD).split(lengths)
         return list(features), list(self.residue_head(decoded_TD).float().split(lengths))
@@ -228,6 +238,7 @@ class ESM2Autoencoder(ResidueModel):
         >>> [len(rows) for rows in latents]
         [10, 5]
         """
+        refuse_forked(str(folder))
         folder = Path(folder).expanduser().absolute()
         section = read_settings_of(
             folder / CONFIG_FILE,
@@ -257,29 +268,10 @@ class ESM2Autoencoder(ResidueModel):
 
 
 def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
-    """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own.
-
-    Raises DataError (a character that is no residue of the ESM alphabet, which would make rows and residues disagree).
-    """
-    waiting: list[str] = []
-    tokens = 0
+    """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own."""
     # In their order, not sorted by length: latents are given back as sequences came, with nothing to put back.
-    for index, sequence in enumerate(sequences):
-        if tokenize_residue_texts([sequence]) is None:
-            # Only now letter by letter, for the message.
-            position = next(i for i, letter in enumerate(sequence) if tokenize_residue_texts([letter]) is None)
-            raise DataError(
-                f"sequence {index} (counted from 0) has {sequence[position]!r} at position {position + 1}, which is no "
-                "residue of the ESM alphabet; use upper-case letters, and X for an unknown residue"
-            )
-        added = len(sequence) + SPECIAL_TOKENS_PER_SEQUENCE
-        if waiting and tokens + added > max_tokens:
-            yield pack_sequences(waiting)
-            waiting, tokens = [], 0
-        waiting.append(sequence)
-        tokens += added
-    if waiting:
-        yield pack_sequences(waiting)
+    for start, end in stretches(sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE, max_tokens):
+        yield pack_sequences(sequences[start:end])
 
 
 def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from esmeray.common.processor import cpu_computes_bf16
 from tests.clusters import python
 from tests.conftest import REPOSITORY
 from tests.slurm import HAS_MOUNTS, SlurmJob
@@ -26,6 +27,36 @@ try:
 except ResourceError as error:
     print(str(error).partition(" You can")[0])
 """
+
+
+PRECISION = """
+import sys
+from pathlib import Path
+from esmeray.cluster.connection import connected, default_precision
+from esmeray.cluster.section import RaySection
+from esmeray.common import processor
+
+here, there = map(Path, sys.argv[1:])
+processor.CPU_INFO = here  # of this process, which computes nothing
+with connected(RaySection()):
+    for own, other in (("avx2", "avx512_bf16"), ("amx_bf16", "avx2"), ("avx2", "amx_bf16")):
+        here.write_text(f"flags : {own}")
+        there.write_text(f"flags : {other}")
+        print(default_precision(on_cuda=False), default_precision(on_cuda=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_MOUNTS, reason="needs own mounts")
+def test_the_default_precision_is_one_that_every_node_has_instructions_for(slurm_job: SlurmJob, tmp_path: Path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.touch()
+    there.touch()
+    subprocess.run([*slurm_job.inside, "mount", "--bind", there, "/proc/cpuinfo"], check=True)
+    done = python(PRECISION, str(here), str(there), environment=slurm_job.environment)
+    subprocess.run([*slurm_job.inside, "umount", "/proc/cpuinfo"], check=True)
+    both = "bf16" if cpu_computes_bf16() else "fp32"  # the first node is this machine
+    assert done.stdout.splitlines() == [f"{both} bf16", "fp32 bf16", f"{both} bf16"], done
 
 
 @pytest.mark.slow

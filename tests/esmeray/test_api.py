@@ -98,3 +98,32 @@ def test_the_import_alone_takes_nothing_heavy(tmp_path: Path):
     environment = {"PYTHONPATH": str(Path(esmeray.__file__).parents[1])}
     modules = subprocess.check_output(program, cwd=tmp_path, env=environment, text=True).split()
     assert not {"torch", "ray", "numpy", "pydantic", "transformers"} & {*modules}
+
+
+def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
+    score, wild_type = esmeray.score_mutants, "MKTAYIAKQR"
+    vectors, store = esmeray.read_embeddings("vectors"), esmeray.open_store("proteins.store")
+    calls = [
+        *[lambda path=path: esmeray.open_store(path) for path in ("nowhere", "vectors", None)],
+        *[lambda path=path: esmeray.read_embeddings(path) for path in ("nowhere", "proteins.store", None)],
+        *[lambda key=key: vectors[key] for key in ("unknown", 3, -4, None, 0.5)],
+        *[lambda key=key: store.text(key) for key in (3, -1, "first", None)],
+        lambda: esmeray.read_embeddings("vectors", "nothing"),
+        *[lambda source=source: esmeray.open_model(source) for source in ("nowhere", None, "esm2_t6_8M", "vectors")],
+        lambda: esmeray.ClassifierPipeline.load("esm2"),
+        lambda: esmeray.ESM2Autoencoder.from_pretrained("classifier"),
+        *[lambda wild=wild: score("esm2", wild, ["K2R"]) for wild in ("MK-T", "", None, ["MKT"], b"MKT")],
+        *[lambda mutants=mutants: score("esm2", wild_type, mutants) for mutants in ("K2R", None, [None], [b"K2R"])],
+        lambda: score("esm2", wild_type, ["K2R"], method="other"),
+        lambda: score("esm2", wild_type, ["K2R"], first_position=0),
+        *[lambda path=path: esmeray.read_ontology(Path(path)) for path in ("nowhere", "truth.tsv")],
+        *[lambda config=config: esmeray.train(config) for config in ("nowhere", None)],
+        lambda: esmeray.train("masked_lm", {"training.precision": "fp8"}),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(esmeray.EsmerayError):
+            call()
+            pytest.fail(f"call {number} was accepted")
+    with pytest.warns(UserWarning, match="sequence: 1 record with lower-case letters"):
+        scores = score("esm2", wild_type.lower(), ["K2R"], method="wild_type")
+    assert scores == score("esm2", wild_type, ["K2R"], method="wild_type")

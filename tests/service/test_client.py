@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import threading
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ForkedError, ResourceError
 from esmeray.service import client as module
 from esmeray.service.client import Client
 from tests.model.support import random_sequences
@@ -39,6 +41,32 @@ def test_order_is_kept_over_many_requests_at_once(address: str):
     np.testing.assert_allclose(vectors[::7], alone, rtol=1e-5, atol=1e-5)
     assert [len(of_one) for of_one in rows] == list(map(len, sequences))
     np.testing.assert_allclose([of_one.mean(0) for of_one in rows], vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
+    with Client(address) as client:
+        expected = client.embed(["MKTAYIAKQR", "MXK"])
+        np.testing.assert_array_equal(client.embed(np.array([" mktayi\nakqr* ", "mjk"])), expected)
+        for sequence in ("MK1", "MK-T", "M.K", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT", ("a", None), [1]):
+            with pytest.raises(DataError):
+                client.embed(["MKT", sequence])
+        for call in (client.embed, client.stream, client.classify, client.search):
+            for values in ("MKT", b"MKT", {"a": "MKT"}, None if call != client.search else 5):
+                with pytest.raises(ConfigError, match="sequences: a list of str is needed"):
+                    call(values)
+        for wrong in ({"ids": "P1"}, {"ids": [None]}, {"ids": ["P1"], "top_k": 0}):
+            with pytest.raises(EsmerayError):
+                next(client.search(**wrong))
+        child = os.fork()
+        if child == 0:  # whose event loop has no thread
+            signal.alarm(60)
+            with pytest.raises(ForkedError, match="opened before this process was forked"):
+                client.models()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    for wrong in ({"address": None}, {"key": 5}):
+        with pytest.raises(ConfigError):
+            Client(**wrong)
 
 
 def test_the_client_works_where_an_event_loop_runs(address: str):

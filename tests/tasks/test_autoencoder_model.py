@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import ConfigError, DataError
 from esmeray.model.heads.normalization import FeatureStatistics
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.autoencoder.section import AutoencoderSection
@@ -85,14 +85,17 @@ def test_encode_gives_one_row_per_residue_in_order_whatever_the_batches():
     assert_near([model.encode([sequence])[0] for sequence in sequences], latents)
     assert all(map(torch.equal, model.encode(residue_batch(sequences)), latents))
     assert model.encode([]) == [] and model.decode([]) == ([], [])
-    assert [tuple(latent.shape) for latent in model.encode(["", "MK"])] == [(0, 8), (2, 8)]
 
 
-def test_encode_refuses_what_is_no_residue():
+def test_encode_cleans_and_refuses_sequences_as_commands_do():
     model = build()
-    for sequence in ("MKJ", "mk", "M<mask>", "MKÉ"):
-        with pytest.raises(DataError, match=r"sequence 1 \(counted from 0\)"):
+    with pytest.warns(UserWarning, match="1 record with lower-case letters"):
+        assert torch.equal(model.encode(["mkJ*"])[0], model.encode(["MKX"])[0])
+    for sequence in ("", "M<mask>", "MKÉ", "M-K"):
+        with pytest.raises(DataError, match=r"sequences\[1\]"):
             model.encode(["MK", sequence])
+    with pytest.raises(ConfigError, match="sequences: a list of str is needed"):
+        model.encode("MKT")
 
 
 def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
@@ -104,5 +107,7 @@ def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
         truth = model.backbone(batch)
         wanted = model.normalization.inverse(model.decoder(model.encoder(model.normalization(truth))))
     assert_near(features[2], segments(wanted, batch)[2][1:-1])
-    with pytest.raises(ValueError, match=r"\(5, 7\), not \(residues, 8\)"):
+    with pytest.raises(DataError, match=r"\(5, 7\), not \(residues, 8\)"):
         model.decode([torch.zeros(5, 7)])
+    with pytest.raises(ConfigError, match="latents: a list of tensors is needed"):
+        model.decode(torch.zeros(5, 8))

@@ -12,7 +12,8 @@ from esmeray.tools.train import run as train
 from esmeray.tools.tune import _search
 from esmeray.train_config.loading import SHIPPED, dump_config, load_settings
 from esmeray.train_config.natures import FIXED, FREE, UNSEEN, on_resume, with_absolute_paths
-from esmeray.training.config import Config, load_config
+from esmeray.train_config.section import ComputeSection
+from esmeray.training.config import Config, load_config, with_precision
 from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config
 
@@ -147,18 +148,23 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
         load_config("train_config/esm2a.yaml")
 
 
-def test_precision_is_fp32_by_default_where_the_processor_has_no_bf16(tmp_path, monkeypatch):
+def test_precision_is_by_default_that_of_what_computes_and_a_given_one_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(processor, "has_gpu_driver", lambda: False)
-    for flags, options, precision in [
-        ("avx2 avx512f", "", "fp32"),
-        ("amx_bf16", "", "bf16"),
-        ("avx2", "--training.precision bf16", "bf16"),
-        ("avx2", "--ray.address head:6379", "bf16"),
-        ("avx2", "--ray.address local", "fp32"),
+    monkeypatch.setattr(processor, "has_gpu_driver", lambda: True)  # of a machine whose CPU computes all the same
+    for flags, on_cuda, precision in [
+        ("avx2 avx512f", False, "fp32"),
+        ("avx2 avx512f", True, "bf16"),
+        ("amx_bf16", False, "bf16"),
+        ("avx512_bf16", False, "bf16"),
     ]:
         (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
-        assert load(None, *options.split()).training.precision == precision
+        assert processor.default_precision(on_cuda) == precision
+        assert ComputeSection().resolved(on_cuda).precision == precision
+        for given in ("bf16", "fp32", "fp16"):
+            assert ComputeSection(precision=given).resolved(on_cuda).precision == given
+    for options in ([], ["--training.learning_rate", "0.1"], ["--ray.address", "head:6379"]):
+        assert with_precision(load(None, *options), "fp32").training.precision == "fp32"
+    assert with_precision(load(None, "--training.precision", "bf16"), "fp32").training.precision == "bf16"
 
 
 LISTS = "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvw"))

@@ -26,6 +26,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.manifest import Index
+from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
@@ -120,6 +121,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
                 hits += 1
     aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
     print(f"{align.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
+    print("\n".join(f"  {line}" for line in count_lines(queries.manifest.counts)))
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, kept: Journal) -> None:

@@ -80,10 +80,12 @@ def main(
     if dry_run:
         console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
         return
-    console.print(table(run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)))
-    console.print(
-        f"written: {uri_of(embed.output) or embed.output}", *_next_commands(embed.output), sep="\n", markup=False
-    )
+    reports = run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)
+    console.print(table(reports))
+    # Of an output that has grown the newest part's; a part of before has no such lines.
+    changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]
+    written = f"written: {uri_of(embed.output) or embed.output}"
+    console.print(written, *changes, *_next_commands(embed.output), sep="\n", markup=False)
 
 
 def _next_commands(folder: Path) -> Iterator[str]:

@@ -10,13 +10,14 @@ from torch.profiler import schedule
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
+from esmeray.common.processor import default_precision
 from esmeray.inference.profile.measuring import operators, profiler_of, write_trace
 from esmeray.model.device import choose_device
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.profile._gpu_trial import single_process_group
-from esmeray.training.config import Config
+from esmeray.training.config import Config, with_precision
 from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
@@ -30,6 +31,7 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     Raises ResourceError where a step fails, DataError and ConfigError as training does.
     """
     device = choose_device()
+    config = with_precision(config, default_precision(device.type == "cuda"))
     if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):

@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from esmeray.common.command_line import next_command, say
-from esmeray.common.errors import EsmerayError
+from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import RunFolder
@@ -33,7 +33,9 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
     >>> (run / "export" / "model.safetensors").exists()
     True
     """
-    code, run = trained(config, {tuple(name.split(".")): value for name, value in (settings or {}).items()})
+    if not (isinstance(config, str | Path) and isinstance(settings, Mapping | None)):
+        raise ConfigError("train: a name or file of settings is needed, and a dictionary of those that override it")
+    code, run = trained(config, {tuple(str(name).split(".")): value for name, value in (settings or {}).items()})
     if code:
         error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
         error.exit_code = code

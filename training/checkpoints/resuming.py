@@ -9,7 +9,7 @@ from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.job import Difference, differences
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
-from esmeray.training.config import Config, load_recorded
+from esmeray.training.config import Config, load_config, with_precision
 
 
 @dataclass
@@ -23,14 +23,16 @@ class Resumption:
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
     def as_begun(self) -> "Resumption":
-        """The same with the warm-up that the run began with, where none is given."""
-        training = self.config.training
-        if training.warmup_steps is not None or not (self.run.config.exists() and self.checkpoints.complete()):
+        """The same with the precision and the warm-up that the run began with, if none is given."""
+        if not (self.run.config.exists() and self.checkpoints.complete()):
             return self
-        # The default may have been another when it began, and the rate of each step follows it.
-        warmup_steps = load_recorded(self.run.config).training.warmup_steps
-        training = training.model_copy(update={"warmup_steps": warmup_steps})
-        return Resumption(self.config.model_copy(update={"training": training}))
+        # The defaults may have been others when it began: on other processors, or of an earlier version.
+        begun = load_config(self.run.config).training
+        config = with_precision(self.config, begun.precision)
+        if config.training.warmup_steps is None:
+            training = config.training.model_copy(update={"warmup_steps": begun.warmup_steps})
+            config = config.model_copy(update={"training": training})
+        return Resumption(config)
 
     def check(self) -> list[str]:
         """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.
@@ -94,7 +96,7 @@ class Resumption:
 
     @cached_property
     def _changes(self) -> list[Difference]:
-        return differences(load_recorded(self.run.config).model_dump(), self.config.model_dump())
+        return differences(load_config(self.run.config).model_dump(), self.config.model_dump())
 
     def _changed(self, nature: OnResume) -> Difference | None:
         return next((change for change in self._changes if on_resume(Config, change.key) is nature), None)

@@ -19,6 +19,7 @@ from typing import Any
 from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
+from esmeray.common import processor
 from esmeray.common.command_line import say, warn
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.common.progress import conversion_bar
@@ -40,7 +41,7 @@ from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.checkpoints.resuming import Resumption
-from esmeray.training.config import Config
+from esmeray.training.config import Config, with_precision
 from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.training.engine.watchdog import left_stacks
 from esmeray.training.launch.elastic import Attempts, fit
@@ -89,7 +90,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
-    remarks = resumption.check()
+    resumption.check()
     finished = resumption.is_finished()
     # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
@@ -107,8 +108,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
         _plan(resumption, local, size)
-    for remark in remarks:
-        warn(remark)
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
             workers, dashboard = local, None
@@ -119,7 +118,13 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
+        # Of the nodes, whatever this machine is; a cluster that was started here is this machine.
+        default_precision = connection.default_precision if local is None else processor.default_precision
+        config = with_precision(config, default_precision(workers.use_gpu))
+        resumption = Resumption(config)
         plan = _plan(resumption, workers, size)
+        for remark in resumption.check():  # only now, with the precision in which the workers compute
+            warn(remark)
         _announce(resumption, plan, dashboard)
         _record_start(resumption, task, store_path)
         with _followed(resumption, plan, signals) as mirror, beside(config, store_path) as of_workers:
@@ -149,10 +154,11 @@ def dry_run(config: Config) -> int:
         with held(run.path):  # the working copy of no run that is under way
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
+    workers = place_workers(config.ray, resources_to_plan_with(config.ray))
+    config = with_precision(config, processor.default_precision(workers.use_gpu))
     resumption = Resumption(with_absolute_paths(config))
     remarks = resumption.check()
     finished = resumption.is_finished()
-    workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
     task = task_plan(config.data, config.model)

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, write_arrays
 from esmeray.dataset.embeddings.formats.base import Block
 from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
@@ -113,9 +113,12 @@ def test_vectors_are_found_by_id_number_and_slice(tmp_path: Path, file_format: s
     for start, stop in ((0, 4), (1, 3), (2, 4), (3, 3), (0, 99)):
         np.testing.assert_array_equal(opened[start:stop], VECTORS[start:stop])
     np.testing.assert_array_equal(np.concatenate([rows for _, rows in opened.blocks(3)]), VECTORS)
-    with pytest.raises(KeyError):
-        opened["nobody"]
-    with pytest.raises(IndexError):
-        opened[4]
+    for key, builtin in (("nobody", KeyError), (4, IndexError), (-5, IndexError)):
+        with pytest.raises(builtin, match=f"v: .*{key}") as refused:
+            opened[key]
+        assert isinstance(refused.value, DataError), "and so an EsmerayError"
+    for key in (slice(0, 4, 2), None, 1.5):
+        with pytest.raises(EsmerayError):
+            opened[key]
     with pytest.raises(ConfigError, match=r"no output 'maen' \(did you mean mean\?\); there are mean"):
         read_embeddings(folder, "maen")

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from esmeray.cluster.section import RaySection
+from esmeray.common import processor
 from esmeray.inference.embedding.job import run_job
 from tests.inference.embedding.jobs import final_bytes, partial, replace, request
 from tests.model.support import random_sequences
@@ -43,3 +44,14 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
     assert final_bytes(job.output) == final_bytes(tmp_path / "alone")
     log = next((job.output / "logs").glob("*.log")).read_text()
     assert "a worker was lost and is replaced" in log
+
+
+def test_the_default_precision_is_that_of_the_nodes_and_not_of_the_commands_machine(
+    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
+):
+    nodes = "bf16" if processor.cpu_computes_bf16() else "fp32"
+    (tmp_path / "cpuinfo").write_text("flags : avx2" if nodes == "bf16" else "flags : amx_bf16")
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
+    job = request(tmp_path, precision=None, workers=1)
+    (report,) = run_job(job, cluster=RaySection(address=ray_address))
+    assert report["precision"] == nodes

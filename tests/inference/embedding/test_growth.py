@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from esmeray.common import processor
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.common.remote import listing, upload
@@ -90,6 +91,13 @@ def test_a_grown_output_has_the_values_of_one_job(tmp_path: Path, file_format: s
         assert len(rows) == stop - start
         assert all(np.array_equal(row, grown[number]) for number, row in enumerate(rows, start))
     assert run_job(job)[1] == report and final_bytes(job.output) == after, "all of its records are there"
+
+
+def test_a_grown_output_keeps_the_precision_that_it_has_where_none_is_given(tmp_path: Path, monkeypatch):
+    _, more = begun(tmp_path)
+    (tmp_path / "cpuinfo").write_text("flags : amx_bf16")
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
+    assert [report["precision"] for report in run_job(replace(more, precision=None))] == ["fp32", "fp32"]
 
 
 def test_int8_grows_with_scales_of_its_own(tmp_path: Path):

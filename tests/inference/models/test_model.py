@@ -1,18 +1,22 @@
 """Embeddings equal transformers' own, one sequence at a time, for each architecture, output and layer."""
 
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, EsmForMaskedLM
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.processor import computes_bf16
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ForkedError
+from esmeray.common.processor import cpu_computes_bf16
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.inference.models.opening import open_model
 from esmeray.model.export.backbone import export
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from tests.classifiers import export_tiny
@@ -60,7 +64,7 @@ def reference(folder: Path, model: Any, special: tuple[int, int]) -> dict[int, l
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_vector_is_the_same_bytes_whatever_shares_its_batch(precision: str, tmp_path: Path):
     """One to sixteen rows, and in bf16 fewer than 777, are where libraries divide a product's sums in another way."""
-    if precision == "bf16" and not computes_bf16():
+    if precision == "bf16" and not cpu_computes_bf16():
         pytest.skip("products of bf16 without instructions for it are sums in order")
     size = {"hidden_size": 128, "intermediate_size": 1280, "num_attention_heads": 8, "num_hidden_layers": 1}
     save_masked_lm(tmp_path, "esm", vocab_size=33, **size)
@@ -176,6 +180,39 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_a
         opened(folder)
 
 
+def test_sequences_are_cleaned_and_refused_as_commands_do_it(tmp_path: Path):
+    model = opened(model_folder(tmp_path, "ESM-2")[0])
+    expected = model.embed(["MKTAYIAKQR", "MSILX"])
+    with pytest.warns(UserWarning, match="sequences: 1 record with lower-case letters, upper-cased; 1 final"):
+        vectors = model.embed(np.array(["mktayiakqr", "MSI\nLX*"]))
+    np.testing.assert_array_equal(vectors, expected)
+    np.testing.assert_array_equal(model.embed(pd.Series(["MKTAYIAKQR", "MSILX"], index=[4, 2])), expected)
+    for sequence in ("MK1", "MK-T", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT"):
+        with pytest.raises(DataError, match=r"sequences\[1\]"):
+            model.embed(["MKT", sequence])
+    with pytest.raises(ConfigError, match="sequences: a list of str is needed, not "):
+        model.embed("MKTAYIAKQR")
+    short = opened(model_folder(tmp_path / "short", "ProtBERT")[0])
+    longest = short.facts.longest
+    assert longest is not None and short.embed(["A" * longest]).shape == (1, short.facts.hidden_size)
+    with pytest.raises(DataError, match=rf"sequences\[1\]: {longest + 1} tokens, more than the model's {longest}"):
+        short.embed(["MKT", "A" * (longest + 1)])
+
+
+def test_a_model_refuses_to_compute_in_a_child_that_was_forked_after_it_was_opened(tmp_path: Path):
+    folder = model_folder(tmp_path, "ESM-2")[0]
+    model, pipeline = opened(folder), ClassifierPipeline.load(export_tiny(tmp_path / "classifier"), device="cpu")
+    export(build_model(tiny_section(), 0), tmp_path / "autoencoder", EsmSequenceTokenizer())
+    autoencoder = ESM2Autoencoder.from_pretrained(tmp_path / "autoencoder")
+    model.embed(["MKT"])
+    uses = [(model.embed, ["MKT"]), (pipeline.predict, ["MKT"]), (autoencoder.encode, ["MKT"]), (opened, folder)]
+    with get_context("fork").Pool(1) as pool:
+        for use, argument in uses:  # bound methods travel with their models, which the child opens by that
+            with pytest.raises(ForkedError, match="opened before this process was forked"):
+                pool.apply_async(use, [argument]).get(60)
+    assert model.embed(["MKT"]).shape == (1, 32)
+
+
 def test_what_a_model_has_not_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="random"):
         opened("esm2_t6_8M")
@@ -186,3 +223,9 @@ def test_what_a_model_has_not_is_refused(tmp_path: Path):
             model.outputs([output])
     with pytest.raises(ConfigError, match="the model has 2 layers"):
         model.outputs(layers=[3])
+    for wrong in ({"output": "nothing"}, {"output": ["mean"]}, {"layer": "a"}, {"tokens": 0}, {"layer": None}):
+        with pytest.raises(EsmerayError):
+            model.embed(["MKT"], **wrong)
+    for wrong in ({"precision": "fp8"}, {"device": "meta"}, {"stream": "no way"}, {"weights": "int4"}, {"device": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            open_model(tmp_path / "model", **wrong)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esmeray.inference.models.model import Model
+from esmeray.inference.models.model import Model, run
 from esmeray.service.replicas.computer import Computer
 from esmeray.service.section import ServedModel
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
@@ -28,8 +28,10 @@ def offline(folder: Path) -> Model:
 
 @functools.cache
 def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
-    """The offline model's, of one sequence by itself."""
-    return np.asarray(offline(folder).embed([sequence], output)[0])
+    """The offline model's, of one sequence by itself, maybe with a mask."""
+    (wanted,) = offline(folder).outputs([output])
+    (batch,) = run(offline(folder), [sequence], [wanted])
+    return batch.arrays[output][0] if wanted.per == "protein" else batch.arrays[output]
 
 
 def near(values: np.ndarray, wanted: np.ndarray) -> None:

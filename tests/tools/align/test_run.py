@@ -33,6 +33,7 @@ def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, 
     output = tmp_path / "done.tsv"
     outcome = command.done("align", *files, "--align.output", output, "--align.header", "true", *CLEAR)
     assert f"{output}: 9 hits of 9 proteins with 30" in outcome.out
+    assert outcome.out.endswith("\n  every record taken as it stands\n")
     header, *found = rows(output)
     assert header[:3] == ["qseqid", "sseqid", "pident"] and header[-2:] == ["evalue", "bitscore"]
     assert [row[:10] for row in found] == [

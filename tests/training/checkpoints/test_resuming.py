@@ -10,6 +10,7 @@ from esmeray.run_folder.job import held
 from esmeray.run_folder.paths import Outcome
 from esmeray.train_config.loading import dump_config
 from esmeray.training.checkpoints.resuming import Resumption
+from esmeray.training.config import Config, with_precision
 from tests.runs import a_manifest, run_folder, tiny_config
 
 
@@ -44,6 +45,21 @@ def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_chec
     changes = {"training": {"learning_rate": 0.5}, "ray": {"max_failures": 9}, "batch": {"tokens": 128}}
     remarks = Resumption(tiny_config(tmp_path, **changes)).check()
     assert sorted(remarks) == ["batch.tokens was 256, is now 128", "training.learning_rate was 0.01, is now 0.5"]
+
+
+def test_precision_that_is_not_given_is_that_of_the_checkpoints_or_the_default(begun, tmp_path):
+    settings = tiny_config(tmp_path).model_dump()
+    del settings["training"]["precision"]
+    config = Config.model_validate(settings)
+    fresh = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    assert fresh.check() == ["training.precision was 'fp32', is now 'bf16'"], "without a checkpoint nothing is resumed"
+    folder = CheckpointStore(begun.checkpoints).folder(4).path
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
+    resumed = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    assert resumed.config.training.precision == "fp32" and resumed.check() == []
+    with pytest.raises(ConfigError, match="precision was 'fp32', is now 'bf16'"):
+        Resumption(tiny_config(tmp_path, training={"precision": "bf16"})).as_begun().check()
 
 
 def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
