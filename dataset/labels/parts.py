@@ -8,6 +8,8 @@ each header (``>id SET=train VALIDATION=False``) a letter for each residue inste
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +18,17 @@ from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of, pieces
-from esmeray.dataset.labels.label_space import IGNORED_LETTERS
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.labels.values import part, text_of
 from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
-from esmeray.dataset.table import Table, is_table_name
+from esmeray.dataset.table import Columns, Table, is_missing, is_table_name, missing_note
+
+_KEEPS = "data.labels.not_missing"
+
+FLIP_COLUMN = "validation"
+"""Column or attribute, in any case, beside that of the split; a true value turns train into validation."""
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""
@@ -35,7 +41,8 @@ class LabelledPart(NamedTuple):
         batch: ids and texts.
         numbers: number of each record in its file, from 1.
         labels: values of the label columns of each record; None where labels are not read.
-        weights, splits: value of each record; None where there is no such column.
+        weights: value of each record; None where there is no such column.
+        splits: values of the split column and of FLIP's 'validation' of each record; None where it is not asked for.
         missing: the message for the record at an index when it has no label.
         num_empty: rows that were left out, because they have no text.
     """
@@ -44,7 +51,7 @@ class LabelledPart(NamedTuple):
     numbers: Sequence[int]
     labels: Sequence[Sequence[Any]] | None = None
     weights: list[Any] | None = None
-    splits: list[Any] | None = None
+    splits: list[tuple[Any, Any]] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
 
@@ -60,13 +67,14 @@ def texts_of(block: CleanBlock) -> list[str]:
 
 @dataclass(frozen=True)
 class ResidueLabel:
-    """Letters of a sequence's residues, and its part where a header says it; ``number`` is its record's in the file."""
+    """Letters of a sequence's residues, and where a header says it, values of its split and of FLIP's VALIDATION;
+    ``number`` is its record's in the file."""
 
     path: Path
     number: int
     header: str
     letters: str
-    part: str | None = None
+    split: tuple[str | None, str | None] = (None, None)
 
     @property
     def location(self) -> str:
@@ -79,6 +87,7 @@ class ResidueLabels:
     def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int) -> None:
         """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
         self.files: list[SourceFile] = []
+        self.comment_lines = 0
         self._max_residues = max_residues
         self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(labels_file)
@@ -121,6 +130,7 @@ class ResidueLabels:
                     )
                 entries[name] = entry
         self.files += files.finished
+        self.comment_lines += files.comment_lines
         return entries
 
 
@@ -134,20 +144,22 @@ def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSect
         )
     pairs = zip(entry.letters, mask.letters, strict=True)
     # As letters that are not known in the file itself, which are neither learnt nor scored either.
-    return replace(entry, letters="".join(letter if known == "1" else IGNORED_LETTERS[0] for letter, known in pairs))
+    return replace(
+        entry, letters="".join(letter if known == "1" else settings.unknown_letters[0] for letter, known in pairs)
+    )
 
 
 def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
         raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
+    # FLIP's way of a third part: its SET says train of these, too.
+    split = attributes[attribute], {name.lower(): value for name, value in attributes.items()}.get(FLIP_COLUMN)
     try:
-        part_name = part(attributes[attribute])
+        part(*split)
     except ValueError as error:
         raise DataError(f"{entry.location}: {attribute}: {error}") from error
-    # FLIP's way of a third part: its SET says train of these, too.
-    held_out = attributes.get("VALIDATION", "").lower() == "true"
-    return replace(entry, part="validation" if held_out and part_name == "training" else part_name)
+    return replace(entry, split=split)
 
 
 class LabelledSource:
@@ -170,6 +182,7 @@ class LabelledSource:
         self.paths = paths
         self.bytes_total = sum(path.stat().st_size for path in paths)
         self.finished: list[SourceFile] = []
+        self.comment_lines = 0
         self._opened: Table | FastaSource | None = None
         self._rows_before = 0  # rows without an id are numbered on from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
@@ -187,7 +200,7 @@ class LabelledSource:
         Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
         where labels stand or are for another kind of file.
         """
-        self.finished, self._rows_before = [], 0  # the files may be read a second time
+        self.finished, self._rows_before, self.comment_lines = [], 0, 0  # the files may be read a second time
         if self._sample is not None:
             if self._content == "protein":
                 records = located_records(self._sample.records, self._sample.families, self._sample.seed)
@@ -197,7 +210,8 @@ class LabelledSource:
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
-                self._opened = table = Table(path, self._wanted_columns(path))
+                wanted = self._wanted_columns(path)
+                self._opened = table = Table(path, wanted, self._settings.not_missing, FLIP_COLUMN)
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
@@ -205,6 +219,7 @@ class LabelledSource:
                 parts = self._numbered(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
+            self.comment_lines += getattr(self._opened, "comment_lines", 0)  # tables have none
             self._opened = None
 
     def cleaned(self, ingest: Ingest) -> Iterator[tuple[int, LabelledPart, CleanBlock | None]]:
@@ -214,6 +229,7 @@ class LabelledSource:
                 ingest.counts.records_read += labelled_part.num_empty
                 ingest.counts.records_skipped_empty += labelled_part.num_empty
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
+            ingest.counts.comment_lines += self.comment_lines
 
     def places(self, ids: set[str]) -> dict[str, str]:
         """Location of the first record with each of these ids; read again, for a refusal alone, up to the last of
@@ -253,13 +269,17 @@ class LabelledSource:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
+        labels = [None if match is None else match[group] for match in map(pattern.search, headers)]
         field = self._settings.header_field
         setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
             numbers,
-            labels=[(None if match is None else match[group],) for match in map(pattern.search, headers)],
-            missing=lambda index: f"data.labels.{setting} finds no label in the header {headers[index]!r}",
+            labels=[(label,) for label in labels],
+            missing=lambda index: (
+                f"data.labels.{setting} finds no label in the header {headers[index]!r}"
+                + missing_note(labels[index], _KEEPS)
+            ),
         )
 
     def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
@@ -269,7 +289,7 @@ class LabelledSource:
             batch,
             numbers,
             labels=[(entry and entry.letters,) for entry in entries],
-            splits=[entry and entry.part for entry in entries] if has_parts else None,
+            splits=[entry.split if entry else (None, None) for entry in entries] if has_parts else None,
             missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
         )
 
@@ -301,26 +321,30 @@ class LabelledSource:
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
+        # Of messages, as of names, NA may be one; no protein is called so.
+        kept_texts, keeps_texts = (settings.not_missing, _KEEPS) if self._content == "text" else ((), "")
         for first_row, columns in table.parts():
             texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
-            indices = [index for index, text in enumerate(texts) if text.strip()]
+            indices = [index for index, text in enumerate(texts) if not is_missing(text, kept_texts)]
             if len(indices) < len(texts) and settings.empty_texts == "error":
-                empty = next(index for index, text in enumerate(texts) if not text.strip())
+                empty = next(index for index, text in enumerate(texts) if is_missing(text, kept_texts))
                 raise DataError(
-                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty; complete or remove "
-                    "the row, or give --data.labels.empty_texts skip"
+                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty"
+                    f"{table.note(settings.text_column, empty, keeps_texts)}; complete or remove the row, or give "
+                    "--data.labels.empty_texts skip"
                 )
             # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
                 ids = [b"row%d" % (self._rows_before + number) for number in numbers]
             else:
-                values = columns[settings.id_column]
-                ids = [_id(path, first_row + index, values[index], settings.id_column) for index in indices]
+                ids = [self._id(path, table, first_row, index, columns) for index in indices]
             encoded = [self._encoded(texts[index]) for index in indices]
             kept = {name: [values[index] for index in indices] for name, values in columns.items()}
             lines = Lines.of(ids)  # whole headers, which may hold blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
+            splits = kept.get(settings.split_column or "")
+            validation = kept.get(table.optional_column or "") or repeat(None)
             labels = None
             if self._with_labels:
                 labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -329,25 +353,31 @@ class LabelledSource:
                 numbers=numbers,
                 labels=labels,
                 weights=kept.get(settings.weight_column or ""),
-                splits=kept.get(settings.split_column or ""),
-                missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
+                splits=None if splits is None else list(zip(splits, validation, strict=False)),
+                missing=partial(self._missing, table, indices),
                 num_empty=len(texts) - len(indices),
             )
         self._rows_before += first_row + len(texts) - 1
 
+    def _missing(self, table: Table, indices: Sequence[int], index: int) -> str:
+        columns = self._settings.label_columns
+        notes = [f"{column!r}{table.note(column, indices[index], _KEEPS)}" for column in columns]
+        return f"no label in column {', '.join(notes)}"
+
+    def _id(self, path: Path, table: Table, first_row: int, index: int, columns: Columns) -> bytes:
+        column = self._settings.id_column or ""
+        text = _text(path, first_row + index, columns[column][index]).strip()
+        if not text or "\n" in text or "\r" in text:
+            raise DataError(
+                f"{path}, row {first_row + index}: the id in column {column!r} is empty or holds a line break"
+                f"{table.note(column, index, _KEEPS)}; give each row an id of one line, or leave "
+                "data.labels.id_column out"
+            )
+        return text.encode("utf-8")
+
     def _encoded(self, text: str) -> bytes:
         # One byte for each residue, so that positions hold; what is no letter at all is refused like any other.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
-
-
-def _id(path: Path, row: int, value: Any, column: str) -> bytes:
-    text = _text(path, row, value).strip()
-    if not text or "\n" in text or "\r" in text:
-        raise DataError(
-            f"{path}, row {row}: the id in column {column!r} is empty or holds a line break; give each row an id of "
-            "one line, or leave data.labels.id_column out"
-        )
-    return text.encode("utf-8")
 
 
 def _text(path: Path, row: int, value: Any) -> str:
