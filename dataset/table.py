@@ -53,12 +53,11 @@ _NOWHERE = "\x1f"
 MISSING = frozenset(
     (
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
-        *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+        *("NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-"),
     )
 )
-"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list."""
-
-_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list, and
+the dash of tables made by hand."""
 
 Columns = dict[str, Sequence[Any]]
 """The values of some rows by column; None is a missing one."""
@@ -140,9 +139,9 @@ class Table:
     def _values(self, column: pa.Array) -> list[Any]:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if any(test(column.type) for test in _TEXT_TYPES):
-            trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
-            column = pc.if_else(pc.is_in(trimmed, self._missing), None, column)
+        if str(column.type) in ("string", "large_string", "string_view"):
+            column = column.cast(pa.string())  # not every function takes the others
+            column = pc.if_else(pc.is_in(pc.utf8_trim_whitespace(column), self._missing), None, column)
         return column.to_pylist()
 
     def _text(self) -> Iterator[pa.RecordBatch]:

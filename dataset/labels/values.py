@@ -4,7 +4,6 @@ import ast
 import json
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ _TRUTHS = {
 }
 _MEND_LABEL = "mend it, or write nan in its place and give --data.labels.missing_labels skip"
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\}|\(.*,.*\))\s*", re.DOTALL)
-_NO_COMMA = re.compile(r"""['"]\s+['"]""")
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _SEPARATORS = "|,\t/;&+"
 _OTHER_SEPARATORS = ": _-"
 """Also in names, so that they separate only where nothing else does."""
@@ -164,7 +163,7 @@ class SeparatedNames:
         if not joined:
             return None
         name, mark = joined[0]
-        quoted = "$'\\t'" if mark == "\t" else shlex.quote(mark)
+        quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
         fits = f" if {mark!r} separates names, give --data.labels.separator {quoted};" if mark in separators else ""
         one = 'if it is one name, write it as a list, ["NAME"], or set data.labels.kind to multiclass'
         return name, f"{name!r:.100} is read as one name of a multilabel target;{fits} {one}"
@@ -179,11 +178,12 @@ def _as_list(text: str) -> Any:
     """The list that a text is in JSON or Python, or the text itself; raises ValueError for what looks like a list."""
     if not _LIST.fullmatch(text):
         return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
     # NumPy prints no commas, and Python would read its names as one.
-    if not _NO_COMMA.search(text):
-        for read in (json.loads, ast.literal_eval):
-            with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-                return read(text.strip())
+    if not re.search(r"\0\s*\0", _STRING.sub("\0", text)):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return ast.literal_eval(text.strip())
     if text.lstrip().startswith("("):  # in names as well: (R)-mandelate dehydrogenase (NAD, FAD)
         return text
     raise ValueError(f'{text!r:.60} looks like a list but is none; write it as JSON, ["a", "b"]')
