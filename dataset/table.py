@@ -38,13 +38,13 @@ _HEADER_BYTES = 1 << 16
 _SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=(.)"?\r?\n', re.IGNORECASE)
 _SHOWN = 20
 _SHOWN_LETTERS = 60
+_DATA = re.compile(r"[A-Z*-]{20,}|[-+]?\d*[.,]?\d+")
+"""A sequence or a number: no name of a column."""
 _ID_NAME = re.compile(
     r"(?i:|unnamed: \d+|(?:.*[\W_])?(?:ids?|names?|acc?|accessions?|entry|identifiers?|index|uniprot(?:kb)?|pdb)"
     r"(?:[\W_].*)?)|.*[a-z]I[Dd]s?"
 )
-"""Columns of ids, which are never suggested for anything else."""
-_DATA = re.compile(r"[A-Z*-]{15,}|[-+]?\d*[.,]?\d+")
-"""A sequence or a number: no name of a column."""
+"""Columns of ids, which are suggested for ids alone."""
 _WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
 """In messages of pyarrow (26.0), with the header as the first row."""
 _NOWHERE = "\x1f"
@@ -86,20 +86,16 @@ def is_table_name(path: Path) -> bool:
 class Table:
     """One table, read once from first to last row.
 
-    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does. ``finished``
-    has the file as it was read, alone, once it was. ``keep`` has texts of :data:`MISSING` that are values here.
-    ``optional``, a name in lower case, is read too if a column is called so; ``optional_column`` is its name then.
+    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does, and None for
+    a column that may be absent. ``finished`` has the file as it was read, alone, once it was. ``keep`` has texts of
+    :data:`MISSING` that are values here.
     """
 
-    def __init__(
-        self, path: Path, wanted: Mapping[str, str], keep: Collection[str] = (), optional: str | None = None
-    ) -> None:
+    def __init__(self, path: Path, wanted: Mapping[str, str | None], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
-        self.optional_column: str | None = None
         self._path = path
         self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
         self._wanted = wanted
-        self._optional = optional
         self._part: Any = None
         self._opened: ReadAhead | None = None
 
@@ -153,15 +149,16 @@ class Table:
             declared = _SEPARATOR_LINE.match(head)
             if declared:
                 text.readline()
-            for batch in text_batches(text, self._path, self._separator(head, declared)):
+            separator = declared[1].decode("latin-1") if declared else self._separator(head)
+            for batch in text_batches(text, self._path, separator):
                 yield batch.select(self._columns(batch.schema.names))
             self.finished = [raw.source_file()]
 
-    def _separator(self, head: bytes, declared: re.Match[bytes] | None) -> str:
-        """The separator that Excel's first line declares, or by which the header has most wanted columns; of several
-        that gives most columns; else that of the name. Raises DataError for a file of another kind."""
-        if declared:
-            return declared[1].decode("latin-1")
+    def _separator(self, head: bytes) -> str:
+        """The separator by which the header has most wanted columns; of several most columns; else that of the name.
+
+        Raises DataError for a file of another kind.
+        """
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
         scores = {}
         for separator in _SEPARATORS:
@@ -169,8 +166,8 @@ class Table:
             header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
             scores[separator] = (len(self._wanted.keys() & set(header)), len(header), separator == of_name)
         most = max(scores, key=scores.__getitem__)
-        # Only now: a header may start like another kind of file, but has the columns then.
-        kind = kind_of(self._path, "table") if scores[most][0] < len(self._wanted) else None
+        # A header may start like another kind of file, but has wanted columns then.
+        kind = None if scores[most][0] else kind_of(self._path, "table")
         if kind is not None:
             raise DataError(f"{self._path}: {kind}")
         return most
@@ -189,27 +186,27 @@ class Table:
 
     def _columns(self, header: list[str]) -> list[str]:
         """Columns to read; raises DataError for a header that lacks one or repeats it."""
-        optional = [name for name in header if name.lower() == self._optional and name not in self._wanted]
-        self.optional_column = next(iter(optional), None)
-        for name, setting in {**self._wanted, **dict.fromkeys(optional, "")}.items():
+        columns = [name for name, setting in self._wanted.items() if name in header or setting is not None]
+        for name in columns:
+            setting = self._wanted[name]
             if header.count(name) > 1:
                 where = f" ({setting})" if setting else ""
                 raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
             if name not in header:
-                raise DataError(f"{self._path}: {self._without(name, setting, header)}")
-        return [*self._wanted, *optional[:1]]
+                raise DataError(f"{self._path}: {self._without(name, setting or '', header)}")
+        return columns
 
     def _without(self, name: str, setting: str, header: list[str]) -> str:
-        """Say which columns there are instead of one; neither ids nor values are suggested."""
+        """Say which columns there are instead of one; neither ids nor values are suggested for it."""
         takes_ids = setting.endswith("id_column")
         free = [
             column[:_SHOWN_LETTERS]
             for column in header
-            if column not in self._wanted
-            and not _DATA.fullmatch(column)
-            and (takes_ids or not _ID_NAME.fullmatch(column))
+            if column not in self._wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
         ]
-        near = difflib.get_close_matches(name, free, n=1)
+        # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
+        likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]
+        near = difflib.get_close_matches(name, free, n=1) or likely
         remedy = f": set {setting}" if setting else "; rename one"
         if setting and near:
             remedy += f", as --{setting} {shlex.quote(near[0])}"

@@ -62,7 +62,6 @@ CHUNK_BYTES = 384 * 1024
 
 _BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
-_IGNORED_SHOWN = 5
 _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
 
 
@@ -391,8 +390,8 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
             names += [str(file.relative_to(path)) for file in files if file.is_file()]
         elif glob.has_magic(source):
             names += [f"{folder}/" for folder in glob.glob(source) if Path(folder).is_dir()]  # noqa: PTH207
-    shown = dict(Counter(sorted(names)[:_IGNORED_SHOWN]))
-    return shown | ({"others": len(names) - _IGNORED_SHOWN} if len(names) > _IGNORED_SHOWN else {})
+    shown = sorted(names)[:5]
+    return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
 
 
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:

@@ -19,7 +19,6 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
 from esmeray.dataset.labels.parts import (
     LabelledPart,
@@ -35,8 +34,6 @@ from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
 from esmeray.dataset.table import is_table_name
-
-_UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
 
 
 class LabelledCounts(IngestCounts):
@@ -179,14 +176,8 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
 
 
 def find_labelled_files(sources: Sequence[str]) -> list[Path]:
-    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables; DataError for other kinds of files,
-    too."""
-    paths = find_files(sources, is_labelled_name, "FASTA file or table")
-    for path in paths:
-        if path.name.lower().endswith(_UNREADABLE):
-            kind = kind_of(path, "table") or "this kind of file is not read; save it as CSV, TSV, Parquet or FASTA"
-            raise DataError(f"{path}: {kind}")
-    return paths
+    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables."""
+    return find_files(sources, is_labelled_name, "FASTA file or table")
 
 
 def is_labelled_name(path: Path) -> bool:

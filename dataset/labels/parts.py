@@ -8,7 +8,6 @@ each header (``>id SET=train VALIDATION=False``) a letter for each residue inste
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,8 +26,8 @@ from esmeray.dataset.table import Columns, Table, is_missing, is_table_name, mis
 
 _KEEPS = "data.labels.not_missing"
 
-FLIP_COLUMN = "validation"
-"""Column or attribute, in any case, beside that of the split; a true value turns train into validation."""
+FLIP_COLUMNS = ("validation", "VALIDATION", "Validation")
+"""Column or attribute beside that of the split; a true value turns train into validation."""
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""
@@ -154,7 +153,7 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     if attribute not in attributes:
         raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
     # FLIP's way of a third part: its SET says train of these, too.
-    split = attributes[attribute], {name.lower(): value for name, value in attributes.items()}.get(FLIP_COLUMN)
+    split = attributes[attribute], next(filter(None, map(attributes.get, FLIP_COLUMNS)), None)
     try:
         part(*split)
     except ValueError as error:
@@ -210,8 +209,7 @@ class LabelledSource:
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
-                wanted = self._wanted_columns(path)
-                self._opened = table = Table(path, wanted, self._settings.not_missing, FLIP_COLUMN)
+                self._opened = table = Table(path, self._wanted_columns(path), self._settings.not_missing)
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
@@ -305,7 +303,7 @@ class LabelledSource:
             if is_set:
                 raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
 
-    def _wanted_columns(self, path: Path) -> dict[str, str]:
+    def _wanted_columns(self, path: Path) -> dict[str, str | None]:
         settings = self._settings
         if self._residue_labels is not None:
             raise ConfigError(f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out")
@@ -317,7 +315,9 @@ class LabelledSource:
         for setting, column in columns:
             if column is not None:
                 wanted.setdefault(column, f"data.labels.{setting}")
-        return wanted
+        # Read if it is there, and the split column is.
+        is_split = self._with_labels and settings.split_column is not None
+        return dict.fromkeys(FLIP_COLUMNS if is_split else ()) | wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
@@ -344,7 +344,7 @@ class LabelledSource:
             lines = Lines.of(ids)  # whole headers, which may hold blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
             splits = kept.get(settings.split_column or "")
-            validation = kept.get(table.optional_column or "") or repeat(None)
+            validation = next(filter(None, map(kept.get, FLIP_COLUMNS)), repeat(None))
             labels = None
             if self._with_labels:
                 labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -354,15 +354,13 @@ class LabelledSource:
                 labels=labels,
                 weights=kept.get(settings.weight_column or ""),
                 splits=None if splits is None else list(zip(splits, validation, strict=False)),
-                missing=partial(self._missing, table, indices),
+                missing=lambda index, rows=indices: (
+                    "no label in column "
+                    + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
+                ),
                 num_empty=len(texts) - len(indices),
             )
         self._rows_before += first_row + len(texts) - 1
-
-    def _missing(self, table: Table, indices: Sequence[int], index: int) -> str:
-        columns = self._settings.label_columns
-        notes = [f"{column!r}{table.note(column, indices[index], _KEEPS)}" for column in columns]
-        return f"no label in column {', '.join(notes)}"
 
     def _id(self, path: Path, table: Table, first_row: int, index: int, columns: Columns) -> bytes:
         column = self._settings.id_column or ""

@@ -33,10 +33,6 @@ _TRUTHS = {
 _MEND_LABEL = "mend it, or write nan in its place and give --data.labels.missing_labels skip"
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\}|\(.*,.*\))\s*", re.DOTALL)
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-_SEPARATORS = "|,\t/;&+"
-_OTHER_SEPARATORS = ": _-"
-"""Also in names, so that they separate only where nothing else does."""
-_MARKS = '|,\t/[]{}"'
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
@@ -46,15 +42,14 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     where one is missing (regression, multilabel with a column for each class). None where the label is missing.
     """
     columns = labels.label_columns
-    keep = labels.not_missing
     # Chosen once: a file may have millions of records.
     if labels.kind == "regression":
         return lambda values: _numbers(values, columns, _finite)
     if labels.kind == "multilabel" and len(columns) > 1:
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
-        return SeparatedNames(labels.separator, keep)
-    return lambda values: _name(values[0], keep)
+        return SeparatedNames(labels.separator, labels.not_missing)
+    return lambda values: _name(values[0], labels.not_missing)
 
 
 def text_of(value: Any) -> str:
@@ -76,8 +71,6 @@ def labels_by_id(path: Path, id_column: str, label_column: str, section: str) ->
     """
     columns = Table(path, {id_column: f"{section}.id_column", label_column: f"{section}.label_column"}).columns()
     ids = [text_of(value) for value in columns[id_column]]
-    if "" in ids:
-        raise DataError(f"{path}, row {ids.index('') + 1}: no id in column {id_column!r}; complete or remove the row")
     repeated = [record_id for record_id, count in Counter(ids).items() if count > 1]
     if repeated:
         raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
@@ -93,8 +86,7 @@ def number(value: Any) -> float:
         # Python takes '1_000' for a number, which no table means.
         return math.nan if is_missing(text) else float(text.replace("_", "?"))
     except ValueError:
-        hint = " (decimals have a point)" if "," in text else ""
-        raise ValueError(f"{text!r} is not a number{hint}") from None
+        raise ValueError(f"{text!r} is not a number{' (decimals have a point)' if ',' in text else ''}") from None
 
 
 def weight(value: Any) -> float:
@@ -104,8 +96,7 @@ def weight(value: Any) -> float:
     except ValueError:
         weighed = math.nan
     if not 0 <= weighed < math.inf:
-        what = "is missing" if value is None else f"{value!r} is no finite number of 0 or more"
-        raise ValueError(f"the weight {what}; give one")
+        raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
     return weighed
 
 
@@ -114,8 +105,7 @@ def part(value: Any, validation: Any = None) -> str:
     turns training into validation. Raises ValueError for any other value."""
     text = text_of(value).strip()
     if text.lower() not in _PARTS:
-        what = f"{text!r} is not known" if text else "is missing"
-        raise ValueError(f"the split {what}; write one of {', '.join(_PARTS)}")
+        raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}")
     name = _PARTS[text.lower()]
     is_held_out = _truth(validation, "column 'validation' (rename it if it means something else): ") == 1
     return "validation" if is_held_out and name == "training" else name
@@ -133,7 +123,8 @@ class SeparatedNames:
     """
 
     def __init__(self, separator: str, keep: Collection[str]) -> None:
-        self._separator, self._keep = separator, keep
+        self._separator = separator
+        self._keep = keep
         self._names: set[str] = set()
         self._has_several = False
 
@@ -155,11 +146,17 @@ class SeparatedNames:
     def joined_name(self) -> tuple[str, str] | None:
         """One of the names that looks like several, and a message; None where all look like one."""
         names = sorted(self._names)
-        separators = _SEPARATORS if self._has_several else _SEPARATORS + _OTHER_SEPARATORS
-        joined = [(name, mark) for mark in separators for name in names if self._names.issuperset(_pieces(name, mark))]
+        # The latter are in names as well, so that they separate only if nothing else does.
+        separators = "|,\t/;&+" + ("" if self._has_several else ": _-")
+        joined = [
+            (name, mark)
+            for mark in separators
+            for name in names
+            if mark in name and self._names.issuperset(map(str.strip, name.split(mark)))
+        ]
         if not joined and not self._has_several:
             # No record has two names, so that less is needed to doubt the separator.
-            joined = [(name, mark) for mark in _MARKS for name in names if mark in name]
+            joined = [(name, mark) for mark in '|,\t/[]{}"' for name in names if mark in name]
         if not joined:
             return None
         name, mark = joined[0]
@@ -167,11 +164,6 @@ class SeparatedNames:
         fits = f" if {mark!r} separates names, give --data.labels.separator {quoted};" if mark in separators else ""
         one = 'if it is one name, write it as a list, ["NAME"], or set data.labels.kind to multiclass'
         return name, f"{name!r:.100} is read as one name of a multilabel target;{fits} {one}"
-
-
-def _pieces(name: str, separator: str) -> list[str]:
-    """The names that a name consists of if this is the separator; a blank one, which is no name, if it does not."""
-    return [piece.strip() for piece in name.split(separator)] if separator in name else [""]
 
 
 def _as_list(text: str) -> Any:

@@ -174,8 +174,8 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         )
     assert records.labels is not None
     try:
-        ignore_unseen = labels.unseen_labels == "skip"
-        return space.encode(records.labels, ignore_unseen=ignore_unseen, unknown_letters=labels.unknown_letters)[:]
+        skips = labels.unseen_labels == "skip"
+        return space.encode(records.labels, ignore_unseen=skips, unknown_letters=labels.unknown_letters)[:]
     except UnseenLabelError as error:
         raise DataError(
             f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "

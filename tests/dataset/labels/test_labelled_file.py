@@ -122,8 +122,6 @@ def test_a_folder_stands_for_its_tables_and_fasta_files(tmp_path):
     for name in ("b.csv", "a.fasta.gz", "c.parquet", "notes.txt", ".d.csv"):
         (tmp_path / name).touch()
     assert [path.name for path in find_labelled_files([str(tmp_path)])] == ["a.fasta.gz", "b.csv", "c.parquet"]
-    (tmp_path / "in.xlsx").touch()
-    assert "in.xlsx: this kind of file is not read; save it as CSV" in refusal(tmp_path / "in.xlsx")
     for name in ("in.xlsx", "in.csv", "in.txt"):
         (tmp_path / name).write_bytes(zipped("[Content_Types].xml", "xl/workbook.xml"))
         assert f"{name}" in (message := refusal(tmp_path / name, header_field=1)) and "an Excel workbook" in message
@@ -281,10 +279,10 @@ def test_a_true_validation_makes_held_out_records_of_training_ones(tmp_path_fact
 
 def test_missing_weights_and_splits_are_refused_by_row(tmp_path):
     path = write_table(tmp_path / "in.csv", (*TABLE, "w"), ("MK", "x", "1"), ("ML", "y", "-1.#IND"))
-    assert "row 2: the weight is missing; give one" in refusal(path, weight_column="w")
+    assert "row 2: the weight '' is no finite number" in refusal(path, weight_column="w")
     assert "row 1: the split '1' is not known;" in refusal(path, split="column", split_column="w")
     write_table(path, (*TABLE, "w"), ("MK", "x", "train"), ("ML", "y", "-"))
-    assert "row 2: the split is missing; write one of train" in refusal(path, split="column", split_column="w")
+    assert "row 2: the split '' is not known; write one of train" in refusal(path, split="column", split_column="w")
 
 
 def test_another_spelling_of_truth_is_refused_by_row(tmp_path):
