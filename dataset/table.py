@@ -71,12 +71,10 @@ def is_missing(text: str, keep: Collection[str] = ()) -> bool:
 
 def missing_note(value: Any, setting: str = "") -> str:
     """For messages: why a value counts as missing, and the setting that keeps it, in brackets; empty if it is blank."""
-    if not str("" if value is None else value).strip():
-        return ""
-    if not isinstance(value, str) or not is_missing(value):
-        return f" ({value!r:.60} has a missing value)"
-    keeps = f"; if it is a name, give --{setting} {shlex.quote(value.strip())}" if setting else ""
-    return f" ({value.strip()!r} means a missing value{keeps})"
+    text = "" if value is None else str(value).strip()
+    keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
+    verb = "means" if is_missing(text) else "has"
+    return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
 
 
 def is_table_name(path: Path) -> bool:
@@ -207,9 +205,8 @@ class Table:
         # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
         likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]
         near = difflib.get_close_matches(name, free, n=1) or likely
-        remedy = f": set {setting}" if setting else "; rename one"
-        if setting and near:
-            remedy += f", as --{setting} {shlex.quote(near[0])}"
+        example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
+        remedy = f": set {setting}{example}" if setting else "; rename one"
         if any(map(_DATA.fullmatch, header)):
             remedy = "; its first row looks like values: add a row of names above it"
         shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])

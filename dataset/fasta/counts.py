@@ -63,7 +63,7 @@ class IngestCounts(Counts):
 def _line(number: int | dict[str, int], noun: str) -> str:
     if isinstance(number, int):
         return counted(number, noun)
-    names = [name if count == 1 else f"{name} ({count:,})" for name, count in number.items()]
+    names = [f"{name} ({count:,})".removesuffix(" (1)") for name, count in number.items()]
     return f"{counted(sum(number.values()), noun)}: {', '.join(names)}"
 
 

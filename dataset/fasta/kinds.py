@@ -40,7 +40,7 @@ _KINDS: dict[bytes, str] = {
 }
 _OF_WANTED: dict[str, dict[bytes, str]] = {
     "FASTA": {
-        rb"PAR1|[^\n]*[,;\t]": (
+        rb"PAR1|[^\n]*[,;\t]|(?i:\"?(?:sequence|seq|protein|peptide)s?\"?\r?\n)": (
             "a table, where FASTA is needed; classifiers read tables whose names end in .csv, .tsv or .parquet "
             "('esmeray train --config train_config/my_classifier.yaml --data.source FILE'), anything else needs a line "
             "'>id' and the sequence of each row"

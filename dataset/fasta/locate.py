@@ -109,9 +109,7 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
             locations[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
         # Residues are counted as the reader does, which strips lines and leaves out comments.
-        text = line.text.strip()
-        if text.startswith(COMMENT):
-            continue
+        text = "" if line.text.lstrip().startswith(COMMENT) else line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
                 locations[current, residue] = (

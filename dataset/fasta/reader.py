@@ -400,8 +400,8 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
         # Hidden ones are left behind by editors and by macOS ("._name").
         files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
         if not files:
-            others = ", ".join(files_ignored([source], is_wanted))
-            raise DataError(f"{source}: the folder holds no {kind}; it has {others or 'no files'}")
+            others = ", ".join(files_ignored([source], is_wanted)) or "no files"
+            raise DataError(f"{source}: the folder holds no {kind}; it has {others}")
         return files
     # Before globs are looked for: a name may hold their characters, as set[1].fasta.
     if path.is_file():

@@ -4,6 +4,7 @@ written.
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -105,9 +106,8 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
     if space.kind == "per_residue":
-        letters = "".join(map(str, records.labels or []))
-        unknown = filter(letters.count, data.labels.unknown_letters)
-        counts.residues_not_known = {repr(letter): letters.count(letter) for letter in unknown}
+        letters = Counter("".join(map(str, records.labels or [])))
+        counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
         not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
         counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
     if records.weights is not None and not records.weights[parts_N == 0].any():

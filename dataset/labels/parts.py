@@ -41,7 +41,7 @@ class LabelledPart(NamedTuple):
         numbers: number of each record in its file, from 1.
         labels: values of the label columns of each record; None where labels are not read.
         weights: value of each record; None where there is no such column.
-        splits: values of the split column and of FLIP's 'validation' of each record; None where it is not asked for.
+        splits: values (split, validation) of the split column and FLIP's of each record; None without a split column.
         missing: the message for the record at an index when it has no label.
         num_empty: rows that were left out, because they have no text.
     """
@@ -50,7 +50,7 @@ class LabelledPart(NamedTuple):
     numbers: Sequence[int]
     labels: Sequence[Sequence[Any]] | None = None
     weights: list[Any] | None = None
-    splits: list[tuple[Any, Any]] | None = None
+    splits: list[Any] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
 
@@ -287,7 +287,7 @@ class LabelledSource:
             batch,
             numbers,
             labels=[(entry and entry.letters,) for entry in entries],
-            splits=[entry.split if entry else (None, None) for entry in entries] if has_parts else None,
+            splits=[entry and entry.split for entry in entries] if has_parts else None,
             missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
         )
 
@@ -315,14 +315,14 @@ class LabelledSource:
         for setting, column in columns:
             if column is not None:
                 wanted.setdefault(column, f"data.labels.{setting}")
-        # Read if it is there, and the split column is.
-        is_split = self._with_labels and settings.split_column is not None
-        return dict.fromkeys(FLIP_COLUMNS if is_split else ()) | wanted
+        # Read beside the split column, if it is there.
+        return dict.fromkeys(FLIP_COLUMNS if self._with_labels and settings.split_column else ()) | wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
         # Of messages, as of names, NA may be one; no protein is called so.
-        kept_texts, keeps_texts = (settings.not_missing, _KEEPS) if self._content == "text" else ((), "")
+        is_text = self._content == "text"
+        kept_texts = settings.not_missing if is_text else []
         for first_row, columns in table.parts():
             texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
             indices = [index for index, text in enumerate(texts) if not is_missing(text, kept_texts)]
@@ -330,8 +330,8 @@ class LabelledSource:
                 empty = next(index for index, text in enumerate(texts) if is_missing(text, kept_texts))
                 raise DataError(
                     f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty"
-                    f"{table.note(settings.text_column, empty, keeps_texts)}; complete or remove the row, or give "
-                    "--data.labels.empty_texts skip"
+                    f"{table.note(settings.text_column, empty, _KEEPS if is_text else '')}; complete or remove the "
+                    "row, or give --data.labels.empty_texts skip"
                 )
             # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
             numbers = [first_row + index for index in indices]

@@ -162,8 +162,10 @@ class SeparatedNames:
         name, mark = joined[0]
         quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
         fits = f" if {mark!r} separates names, give --data.labels.separator {quoted};" if mark in separators else ""
-        one = 'if it is one name, write it as a list, ["NAME"], or set data.labels.kind to multiclass'
-        return name, f"{name!r:.100} is read as one name of a multilabel target;{fits} {one}"
+        return name, (
+            f"{name!r:.100} is read as one name of a multilabel target;{fits} if it is one name, write it as a list, "
+            '["NAME"], or set data.labels.kind to multiclass'
+        )
 
 
 def _as_list(text: str) -> Any:

@@ -185,8 +185,9 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
 
 def _left_out(counts: LabelledCounts) -> dict[str, int]:
     reported = counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
-    # Of counts by name the report has their sum.
-    return {name: number if isinstance(number, int) else sum(number.values()) for name, number in reported.items()}
+    # The report has the sum of counts by name.
+    sums = {name: sum(number.values()) for name, number in reported.items() if isinstance(number, dict)}
+    return reported | sums
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:

@@ -95,6 +95,7 @@ def test_comments_are_left_out_and_counted_wherever_they_stand(
         (">a\nMK\n".encode("utf-16"), "text in UTF-16"),
         (b"id,sequence\na,MKV\n", "a table, where FASTA is needed; classifiers read tables"),
         (b"id\tsequence\na\tMKV\n", "a table, where FASTA is needed"),
+        (b"\xef\xbb\xbfSequence\nMKV\n", "a table, where FASTA is needed"),
         (b"PAR1", "a table, where FASTA is needed"),
         (b"LOCUS       SCU49845 5028 bp\n", "a GenBank file"),
         (b"ID   12AH_CLOS4     Reviewed;   29 AA.\n", "an EMBL or UniProt entry"),
