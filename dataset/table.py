@@ -93,7 +93,7 @@ class Table:
         self.finished: list[SourceFile] = []
         self._path = path
         self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
-        self._wanted = wanted
+        self.wanted = wanted
         self._part: Any = None
         self._opened: ReadAhead | None = None
 
@@ -120,7 +120,7 @@ class Table:
 
     def columns(self) -> Columns:
         """All rows at once, of a small table; raises as :meth:`parts`."""
-        columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
+        columns: dict[str, list[Any]] = {name: [] for name in self.wanted}
         for _, part in self.parts():
             for name, values in part.items():
                 columns[name] += values
@@ -162,7 +162,7 @@ class Table:
         for separator in _SEPARATORS:
             lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
             header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
-            scores[separator] = (len(self._wanted.keys() & set(header)), len(header), separator == of_name)
+            scores[separator] = (len(self.wanted.keys() & set(header)), len(header), separator == of_name)
         most = max(scores, key=scores.__getitem__)
         # A header may start like another kind of file, but has wanted columns then.
         kind = None if scores[most][0] else kind_of(self._path, "table")
@@ -184,9 +184,9 @@ class Table:
 
     def _columns(self, header: list[str]) -> list[str]:
         """Columns to read; raises DataError for a header that lacks one or repeats it."""
-        columns = [name for name, setting in self._wanted.items() if name in header or setting is not None]
+        columns = [name for name, setting in self.wanted.items() if name in header or setting is not None]
         for name in columns:
-            setting = self._wanted[name]
+            setting = self.wanted[name]
             if header.count(name) > 1:
                 where = f" ({setting})" if setting else ""
                 raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
@@ -200,7 +200,7 @@ class Table:
         free = [
             column[:_SHOWN_LETTERS]
             for column in header
-            if column not in self._wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
+            if column not in self.wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
         ]
         # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
         likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]

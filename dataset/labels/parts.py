@@ -344,7 +344,9 @@ class LabelledSource:
             lines = Lines.of(ids)  # whole headers, which may hold blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
             splits = kept.get(settings.split_column or "")
-            validation = next(filter(None, map(kept.get, FLIP_COLUMNS)), repeat(None))
+            # FLIP's column, if it is there and no setting names it for something else.
+            optional = (kept[name] for name, setting in table.wanted.items() if setting is None and name in kept)
+            validation: Any = next(optional, repeat(None))
             labels = None
             if self._with_labels:
                 labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -354,7 +356,7 @@ class LabelledSource:
                 labels=labels,
                 weights=kept.get(settings.weight_column or ""),
                 splits=None if splits is None else list(zip(splits, validation, strict=False)),
-                missing=lambda index, rows=indices: (
+                missing=lambda index, rows=indices: (  # type: ignore[misc]
                     "no label in column "
                     + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
                 ),

@@ -133,15 +133,14 @@ class SeparatedNames:
         value = _as_list(values[0]) if isinstance(values[0], str) else values[0]
         # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
         if isinstance(value, list | tuple | set):
-            names = {_name(name, self._keep) for name in value}
-            return None if None in names else sorted(names)
-        texts = [text for text in text_of(value).split(self._separator) if text.strip()]
-        names = {_name(text, self._keep) for text in texts}
-        if None in names or not names:
+            names = [_name(name, self._keep) for name in value]
+            return None if None in names else sorted({*filter(None, names)})
+        distinct = {text.strip() for text in text_of(value).split(self._separator)} - {""}
+        if not distinct or any(is_missing(name, self._keep) for name in distinct):
             return None
-        self._names |= names
-        self._has_several |= len(names) > 1
-        return sorted(names)
+        self._names |= distinct
+        self._has_several |= len(distinct) > 1
+        return sorted(distinct)
 
     def joined_name(self) -> tuple[str, str] | None:
         """One of the names that looks like several, and a message; None where all look like one."""

@@ -277,6 +277,18 @@ def test_a_true_validation_makes_held_out_records_of_training_ones(tmp_path_fact
     assert counted(read(path, **NUMBERS)) == {}, "by a hash, columns say nothing"
 
 
+def test_a_column_that_settings_name_is_not_read_as_flips(tmp_path):
+    path = write_table(
+        tmp_path / "in.csv", ("sequence", "label", "validation"), ("MK", "x", "train"), ("ML", "y", "dev")
+    )
+    assert read(path, split="column", split_column="validation").parts == ["training", "validation"]
+    path = write_table(
+        tmp_path / "b.csv", ("sequence", "set", "validation"), ("MK", "train", "x"), ("ML", "train", "y")
+    )
+    named = {"split": "column", "split_column": "set", "label_columns": ["validation"]}
+    assert read(path, **named).parts == ["training", "training"]
+
+
 def test_missing_weights_and_splits_are_refused_by_row(tmp_path):
     path = write_table(tmp_path / "in.csv", (*TABLE, "w"), ("MK", "x", "1"), ("ML", "y", "-1.#IND"))
     assert "row 2: the weight '' is no finite number" in refusal(path, weight_column="w")
