@@ -31,7 +31,7 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
 class Counts(BaseModel, extra="forbid"):
     """Counts of what reading did; those with a description are reported. A dictionary counts by name."""
 
-    files_ignored: dict[str, int] = Field({}, description="file{s} of the folders ignored, of another kind by name")
+    files_ignored: dict[str, int] = Field({}, description="file{s} ignored in folders (names of other kinds)")
 
     def lines(self) -> list[str]:
         """One line for everything that was changed, left out or noticed."""

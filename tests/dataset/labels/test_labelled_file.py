@@ -312,7 +312,7 @@ def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
     records = read(tmp_path, header_field=1)
     assert counted(records) == {"comment_lines": 2, "files_ignored": {"notes.txt": 1}}
     assert records.counts.lines() == [
-        "1 file of the folders ignored, of another kind by name: notes.txt",
+        "1 file ignored in folders (names of other kinds): notes.txt",
         "2 comment lines left out, which start with ';'",
     ]
 
