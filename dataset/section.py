@@ -66,8 +66,10 @@ class LabelsSection(Section):
 
     kind: TargetKind = "multiclass"
     """multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or more
-    numbers; per_residue: one letter for each residue, as in secondary structure, where '.', '?' and '-' mean not known:
-    neither learnt nor scored."""
+    numbers; per_residue: one letter for each residue, as in secondary structure."""
+    unknown_letters: str = ".?-"
+    """per_residue: letters that mean 'not known'; their residues are neither learnt nor scored, and counted. In DSSP
+    strings '-' is a class of its own (coil): '.?' learns it."""
     header_pattern: str | None = None
     """FASTA: regular expression looked for in the whole header; its group 'label', or its first, is the label."""
     header_field: Annotated[int, Field(ge=1)] | None = None
@@ -84,7 +86,8 @@ class LabelsSection(Section):
     label_columns: list[str] = Field(["label"], min_length=1)
     """Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."""
     separator: str = Field(";", min_length=1)
-    """Separator of the names of a multilabel target in one column or header."""
+    """Separator of the names of a multilabel target in one column or header. Lists of JSON or Python, as ["a", "b"],
+    are read whatever it is."""
     weight_column: str | None = None
     """Table: column of the weight of each record in the loss."""
     split: Literal["hash", "stratified", "column", "files"] = "hash"
@@ -92,15 +95,19 @@ class LabelsSection(Section):
     share of each class; column: by split_column; files: validation_source."""
     split_column: str | None = None
     """Table: column of train, valid (or validation, val, dev) and test. labels_file: attribute of its headers with
-    these values, such as SET of SET=train; VALIDATION=True turns train into valid."""
+    these values, such as SET of SET=train. A true value in a column or attribute 'validation' turns train into valid,
+    as in FLIP; counted."""
     validation_source: Annotated[list[str], UNSEEN] = Field([])
     """Labelled files to hold out, for split files."""
     unseen_labels: Literal["error", "skip"] = "error"
     """Labels of held-out records that no training record has. error: refuse; skip: leave these out, counted."""
     empty_texts: Literal["error", "skip"] = "error"
-    """Records of a table without a sequence or text. error: refuse; skip: drop, counted."""
+    """Records of a table without a sequence or text (blank, NA, NaN, null ...). error: refuse; skip: drop, counted."""
     missing_labels: Literal["error", "skip"] = "error"
-    """Records without a label (empty, NaN). error: refuse; skip: drop, counted."""
+    """Records without a label (blank, NA, NaN, null ...). error: refuse; skip: drop, counted."""
+    not_missing: list[str] = Field([])
+    """Texts that are values, although tables mean a missing value by them, e.g. NA (neuraminidase). Of ids, names of
+    classes and texts; sequences and numbers have no such value."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "LabelsSection":
@@ -119,6 +126,10 @@ class LabelsSection(Section):
             (
                 self.mask_file is not None and self.labels_file is None,
                 "mask_file goes with labels_file: set that, too, or remove it",
+            ),
+            (
+                self.mask_file is not None and not self.unknown_letters,
+                "mask_file needs a letter that means 'not known': set unknown_letters, as '.'",
             ),
             (
                 (self.split == "column") != (self.split_column is not None),

@@ -1,9 +1,10 @@
 """Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
 Values are strings of CSV and TSV, Python's own types of Parquet; None is a missing one (:data:`MISSING`). The
-separator of text is comma, semicolon or tab, whichever the header shows, since spreadsheets write each into a file
-called CSV. Rows count from 1, without the header and blank lines. A quote where none may be is an error where it would
-swallow rows. Files of lines without header or quotes come by :func:`numbered_lines`.
+separator of text is that of Excel's first line ``sep=;``, else comma, semicolon or tab, whichever the header shows,
+since spreadsheets write each into a file called CSV. Rows count from 1, without the header and blank lines. A quote
+where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
+:func:`numbered_lines`.
 """
 
 import csv
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream
 
 _PARQUET = ".parquet"
@@ -33,8 +35,16 @@ _BLOCK_BYTES = 1 << 25
 """Read at a time, and the longest row."""
 _SEPARATORS = (",", ";", "\t")
 _HEADER_BYTES = 1 << 16
+_SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=(.)"?\r?\n', re.IGNORECASE)
 _SHOWN = 20
 _SHOWN_LETTERS = 60
+_DATA = re.compile(r"[A-Z*-]{20,}|[-+]?\d*[.,]?\d+")
+"""A sequence or a number: no name of a column."""
+_ID_NAME = re.compile(
+    r"(?i:|unnamed: \d+|(?:.*[\W_])?(?:ids?|names?|acc?|accessions?|entry|identifiers?|index|uniprot(?:kb)?|pdb)"
+    r"(?:[\W_].*)?)|.*[a-z]I[Dd]s?"
+)
+"""Columns of ids, which are suggested for ids alone."""
 _WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
 """In messages of pyarrow (26.0), with the header as the first row."""
 _NOWHERE = "\x1f"
@@ -43,10 +53,11 @@ _NOWHERE = "\x1f"
 MISSING = frozenset(
     (
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
-        *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+        *("NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-"),
     )
 )
-"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list."""
+"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list, and
+the dash of tables made by hand."""
 
 Columns = dict[str, Sequence[Any]]
 """The values of some rows by column; None is a missing one."""
@@ -54,7 +65,16 @@ Columns = dict[str, Sequence[Any]]
 
 def is_missing(text: str, keep: Collection[str] = ()) -> bool:
     """Test for a text that means a missing value; ``keep`` has texts that are values all the same, such as NA."""
-    return text.strip() in MISSING.difference(keep) | {""}
+    stripped = text.strip()
+    return not stripped or (stripped in MISSING and stripped not in keep)
+
+
+def missing_note(value: Any, setting: str = "") -> str:
+    """For messages: why a value counts as missing, and the setting that keeps it, in brackets; empty if it is blank."""
+    text = "" if value is None else str(value).strip()
+    keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
+    verb = "means" if is_missing(text) else "has"
+    return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
 
 
 def is_table_name(path: Path) -> bool:
@@ -64,15 +84,17 @@ def is_table_name(path: Path) -> bool:
 class Table:
     """One table, read once from first to last row.
 
-    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does. ``finished``
-    has the file as it was read, alone, once it was. ``keep`` has texts of :data:`MISSING` that are values here.
+    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does, and None for
+    a column that may be absent. ``finished`` has the file as it was read, alone, once it was. ``keep`` has texts of
+    :data:`MISSING` that are values here.
     """
 
-    def __init__(self, path: Path, wanted: Mapping[str, str], keep: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, wanted: Mapping[str, str | None], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
         self._path = path
         self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
-        self._wanted = wanted
+        self.wanted = wanted
+        self._part: Any = None
         self._opened: ReadAhead | None = None
 
     @property
@@ -90,7 +112,7 @@ class Table:
             for batch in self._parquet() if is_parquet else self._text():
                 # As Python's objects a few thousand rows at a time: a block of 32 MiB would take ten times that.
                 for start in range(0, batch.num_rows, PART_ROWS):
-                    part = batch.slice(start, PART_ROWS)
+                    self._part = part = batch.slice(start, PART_ROWS)
                     yield num_rows + start + 1, dict(zip(part.schema.names, map(self._values, part), strict=True))
                 num_rows += batch.num_rows
         if not num_rows:
@@ -98,18 +120,22 @@ class Table:
 
     def columns(self) -> Columns:
         """All rows at once, of a small table; raises as :meth:`parts`."""
-        columns: dict[str, list[Any]] = {name: [] for name in self._wanted}
+        columns: dict[str, list[Any]] = {name: [] for name in self.wanted}
         for _, part in self.parts():
             for name, values in part.items():
                 columns[name] += values
         return dict(columns)
 
+    def note(self, column: str, index: int, setting: str = "") -> str:
+        """:func:`missing_note` for a cell of the part that was yielded last."""
+        return missing_note(self._part.column(column)[index].as_py(), setting)
+
     def _values(self, column: pa.Array) -> list[Any]:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
-            column = pc.if_else(pc.is_in(trimmed, self._missing), None, column)
+        if str(column.type) in ("string", "large_string", "string_view"):
+            column = column.cast(pa.string())  # not every function takes the others
+            column = pc.if_else(pc.is_in(pc.utf8_trim_whitespace(column), self._missing), None, column)
         return column.to_pylist()
 
     def _text(self) -> Iterator[pa.RecordBatch]:
@@ -117,49 +143,75 @@ class Table:
             self._opened = raw
             # Buffered, so that the header can be looked at and is still read afterwards.
             text = io.BufferedReader(_EndedText(raw), _HEADER_BYTES)
-            for batch in text_batches(text, self._path, self._separator(text.peek())):
-                self._check_columns(batch.schema.names)
-                yield batch.select(list(self._wanted))
+            head = text.peek()
+            declared = _SEPARATOR_LINE.match(head)
+            if declared:
+                text.readline()
+            separator = declared[1].decode("latin-1") if declared else self._separator(head)
+            for batch in text_batches(text, self._path, separator):
+                yield batch.select(self._columns(batch.schema.names))
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:
-        """That by which the header has most wanted columns; of several most columns; else that of the name."""
+        """The separator by which the header has most wanted columns; of several most columns; else that of the name.
+
+        Raises DataError for a file of another kind.
+        """
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
         scores = {}
         for separator in _SEPARATORS:
             lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
             header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
-            scores[separator] = (len(self._wanted.keys() & set(header)), len(header), separator == of_name)
-        return max(scores, key=scores.__getitem__)
+            scores[separator] = (len(self.wanted.keys() & set(header)), len(header), separator == of_name)
+        most = max(scores, key=scores.__getitem__)
+        # A header may start like another kind of file, but has wanted columns then.
+        kind = None if scores[most][0] else kind_of(self._path, "table")
+        if kind is not None:
+            raise DataError(f"{self._path}: {kind}")
+        return most
 
     def _parquet(self) -> Iterator[pa.RecordBatch]:
         try:
             with pq.ParquetFile(self._path) as file:
-                self._check_columns(file.schema_arrow.names)
-                for batch in file.iter_batches(PART_ROWS, columns=list(self._wanted), use_threads=False):
+                columns = self._columns(file.schema_arrow.names)
+                for batch in file.iter_batches(PART_ROWS, columns=columns, use_threads=False):
                     batch.validate(full=True)  # texts that are no UTF-8, above all
                     yield batch
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{self._path}: not Parquet, or damaged ({first_line(error)}); make it or copy it again"
-            ) from error
+            remedy = kind_of(self._path, "Parquet") or "make it or copy it again"
+            raise DataError(f"{self._path}: not Parquet, or damaged ({first_line(error)}); {remedy}") from error
         self.finished = [SourceFile.of(self._path)]  # Parquet is not read from start to end, so that it is hashed apart
 
-    def _check_columns(self, header: list[str]) -> None:
-        for name, setting in self._wanted.items():
+    def _columns(self, header: list[str]) -> list[str]:
+        """Columns to read; raises DataError for a header that lacks one or repeats it."""
+        columns = [name for name, setting in self.wanted.items() if name in header or setting is not None]
+        for name in columns:
+            setting = self.wanted[name]
             if header.count(name) > 1:
                 where = f" ({setting})" if setting else ""
                 raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
             if name not in header:
-                # A column that another setting names is not suggested for this one, unless there is no other.
-                free = [column for column in header if column not in self._wanted] or header
-                near = (difflib.get_close_matches(name, free, n=1) or free)[0][:_SHOWN_LETTERS]
-                remedy = f": set {setting}, as --{setting} {shlex.quote(near)}" if setting else "; rename one"
-                shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])
-                more = f" and {len(header) - _SHOWN:,} more" if len(header) > _SHOWN else ""
-                raise DataError(
-                    f"{self._path}: no column {name!r}{did_you_mean(name, free)}; it has {shown}{more}{remedy}"
-                )
+                raise DataError(f"{self._path}: {self._without(name, setting or '', header)}")
+        return columns
+
+    def _without(self, name: str, setting: str, header: list[str]) -> str:
+        """Say which columns there are instead of one; neither ids nor values are suggested for it."""
+        takes_ids = setting.endswith("id_column")
+        free = [
+            column[:_SHOWN_LETTERS]
+            for column in header
+            if column not in self.wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
+        ]
+        # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
+        likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]
+        near = difflib.get_close_matches(name, free, n=1) or likely
+        example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
+        remedy = f": set {setting}{example}" if setting else "; rename one"
+        if any(map(_DATA.fullmatch, header)):
+            remedy = "; its first row looks like values: add a row of names above it"
+        shown = ", ".join(repr(column[:_SHOWN_LETTERS]) for column in header[:_SHOWN])
+        more = f" and {len(header) - _SHOWN:,} more" if len(header) > _SHOWN else ""
+        return f"no column {name!r}{did_you_mean(name, free)}; it has {shown}{more}{remedy}"
 
 
 def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:

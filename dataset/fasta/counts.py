@@ -29,12 +29,14 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
 
 
 class Counts(BaseModel, extra="forbid"):
-    """Counts of what reading did; those with a description are reported."""
+    """Counts of what reading did; those with a description are reported. A dictionary counts by name."""
+
+    files_ignored: dict[str, int] = Field({}, description="file{s} ignored in folders (names of other kinds)")
 
     def lines(self) -> list[str]:
         """One line for everything that was changed, left out or noticed."""
         reported = [(getattr(self, name), field.description) for name, field in type(self).model_fields.items()]
-        return [counted(number, noun) for number, noun in reported if number and noun]
+        return [_line(number, noun) for number, noun in reported if number and noun]
 
 
 class IngestCounts(Counts):
@@ -42,6 +44,7 @@ class IngestCounts(Counts):
 
     # Fields are written to manifests by name: a new one needs a default, or older stores could not be read.
     records_read: int = 0
+    comment_lines: int = Field(0, description="comment line{s} left out, which start with ';'")
     records_like_nucleotides: int = Field(
         0,
         description="record{s} like DNA or RNA, not protein: nearly all letters are A, C, G, T, U or N "
@@ -55,6 +58,13 @@ class IngestCounts(Counts):
     records_skipped_empty: int = Field(0, description="record{s} skipped for want of a sequence")
     records_skipped_duplicate_id: int = Field(0, description="record{s} skipped for an id that stood before")
     ids_renamed: int = Field(0, description="id{s} renamed that stood before")
+
+
+def _line(number: int | dict[str, int], noun: str) -> str:
+    if isinstance(number, int):
+        return counted(number, noun)
+    names = [f"{name} ({count:,})".removesuffix(" (1)") for name, count in number.items()]
+    return f"{counted(sum(number.values()), noun)}: {', '.join(names)}"
 
 
 def count_lines(counts: Counts) -> list[str]:

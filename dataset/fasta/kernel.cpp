@@ -67,7 +67,7 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
         for (at = line_end + 1; at < end && *at != '>'; at = line_end + 1) {
             line_end = static_cast<const uint8_t*>(std::memchr(at, '\n', end - at));
             const uint8_t* const line_stop = line_end ? without_return(at, line_end) : at;
-            if (line_stop == at || *at == '#') return -1;
+            if (line_stop == at || *at == '#' || *at == ';') return -1;
             residues = append(residues, at, line_stop - at);
         }
         if (!all_stored(first_residue, residues - first_residue)) {

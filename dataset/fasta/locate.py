@@ -26,6 +26,8 @@ with suppress(ImportError):  # xopen's faster gzip, on x86-64 and 64-bit Arm, wh
     from isal.isal_zlib import IsalError as _fast_gzip_error  # noqa: N813
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
+COMMENT = ";"
+"""First letter of a comment line, in Pearson's FASTA."""
 # What a flipped bit inside the compressed data raises.
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
 
@@ -106,8 +108,8 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
             seen, current = 0, line.record
             locations[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
-        # Residues are counted as the reader does, which strips lines.
-        text = line.text.strip()
+        # Residues are counted as the reader does, which strips lines and leaves out comments.
+        text = "" if line.text.lstrip().startswith(COMMENT) else line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
                 locations[current, residue] = (

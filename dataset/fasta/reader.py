@@ -10,6 +10,7 @@ file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a seq
 import glob
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -27,8 +28,10 @@ from esmeray.common.background_thread import BackgroundThread
 from esmeray.common.errors import DataError, reading
 from esmeray.common.remote import local_path
 from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.locate import (
     BYTE_ORDER_MARK,
+    COMMENT,
     DECOMPRESSION_ERRORS,
     damage,
     pieces_of_lines,
@@ -59,10 +62,6 @@ CHUNK_BYTES = 384 * 1024
 
 _BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
-_FIRST_LETTERS = {
-    "@": "looks like FASTQ (it starts with '@'); convert it to protein FASTA",
-    "<": "looks like HTML or XML (it starts with '<'); was it saved from a web page?",
-}
 _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
 
 
@@ -214,10 +213,12 @@ class FastaSource:
         ``max_residues`` are those that a record may have, and a line characters.
         """
         self.paths = find_files(sources)
+        self.files_ignored = files_ignored(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
         self.kernel = load_kernel()  # once for all files: folders may hold thousands
         self._max_residues = max_residues
         self.finished: list[SourceFile] = []
+        self.comment_lines = 0  # that were left out so far
         self._opened: ReadAhead | None = None
 
     @property
@@ -261,7 +262,9 @@ class FastaSource:
                             num_records = num_residues = header_bytes = 0
                 # A file that was cut short by its download would otherwise go by unnoticed among others.
                 if number == 1:
-                    raise DataError(f"{path}: holds no records, only blank lines or nothing; give a FASTA file")
+                    raise DataError(
+                        f"{path}: holds no records, only blank lines, comments or nothing; give a FASTA file"
+                    )
         except DataError as error:
             problem = error  # raised once the records before it are given out: they may have faults to report, too
         if parts:
@@ -287,7 +290,7 @@ class FastaSource:
             unparsed = plain.unparsed
             if not unparsed:  # all of the file was plain, and has been read to its end
                 return
-        parsed = _records_by_lines(TextStream(text, unparsed), path, num_records, self._max_residues)
+        parsed = self._records_by_lines(TextStream(text, unparsed), path, num_records)
         problem: Exception | None = None
         while problem is None:
             records: list[tuple[bytes, bytes]] = []
@@ -301,58 +304,60 @@ class FastaSource:
         if problem is not None:
             raise problem
 
-
-def _records_by_lines(text: io.RawIOBase, path: Path, number: int, max_residues: int) -> Iterator[tuple[bytes, bytes]]:
-    """Header and sequence of each record after the first ``number``. Raises DataError at the first line that is
-    refused."""
-    header: str | None = None  # until the first one, where the message is another one for what is no FASTA at all
-    parts: list[str] = []
-    num_residues = 0
-    # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
-    longest = max_residues + 2
-    for raw in pieces_of_lines(io.BufferedReader(text, _BUFFER_BYTES), longest):
-        # Editors of Windows put one before the first line.
-        line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
-        stripped = line.strip()
-        starts_record = stripped.startswith(">")
-        if starts_record and header is not None:
+    def _records_by_lines(self, text: io.RawIOBase, path: Path, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """Header and sequence of each record after the first ``number``; comments are counted. Raises DataError at the
+        first line that is refused."""
+        header: str | None = None  # until the first one, where the message is another one for what is no FASTA at all
+        parts: list[str] = []
+        num_residues = 0
+        # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
+        longest = self._max_residues + 2
+        for raw in pieces_of_lines(io.BufferedReader(text, _BUFFER_BYTES), longest):
+            # Editors of Windows put one before the first line.
+            line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
+            stripped = line.strip()
+            starts_record = stripped.startswith(">")
+            if starts_record and header is not None:
+                yield header.encode("ascii"), "".join(parts).encode("ascii")
+            problem = _problem(line, in_record=header is not None)
+            if problem is not None:
+                raise _refusal(path, problem, in_record=header is not None)
+            if starts_record:
+                header = stripped[1:]
+                parts = []
+                num_residues = 0
+                number += 1
+            elif stripped.startswith(COMMENT):
+                self.comment_lines += 1
+            elif stripped:
+                parts.append(stripped)
+                num_residues += len(stripped)
+            # While it is read, so that a record which no protein is takes no memory.
+            if num_residues > self._max_residues or (len(raw) == longest and not raw.endswith("\n")):
+                raise DataError(
+                    f"{place_of_record(path, number)}: a record of more than {self._max_residues:,} residues, or a "
+                    "header of more letters; if that is right, raise data.ingest.max_residues"
+                )
+        if header is not None:
             yield header.encode("ascii"), "".join(parts).encode("ascii")
-        problem = _problem(line, in_record=header is not None)
-        if problem is not None:
-            raise _refusal(path, problem, in_record=header is not None)
-        if starts_record:
-            header = stripped[1:]
-            parts = []
-            num_residues = 0
-            number += 1
-        elif stripped:
-            parts.append(stripped)
-            num_residues += len(stripped)
-        # While it is read, so that a record which no protein is takes no memory.
-        if num_residues > max_residues or (len(raw) == longest and not raw.endswith("\n")):
-            raise DataError(
-                f"{place_of_record(path, number)}: a record of more than {max_residues:,} residues, or a header of "
-                "more letters; if that is right, raise data.ingest.max_residues"
-            )
-    if header is not None:
-        yield header.encode("ascii"), "".join(parts).encode("ascii")
 
 
 def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
     # The file is read again for the line's number, which nobody counts for the many files without a problem.
-    return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {problem}")
+    kind = None if in_record else kind_of(path, "FASTA")
+    return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {kind or problem}")
 
 
 def _problem(line: str, in_record: bool) -> str | None:
     """Reason why a line is no part of a FASTA file."""
     start = line.lstrip()[:1]
-    if not in_record and start not in ("", ">"):
-        return _FIRST_LETTERS.get(start, _NO_HEADER)
+    if not in_record and start not in ("", ">", COMMENT):
+        return _NO_HEADER
     if not line.isascii():
         return "holds a byte outside ASCII; write it with plain letters"
     if "\0" in line:
         return "holds a NUL byte; the file is damaged or not text"
-    return "starts with '#'; FASTA has no comments, remove it" if start == "#" else None
+    return "starts with '#'; comments of FASTA start with ';', remove it" if start == "#" else None
 
 
 def find_files(
@@ -373,13 +378,31 @@ def find_files(
     return list(files.values())
 
 
+def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is_fasta_name) -> dict[str, int]:
+    """Number of files by name that :func:`find_files` leaves out of folders, and of folders that globs match.
+
+    Those after the first few share the name 'others'. Files of systems and editors, as .DS_Store, are not counted.
+    """
+    names: list[str] = []
+    for source in sources:
+        path = local_path(source)
+        if path.is_dir():
+            files = [file for file in path.rglob("*") if is_wanted(file) == file.name.startswith(".")]
+            names += [str(file.relative_to(path)) for file in files if file.is_file()]
+        elif glob.has_magic(source):
+            names += [f"{folder}/" for folder in glob.glob(source) if Path(folder).is_dir()]  # noqa: PTH207
+    shown = sorted(names)[:5]
+    return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
+
+
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:
     path = local_path(source)
     if path.is_dir():
         # Hidden ones are left behind by editors and by macOS ("._name").
         files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
         if not files:
-            raise DataError(f"{source}: the folder holds no {kind}")
+            others = ", ".join(files_ignored([source], is_wanted)) or "no files"
+            raise DataError(f"{source}: the folder holds no {kind}; it has {others}")
         return files
     # Before globs are looked for: a name may hold their characters, as set[1].fasta.
     if path.is_file():

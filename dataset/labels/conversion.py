@@ -4,6 +4,7 @@ written.
 Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -105,8 +106,10 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
     if space.kind == "per_residue":
-        ignored = sum(sum(map(letters.count, ".?-")) for letters in records.labels or [])  # type: ignore[arg-type]
-        counts.residues_unseen_label = int(np.count_nonzero(targets == IGNORED_TARGET)) - ignored
+        letters = Counter("".join(map(str, records.labels or [])))
+        counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
+        not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
+        counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
     if records.weights is not None and not records.weights[parts_N == 0].any():
         raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
@@ -171,7 +174,7 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
     training_N = parts_N == 0
     chosen = labels[training_N] if isinstance(labels, np.ndarray) else list(compress(labels, training_N))
     try:
-        return LabelSpace.of(chosen, data.labels.kind, data.labels.label_columns)
+        return LabelSpace.of(chosen, data.labels.kind, data.labels.label_columns, data.labels.unknown_letters)
     except DataError as error:
         raise DataError(f"{data.source[0]}: {error}") from error
 
@@ -183,7 +186,7 @@ def _encoded(
     assert records.labels is not None
     # Without a second look at each label where all are known, as they nearly always are.
     try:
-        return space.encode(records.labels)
+        return space.encode(records.labels, unknown_letters=data.labels.unknown_letters)
     except UnseenLabelError as error:
         if data.labels.unseen_labels == "error":
             raise DataError(
@@ -191,7 +194,7 @@ def _encoded(
                 "training records of it, or give --data.labels.unseen_labels skip"
                 + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
             ) from error
-    targets = space.encode(records.labels, ignore_unseen=True)
+    targets = space.encode(records.labels, ignore_unseen=True, unknown_letters=data.labels.unknown_letters)
     if space.kind != "per_residue":
         left_out_N = targets.unknown[:, 0] if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
-from esmeray.dataset.section import TargetKind
+from esmeray.dataset.section import LabelsSection, TargetKind
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 
 MAPPINGS_FILE = "label_mappings.json"
@@ -26,8 +26,8 @@ MAPPINGS_FILE = "label_mappings.json"
 DECISION_THRESHOLD = 0.5
 """A label of several is predicted where its probability is above this."""
 
-IGNORED_LETTERS = ".?-"
-"""Letters of a per-residue label that stand for 'not known'."""
+UNKNOWN_LETTERS = LabelsSection().unknown_letters
+"""Where no settings say otherwise."""
 
 Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
 """Class names or strings of letters, lists of class names, or (N, C) numbers with NaN where one is not known."""
@@ -71,8 +71,11 @@ class LabelSpace:
         return len(self.names)
 
     @classmethod
-    def of(cls, labels: Labels, kind: TargetKind, columns: Sequence[str]) -> "LabelSpace":
-        """The label space of training records; ``columns`` are those that (N, C) numbers were read from.
+    def of(
+        cls, labels: Labels, kind: TargetKind, columns: Sequence[str], unknown_letters: str = UNKNOWN_LETTERS
+    ) -> "LabelSpace":
+        """The label space of training records; ``columns`` are those that (N, C) numbers were read from, and
+        ``unknown_letters`` of residues that are not known are no classes.
 
         Raises DataError for fewer than two classes, more than two of a binary kind, classes that are decimal numbers,
         or a column without a number.
@@ -87,14 +90,16 @@ class LabelSpace:
         if kind == "multilabel":
             distinct = {name for names in labels for name in names}
         elif kind == "per_residue":
-            distinct = set().union(*labels) - set(IGNORED_LETTERS)
+            distinct = set().union(*labels) - set(unknown_letters)
         else:
             distinct = {str(name) for name in labels}
         # By name, so that the same classes have the same numbers whatever the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
-            what += " ('.', '?' and '-' mean not known)" if kind == "per_residue" else ""
+            what += (
+                f" (data.labels.unknown_letters {unknown_letters!r} mean not known)" if kind == "per_residue" else ""
+            )
             raise DataError(
                 f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or look whether data.labels names the right place"
@@ -107,7 +112,9 @@ class LabelSpace:
             )
         return cls(kind, names)
 
-    def encode(self, labels: Labels, *, ignore_unseen: bool = False) -> NDArray | SparseTargets:
+    def encode(
+        self, labels: Labels, *, ignore_unseen: bool = False, unknown_letters: str = UNKNOWN_LETTERS
+    ) -> NDArray | SparseTargets:
         """Targets of labels of the kind.
 
         multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1, sparse of lists of names. regression:
@@ -118,7 +125,7 @@ class LabelSpace:
         if isinstance(labels, np.ndarray):
             return np.ascontiguousarray(labels, dtype=np.float32)
         if self.kind == "per_residue":
-            return self._encode_letters([str(letters) for letters in labels], ignore_unseen)
+            return self._encode_letters([str(letters) for letters in labels], ignore_unseen, unknown_letters)
         if self.kind == "multilabel":
             return self._encode_sets(labels, ignore_unseen)
         codes = {name: code for code, name in enumerate(self.names)}
@@ -174,13 +181,13 @@ class LabelSpace:
         groups_C = np.zeros(self.num_outputs, dtype=np.int64)  # one: all labels of a record are known, or none
         return SparseTargets(np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N1, groups_C)
 
-    def _encode_letters(self, labels: list[str], ignore_unseen: bool) -> NDArray[np.int64]:
+    def _encode_letters(self, labels: list[str], ignore_unseen: bool, unknown_letters: str) -> NDArray[np.int64]:
         # All residues at once: a store may have hundreds of millions, and a dictionary would take minutes.
         points_R = _code_points("".join(labels))
         names_C = _code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
         nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
         known_R = names_C[nearest_R] == points_R
-        unseen_R = ~known_R & ~np.isin(points_R, _code_points(IGNORED_LETTERS))
+        unseen_R = ~known_R & ~np.isin(points_R, _code_points(unknown_letters))
         if unseen_R.any() and not ignore_unseen:
             at = int(np.argmax(unseen_R))
             ends_N = np.cumsum(list(map(len, labels)))
@@ -196,7 +203,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 def check_names(names: Sequence[str], kind: TargetKind) -> None:
     """Raise DataError for names that are numbers, not all of them whole: 1.0 may be a class, 0.37 was measured."""
     try:
-        values = [float(name) for name in names]
+        values = [float(name.replace(",", ".")) for name in names]  # decimals of spreadsheets, too
     except ValueError:  # a name
         return
     if any(math.isfinite(value) and not value.is_integer() for value in values):

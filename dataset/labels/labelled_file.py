@@ -19,7 +19,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.dataset.fasta.reader import find_files, is_fasta_name
+from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
 from esmeray.dataset.labels.parts import (
     LabelledPart,
     LabelledSource,
@@ -27,14 +27,12 @@ from esmeray.dataset.labels.parts import (
     header_pattern,
     place_in_file,
 )
-from esmeray.dataset.labels.values import Label, label_reader, part, weight
+from esmeray.dataset.labels.values import Label, SeparatedNames, label_reader, part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
 from esmeray.dataset.table import is_table_name
-
-_UNREADABLE = (".json", ".jsonl", ".xlsx", ".xls", ".ods", ".feather", ".arrow", ".pkl", ".parquet.gz")
 
 
 class LabelledCounts(IngestCounts):
@@ -44,6 +42,13 @@ class LabelledCounts(IngestCounts):
     labels_without_sequence: int = Field(0, description="record{s} of labels without a sequence, left out")
     label_values_missing: int = Field(0, description="number{s} missing in records that have others")
     records_unseen_label: int = Field(0, description="held-out record{s} left out for a label that training lacks")
+    residues_not_known: dict[str, int] = Field(
+        {},
+        description="residue{s} neither learnt nor scored, whose letter means not known (data.labels.unknown_letters)",
+    )
+    held_out_by_validation: int = Field(
+        0, description="training record{s} held out by a true value of 'validation', as in FLIP"
+    )
     residues_unseen_label: int = Field(0, description="held-out residue{s} not judged, whose letter training lacks")
     held_out_also_in_training: int = Field(
         0, description="held-out record{s} whose sequence is in training too, which flatters the metrics"
@@ -132,8 +137,11 @@ def read_labelled(
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+    reader.check_separator()
+    reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # Only now every sequence has asked.
     if residue_labels is not None:
+        reader.counts.comment_lines += residue_labels.comment_lines
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
     values: Any = reader.labels if with_labels else None
@@ -167,13 +175,12 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
 
 
 def find_labelled_files(sources: Sequence[str]) -> list[Path]:
-    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables; DataError for other kinds of files,
-    too."""
-    paths = find_files(sources, lambda path: is_table_name(path) or is_fasta_name(path), "FASTA file or table")
-    for path in paths:
-        if path.name.lower().endswith(_UNREADABLE):
-            raise DataError(f"{path}: this kind of file is not read; save it as CSV, TSV, Parquet or FASTA")
-    return paths
+    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables."""
+    return find_files(sources, is_labelled_name, "FASTA file or table")
+
+
+def is_labelled_name(path: Path) -> bool:
+    return is_table_name(path) or is_fasta_name(path)
 
 
 class _Reader:
@@ -205,6 +212,15 @@ class _Reader:
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
+    def check_separator(self) -> None:
+        """Raise DataError for a multilabel target whose names look like several names with another separator."""
+        joined = self._label.joined_name() if isinstance(self._label, SeparatedNames) else None
+        if joined is not None:
+            path, number = next(
+                origin for origin, names in zip(self.origins, self.labels, strict=True) if joined[0] in names
+            )
+            raise DataError(f"{place_in_file(path, number) if path else 'sample'}: {joined[1]}")
+
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
@@ -223,7 +239,9 @@ class _Reader:
         try:
             if taken.weights is not None:
                 self.weights.append(weight(taken.weights[index]))
-            self.parts.append(part_of_file if taken.splits is None else part(taken.splits[index]))
+            name = part_of_file if taken.splits is None else part(*taken.splits[index])
+            self.parts.append(name)
+            self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
         except ValueError as error:
             # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
             self._ingest.faults.add("record{s} whose weight or split can't be read", taken.batch, index, str(error))
@@ -260,7 +278,7 @@ class _Reader:
             taken.batch,
             index,
             f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
-            "letter ('.', '?' or '-' where it is not known, to be neither learnt nor scored)",
+            f"letter (one of data.labels.unknown_letters, {self._settings.unknown_letters!r}, if it is not known)",
         )
         return None
 

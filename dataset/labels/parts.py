@@ -8,6 +8,7 @@ each header (``>id SET=train VALIDATION=False``) a letter for each residue inste
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +17,17 @@ from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
-from esmeray.dataset.labels.label_space import IGNORED_LETTERS
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.labels.values import part, text_of
 from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
-from esmeray.dataset.table import Table, is_table_name
+from esmeray.dataset.table import Columns, Table, is_missing, is_table_name, missing_note
+
+_KEEPS = "data.labels.not_missing"
+
+FLIP_COLUMNS = ("validation", "VALIDATION", "Validation")
+"""Column or attribute beside that of the split; a true value turns train into validation."""
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""
@@ -35,7 +40,8 @@ class LabelledPart(NamedTuple):
         batch: ids and texts.
         numbers: number of each record in its file, from 1.
         labels: values of the label columns of each record; None where labels are not read.
-        weights, splits: value of each record; None where there is no such column.
+        weights: value of each record; None where there is no such column.
+        splits: values (split, validation) of the split column and FLIP's of each record; None without a split column.
         missing: the message for the record at an index when it has no label.
         num_empty: rows that were left out, because they have no text.
     """
@@ -56,13 +62,14 @@ def place_in_file(path: Path, number: int) -> str:
 
 @dataclass(frozen=True)
 class ResidueLabel:
-    """Letters of a sequence's residues, and its part where a header says it; ``number`` is its record's in the file."""
+    """Letters of a sequence's residues, and where a header says it, values of its split and of FLIP's VALIDATION;
+    ``number`` is its record's in the file."""
 
     path: Path
     number: int
     header: str
     letters: str
-    part: str | None = None
+    split: tuple[str | None, str | None] = (None, None)
 
     @property
     def location(self) -> str:
@@ -75,6 +82,7 @@ class ResidueLabels:
     def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int) -> None:
         """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
         self.files: list[SourceFile] = []
+        self.comment_lines = 0
         self._max_residues = max_residues
         self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(labels_file)
@@ -117,6 +125,7 @@ class ResidueLabels:
                     )
                 entries[name] = entry
         self.files += files.finished
+        self.comment_lines += files.comment_lines
         return entries
 
 
@@ -130,20 +139,22 @@ def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSect
         )
     pairs = zip(entry.letters, mask.letters, strict=True)
     # As letters that are not known in the file itself, which are neither learnt nor scored either.
-    return replace(entry, letters="".join(letter if known == "1" else IGNORED_LETTERS[0] for letter, known in pairs))
+    return replace(
+        entry, letters="".join(letter if known == "1" else settings.unknown_letters[0] for letter, known in pairs)
+    )
 
 
 def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
         raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
+    # FLIP's way of a third part: its SET says train of these, too.
+    split = attributes[attribute], next(filter(None, map(attributes.get, FLIP_COLUMNS)), None)
     try:
-        part_name = part(attributes[attribute])
+        part(*split)
     except ValueError as error:
         raise DataError(f"{entry.location}: {attribute}: {error}") from error
-    # FLIP's way of a third part: its SET says train of these, too.
-    held_out = attributes.get("VALIDATION", "").lower() == "true"
-    return replace(entry, part="validation" if held_out and part_name == "training" else part_name)
+    return replace(entry, split=split)
 
 
 class LabelledSource:
@@ -166,6 +177,7 @@ class LabelledSource:
         self.paths = paths
         self.bytes_total = sum(path.stat().st_size for path in paths)
         self.finished: list[SourceFile] = []
+        self.comment_lines = 0
         self._opened: Table | FastaSource | None = None
         self._rows_before = 0  # rows without an id are numbered on from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
@@ -183,7 +195,7 @@ class LabelledSource:
         Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
         where labels stand or are for another kind of file.
         """
-        self.finished, self._rows_before = [], 0  # the files may be read a second time
+        self.finished, self._rows_before, self.comment_lines = [], 0, 0  # the files may be read a second time
         if self._sample is not None:
             if self._content == "protein":
                 records = located_records(self._sample.records, self._sample.families, self._sample.seed)
@@ -193,7 +205,7 @@ class LabelledSource:
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
-                self._opened = table = Table(path, self._wanted_columns(path))
+                self._opened = table = Table(path, self._wanted_columns(path), self._settings.not_missing)
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
@@ -201,6 +213,7 @@ class LabelledSource:
                 parts = self._numbered(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
+            self.comment_lines += getattr(self._opened, "comment_lines", 0)  # tables have none
             self._opened = None
 
     def cleaned(self, ingest: Ingest) -> Iterator[tuple[int, LabelledPart, CleanBlock | None]]:
@@ -210,6 +223,7 @@ class LabelledSource:
                 ingest.counts.records_read += labelled_part.num_empty
                 ingest.counts.records_skipped_empty += labelled_part.num_empty
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
+            ingest.counts.comment_lines += self.comment_lines
 
     def places(self, ids: set[str]) -> dict[str, str]:
         """Location of the first record with each of these ids; read again, for a refusal alone, up to the last of
@@ -249,13 +263,17 @@ class LabelledSource:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
+        labels = [None if match is None else match[group] for match in map(pattern.search, headers)]
         field = self._settings.header_field
         setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
             numbers,
-            labels=[(None if match is None else match[group],) for match in map(pattern.search, headers)],
-            missing=lambda index: f"data.labels.{setting} finds no label in the header {headers[index]!r}",
+            labels=[(label,) for label in labels],
+            missing=lambda index: (
+                f"data.labels.{setting} finds no label in the header {headers[index]!r}"
+                + missing_note(labels[index], _KEEPS)
+            ),
         )
 
     def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
@@ -265,7 +283,7 @@ class LabelledSource:
             batch,
             numbers,
             labels=[(entry and entry.letters,) for entry in entries],
-            splits=[entry and entry.part for entry in entries] if has_parts else None,
+            splits=[entry and entry.split for entry in entries] if has_parts else None,
             missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
         )
 
@@ -281,7 +299,7 @@ class LabelledSource:
             if is_set:
                 raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
 
-    def _wanted_columns(self, path: Path) -> dict[str, str]:
+    def _wanted_columns(self, path: Path) -> dict[str, str | None]:
         settings = self._settings
         if self._residue_labels is not None:
             raise ConfigError(f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out")
@@ -293,30 +311,38 @@ class LabelledSource:
         for setting, column in columns:
             if column is not None:
                 wanted.setdefault(column, f"data.labels.{setting}")
-        return wanted
+        # Read beside the split column, if it is there.
+        return dict.fromkeys(FLIP_COLUMNS if self._with_labels and settings.split_column else ()) | wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
+        # Of messages, as of names, NA may be one; no protein is called so.
+        is_text = self._content == "text"
+        kept_texts = settings.not_missing if is_text else []
         for first_row, columns in table.parts():
             texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
-            indices = [index for index, text in enumerate(texts) if text.strip()]
+            indices = [index for index, text in enumerate(texts) if not is_missing(text, kept_texts)]
             if len(indices) < len(texts) and settings.empty_texts == "error":
-                empty = next(index for index, text in enumerate(texts) if not text.strip())
+                empty = next(index for index, text in enumerate(texts) if is_missing(text, kept_texts))
                 raise DataError(
-                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty; complete or remove "
-                    "the row, or give --data.labels.empty_texts skip"
+                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty"
+                    f"{table.note(settings.text_column, empty, _KEEPS if is_text else '')}; complete or remove the "
+                    "row, or give --data.labels.empty_texts skip"
                 )
             # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
                 ids = [b"row%d" % (self._rows_before + number) for number in numbers]
             else:
-                values = columns[settings.id_column]
-                ids = [_id(path, first_row + index, values[index], settings.id_column) for index in indices]
+                ids = [self._id(path, table, first_row, index, columns) for index in indices]
             encoded = [self._encoded(texts[index]) for index in indices]
             kept = {name: [values[index] for index in indices] for name, values in columns.items()}
             lines = Lines.of(ids)  # whole headers, which may hold blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
+            splits = kept.get(settings.split_column or "")
+            # FLIP's column, if it is there and no setting names it for something else.
+            optional = (kept[name] for name, setting in table.wanted.items() if setting is None and name in kept)
+            validation: Any = next(optional, repeat(None))
             labels = None
             if self._with_labels:
                 labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -325,25 +351,29 @@ class LabelledSource:
                 numbers=numbers,
                 labels=labels,
                 weights=kept.get(settings.weight_column or ""),
-                splits=kept.get(settings.split_column or ""),
-                missing=lambda _: f"no label in column {', '.join(map(repr, settings.label_columns))}",
+                splits=None if splits is None else list(zip(splits, validation, strict=False)),
+                missing=lambda index, rows=indices: (  # type: ignore[misc]
+                    "no label in column "
+                    + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
+                ),
                 num_empty=len(texts) - len(indices),
             )
         self._rows_before += first_row + len(texts) - 1
 
+    def _id(self, path: Path, table: Table, first_row: int, index: int, columns: Columns) -> bytes:
+        column = self._settings.id_column or ""
+        text = _text(path, first_row + index, columns[column][index]).strip()
+        if not text or "\n" in text or "\r" in text:
+            raise DataError(
+                f"{path}, row {first_row + index}: the id in column {column!r} is empty or holds a line break"
+                f"{table.note(column, index, _KEEPS)}; give each row an id of one line, or leave "
+                "data.labels.id_column out"
+            )
+        return text.encode("utf-8")
+
     def _encoded(self, text: str) -> bytes:
         # One byte for each residue, so that positions hold; what is no letter at all is refused like any other.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
-
-
-def _id(path: Path, row: int, value: Any, column: str) -> bytes:
-    text = _text(path, row, value).strip()
-    if not text or "\n" in text or "\r" in text:
-        raise DataError(
-            f"{path}, row {row}: the id in column {column!r} is empty or holds a line break; give each row an id of "
-            "one line, or leave data.labels.id_column out"
-        )
-    return text.encode("utf-8")
 
 
 def _text(path: Path, row: int, value: Any) -> str:

@@ -1,8 +1,12 @@
 """One value of a file to one label, part or weight, refused by a ValueError where it is none."""
 
+import ast
+import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import LabelsSection
-from esmeray.dataset.table import Table, numbered_lines
+from esmeray.dataset.table import Table, is_missing, numbered_lines
 
 Label = str | list[str] | tuple[float, ...]
 
@@ -22,9 +26,13 @@ _PARTS = {
     **dict.fromkeys(("valid", "validation", "val", "dev"), "validation"),
     "test": "test",
 }
-_TRUTHS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
-_NOT_A_NUMBER = "nan"
-_MEND_LABEL = f"mend it, or write {_NOT_A_NUMBER} in its place and give --data.labels.missing_labels skip"
+_TRUTHS = {
+    **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0.0),
+    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1.0),
+}
+_MEND_LABEL = "mend it, or write nan in its place and give --data.labels.missing_labels skip"
+_LIST = re.compile(r"\s*(?:\[.*\]|\{.*\}|\(.*,.*\))\s*", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
@@ -40,10 +48,8 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     if labels.kind == "multilabel" and len(columns) > 1:
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
-        return lambda values: _names(values[0], labels.separator)
-    if labels.kind == "per_residue":
-        return lambda values: text_of(values[0]).strip() or None
-    return lambda values: _name(values[0])
+        return SeparatedNames(labels.separator, labels.not_missing)
+    return lambda values: _name(values[0], labels.not_missing)
 
 
 def text_of(value: Any) -> str:
@@ -78,9 +84,9 @@ def number(value: Any) -> float:
     text = text_of(value).strip()
     try:
         # Python takes '1_000' for a number, which no table means.
-        return math.nan if not text else float(text.replace("_", "?"))
+        return math.nan if is_missing(text) else float(text.replace("_", "?"))
     except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
+        raise ValueError(f"{text!r} is not a number{' (decimals have a point)' if ',' in text else ''}") from None
 
 
 def weight(value: Any) -> float:
@@ -90,32 +96,90 @@ def weight(value: Any) -> float:
     except ValueError:
         weighed = math.nan
     if not 0 <= weighed < math.inf:
-        raise ValueError(f"the weight {value!r} is no finite number of 0 or more; give one")
+        raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
     return weighed
 
 
-def part(value: Any) -> str:
-    """A value of the split column as training, validation or test; raises ValueError where it names none of them."""
+def part(value: Any, validation: Any = None) -> str:
+    """A value of the split column as training, validation or test; a true one of FLIP's second column, ``validation``,
+    turns training into validation. Raises ValueError for any other value."""
     text = text_of(value).strip()
-    try:
-        return _PARTS[text.lower()]
-    except KeyError:
-        raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}") from None
+    if text.lower() not in _PARTS:
+        raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}")
+    name = _PARTS[text.lower()]
+    is_held_out = _truth(validation, "column 'validation' (rename it if it means something else): ") == 1
+    return "validation" if is_held_out and name == "training" else name
 
 
-def _name(value: Any) -> str | None:
+def _name(value: Any, keep: Collection[str]) -> str | None:
     name = text_of(value).strip()
-    return None if name.lower() in ("", _NOT_A_NUMBER) else name
+    return None if is_missing(name, keep) else name
 
 
-def _names(value: Any, separator: str) -> list[str] | None:
-    # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
-    if isinstance(value, list | tuple):
-        return sorted({text_of(name).strip() for name in value} - {""})
-    text = _name(value)
-    if text is None:
-        return None
-    return sorted({name.strip() for name in text.split(separator)} - {""}) or None
+class SeparatedNames:
+    """Reader of a multilabel target in one value: names with a separator between them, or a list.
+
+    It remembers the names that stood between separators, to find out whether the separator is another one.
+    """
+
+    def __init__(self, separator: str, keep: Collection[str]) -> None:
+        self._separator = separator
+        self._keep = keep
+        self._names: set[str] = set()
+        self._has_several = False
+
+    def __call__(self, values: Sequence[Any]) -> list[str] | None:
+        """The names of one record; None if the value or one of the names is missing. Raises ValueError for no list."""
+        value = _as_list(values[0]) if isinstance(values[0], str) else values[0]
+        # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
+        if isinstance(value, list | tuple | set):
+            names = [_name(name, self._keep) for name in value]
+            return None if None in names else sorted({*filter(None, names)})
+        distinct = {text.strip() for text in text_of(value).split(self._separator)} - {""}
+        if not distinct or any(is_missing(name, self._keep) for name in distinct):
+            return None
+        self._names |= distinct
+        self._has_several |= len(distinct) > 1
+        return sorted(distinct)
+
+    def joined_name(self) -> tuple[str, str] | None:
+        """One of the names that looks like several, and a message; None where all look like one."""
+        names = sorted(self._names)
+        # The latter are in names as well, so that they separate only if nothing else does.
+        separators = "|,\t/;&+" + ("" if self._has_several else ": _-")
+        joined = [
+            (name, mark)
+            for mark in separators
+            for name in names
+            if mark in name and self._names.issuperset(map(str.strip, name.split(mark)))
+        ]
+        if not joined and not self._has_several:
+            # No record has two names, so that less is needed to doubt the separator.
+            joined = [(name, mark) for mark in '|,\t/[]{}"' for name in names if mark in name]
+        if not joined:
+            return None
+        name, mark = joined[0]
+        quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
+        fits = f" if {mark!r} separates names, give --data.labels.separator {quoted};" if mark in separators else ""
+        return name, (
+            f"{name!r:.100} is read as one name of a multilabel target;{fits} if it is one name, write it as a list, "
+            '["NAME"], or set data.labels.kind to multiclass'
+        )
+
+
+def _as_list(text: str) -> Any:
+    """The list that a text is in JSON or Python, or the text itself; raises ValueError for what looks like a list."""
+    if not _LIST.fullmatch(text):
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    # NumPy prints no commas, and Python would read its names as one.
+    if not re.search(r"\0\s*\0", _STRING.sub("\0", text)):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return ast.literal_eval(text.strip())
+    if text.lstrip().startswith("("):  # in names as well: (R)-mandelate dehydrogenase (NAD, FAD)
+        return text
+    raise ValueError(f'{text!r:.60} looks like a list but is none; write it as JSON, ["a", "b"]')
 
 
 def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
@@ -136,14 +200,14 @@ def _finite(value: Any) -> float:
     return finite
 
 
-def _truth(value: Any) -> float:
-    text = text_of(value).strip().lower()
-    if text in ("", _NOT_A_NUMBER):
+def _truth(value: Any, source: str = "") -> float:
+    text = text_of(value).strip()
+    if is_missing(text):
         return math.nan
     try:
-        return _TRUTHS[text]
+        return _TRUTHS[text.lower()]
     except KeyError:
-        raise ValueError(f"{value!r} is neither 0 nor 1, which multilabel columns hold") from None
+        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)") from None
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:

@@ -39,6 +39,8 @@ _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
 """A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides. Of the
 letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
 
+_OWN_LINES = {ord(">"): "header", ord(";"): "comment"}
+
 SHOWN = 10
 """Faults that are shown with their locations; all are counted."""
 
@@ -202,17 +204,17 @@ class Ingest:
         """The residues with the policy for bad characters applied; None when the record is dropped."""
         if not cleaned.num_bad:
             return cleaned.residues
-        # Before the policies, which would make X of it, and one protein of two.
-        inner_header = cleaned.residues.find(b">")
-        if inner_header >= 0:
-            self.faults.add(
-                "'>' inside a sequence line",
-                batch,
-                index,
-                "'>' inside a sequence line; put the header on a line of its own",
-                residue=inner_header,
-            )
-            return bad_to_x(cleaned.residues)
+        # Before the policies, which would make X of it, and one protein of two, or residues of a comment.
+        for mark, meaning in _OWN_LINES.items():
+            if mark in cleaned.residues:
+                self.faults.add(
+                    f"'{chr(mark)}' inside a sequence line",
+                    batch,
+                    index,
+                    f"'{chr(mark)}' inside a sequence line; put the {meaning} on a line of its own",
+                    residue=cleaned.residues.index(mark),
+                )
+                return bad_to_x(cleaned.residues)
         match self._policies.bad_characters:
             case "to_x":
                 self.counts.bad_characters_to_x += cleaned.num_bad

@@ -21,7 +21,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.dataset.fasta.reader import find_files, is_fasta_name
+from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.section import DataSection, IngestSection, StructuresSection
 from esmeray.dataset.store import conversion as stores
@@ -152,6 +152,7 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
             predictions.check(keys(residues))
     else:
         structures = _read(files[_SOURCE], data.structures, counts, progress)
+        counts.files_ignored = files_ignored(data.source, is_structure_name)
     num_given = len(structures)
     # Behind the others, so that who is held out is known by number.
     structures += _read(files[_HELD_OUT], data.structures, counts, progress)

@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import conversion_bar
 from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.reader import files_ignored
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
-from esmeray.dataset.labels.labelled_file import LabelledCounts, LabelledRecords, find_labelled_files, read_labelled
+from esmeray.dataset.labels.labelled_file import (
+    LabelledCounts,
+    LabelledRecords,
+    find_labelled_files,
+    is_labelled_name,
+    read_labelled,
+)
 from esmeray.dataset.labels.parts import LabelledSource
 from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, TokenizerSection
@@ -167,7 +174,8 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         )
     assert records.labels is not None
     try:
-        return space.encode(records.labels, ignore_unseen=labels.unseen_labels == "skip")[:]
+        skips = labels.unseen_labels == "skip"
+        return space.encode(records.labels, ignore_unseen=skips, unknown_letters=labels.unknown_letters)[:]
     except UnseenLabelError as error:
         raise DataError(
             f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "
@@ -176,7 +184,10 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
 
 
 def _left_out(counts: LabelledCounts) -> dict[str, int]:
-    return counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
+    reported = counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
+    # The report has the sum of counts by name.
+    sums = {name: sum(number.values()) for name, number in reported.items() if isinstance(number, dict)}
+    return reported | sums
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
@@ -218,6 +229,7 @@ class TextStream:
             max_residues=ingest.max_residues,
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
+        self._ingest.counts.files_ignored = files_ignored(sources, is_labelled_name)
         self.counts: IngestCounts = self._ingest.counts
         """Records that were changed or left out so far."""
 

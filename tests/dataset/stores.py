@@ -1,6 +1,8 @@
 """Small real stores, tables and stores made of them, for tests of what reads them."""
 
 import csv
+import io
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,6 +66,15 @@ def write_table(path: Path, *rows: tuple) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows(rows)
     return path
+
+
+def zipped(*names: str) -> bytes:
+    """A zip archive of these files, as an Excel workbook is one."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, "<xml/>")
+    return content.getvalue()
 
 
 def data_of(*sources: Path, store: Path | None = None, share: float = 0.25, **labels) -> DataSection:

@@ -12,13 +12,27 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pandas._libs.parsers import STR_NA_VALUES
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.table import MISSING, PART_ROWS, Table, is_missing
+from tests.dataset.stores import write_table, zipped
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
 rows_of_text = st.lists(st.tuples(any_text, any_text), min_size=1, max_size=20)
+XLSX = zipped("[Content_Types].xml", "_rels/.rels", "xl/workbook.xml")
+XLS = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512)
 WANTED = {"text": "data.labels.text_column", "label": "data.labels.label_columns"}
+
+
+@pytest.mark.parametrize(
+    "column", ["id", "label_id", "Label ID", "labelID", "label name", "Entry", "accession", "label.acc"]
+)
+def test_a_column_of_ids_is_never_suggested_as_another(tmp_path, column):
+    message = refusal(tmp_path / "in.csv", f"text,{column}\na,b\n")
+    assert message.endswith(f"no column 'label'; it has 'text', '{column}': set data.labels.label_columns")
+    with pytest.raises(DataError, match=r"as --data.labels.id_column id"):
+        Table(write_table(tmp_path / "ids.csv", ("id", "text"), ("a", "b")), {"ids": "data.labels.id_column"}).columns()
 
 
 def values(path: Path, *columns: str) -> list[tuple]:
@@ -61,7 +75,7 @@ def test_any_text_comes_back_by_the_separator_of_the_header(tmp_path_factory, ro
     blanks=st.tuples(st.text(" \t", max_size=2), st.text(" \t", max_size=2)),
     suffix=st.sampled_from([".csv", ".parquet"]),
 )
-def test_whatever_pandas_counts_as_missing_is_missing(tmp_path_factory, missing, blanks, suffix):
+def test_whatever_means_missing_is_none_unless_it_is_kept(tmp_path_factory, missing, blanks, suffix):
     path = tmp_path_factory.mktemp("table") / f"in{suffix}"
     frame = pd.DataFrame({"text": ["MKT", missing.join(blanks), "NANA"], "label": ["x", "y", "z"]})
     frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
@@ -71,9 +85,37 @@ def test_whatever_pandas_counts_as_missing_is_missing(tmp_path_factory, missing,
         assert kept == ["MKT", missing.join(blanks), "NANA"]
 
 
+def test_the_list_of_missing_values_is_that_of_pandas_and_a_dash():
+    assert STR_NA_VALUES | {"-"} == MISSING
+
+
+def test_the_line_in_which_excel_declares_a_separator_is_no_header(tmp_path):
+    for declared in ("sep=;", '"sep=;"', "\ufeffSEP=;"):
+        (tmp_path / "in.csv").write_bytes(f"{declared}\r\ntext;label\r\na,b;x\r\n".encode())
+        assert values(tmp_path / "in.csv", "text", "label") == [("a,b", "x")]
+    (tmp_path / "in.csv").write_text("sep=|\ntext|label\na,b|x\n")
+    assert values(tmp_path / "in.csv", "label") == [("x",)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_an_optional_column_is_read_if_it_is_there(tmp_path, suffix):
+    path = write_table(tmp_path / f"in{suffix}", ("text", "set"), ("a", "x"), ("b", "y"))
+    ((_, part),) = Table(path, {"text": "", "set": None, "validation": None}).parts()
+    assert part == {"text": ["a", "b"], "set": ["x", "y"]}
+
+
 def test_one_column_has_no_separator(tmp_path):
     (tmp_path / "one.csv").write_text("text\na;b\nc\td\n")
     assert values(tmp_path / "one.csv", "text") == [("a;b",), ("c\td",)]
+
+
+def test_texts_of_every_type_of_parquet_may_be_missing(tmp_path):
+    texts = pa.array(["NaN", "x", None, "NA"])
+    types = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+    names = [f"c{number}" for number in range(len(types))]
+    columns = {name: texts.cast(wanted) for name, wanted in zip(names, types, strict=True)}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    assert values(tmp_path / "in.parquet", *names) == [(value,) * 4 for value in (None, "x", None, None)]
 
 
 def test_parquet_values_keep_their_types(tmp_path):
@@ -108,6 +150,17 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
         ("text;lable\na;b\n", "no column 'label' (did you mean lable?); it has 'text', 'lable': set"),
         (",".join(f"c{n}" for n in range(50)) + "\n", "'c18', 'c19' and 30 more: set data.labels.text_column"),
         ("x" * 1000, f"no column 'text'; it has '{'x' * 60}': set data.labels.text_column"),
+        (
+            "MKTAYIAKQRQISFVKLLAG,a\n",
+            "no column 'text'; it has 'MKTAYIAKQRQISFVKLLAG', 'a'; its first row looks like values",
+        ),
+        (">a b\nMKT\n", "in.csv: looks like FASTA (it starts with '>'), where a table is needed"),
+        (XLSX, "in.csv: an Excel workbook; save it as CSV"),
+        (XLS, "in.csv: an Excel workbook; save it as CSV"),
+        ("text,label\na,b\n".encode("utf-16"), "in.csv: text in UTF-16, as Excel's 'Unicode Text'; save it as UTF-8"),
+        ("text\tlabel\na\tb\n".encode("utf-16-le"), "in.csv: text in UTF-16"),
+        ('[{"text": "MK", "label": "x"}]', "in.csv: JSON; convert it"),
+        ("<html>", "in.csv: looks like HTML"),
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
         ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: 1 fields where the header has 2; complete the row or its"),
@@ -122,8 +175,10 @@ def test_a_bad_csv_is_refused_with_the_place(tmp_path, content, message):
 
 def test_what_is_no_parquet_is_refused(tmp_path):
     assert "in.parquet: not Parquet, or damaged" in refusal(tmp_path / "in.parquet", b"text,label\na,b\n" * 10)
+    assert "an Excel workbook; save it as CSV" in refusal(tmp_path / "in.parquet", XLSX)
     pq.write_table(pa.table({"text": ["a"], "category": ["b"]}), tmp_path / "other.parquet")
     content = (tmp_path / "other.parquet").read_bytes()
+    assert "in.csv: Parquet; give it a name that ends in .parquet" in refusal(tmp_path / "in.csv", content)
     assert "no column 'label'; it has 'text', 'category'" in refusal(tmp_path / "in.parquet", content)
     assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", content[:-20])
     pq.write_table(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}), tmp_path / "0")

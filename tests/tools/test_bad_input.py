@@ -14,6 +14,7 @@ UTF8_E = "é".encode()
 REFUSED = {
     "empty": (b"", "holds no records"),
     "FASTQ": (b"@read1\nMKV\n+\n#III\n", "line 1: looks like FASTQ"),
+    "comment before no header": (b"; MKV, by hand\nMKV\n", "line 2: a FASTA file starts with '>'"),
     "sequence before a header": (b"\n\nMKV\n>a\nMKV\n", "line 3: a FASTA file starts with '>'"),
     "HTML": (b"<!DOCTYPE html>\n<html>\n", "line 1: looks like HTML"),
     "no sequence": (FIRST + b">empty\n>b\nMKV\n", "line 4, record 2 'empty': a header without a sequence"),
@@ -38,6 +39,7 @@ REFUSED = {
     "NUL": (FIRST + b">a\nMK\0V\n", "line 5, record 2 'a': holds a NUL byte"),
     "header inside a line": (FIRST + b">a\nMKV>b\nMKV\n", "line 5, column 4, record 2 'a': '>' inside a sequence line"),
     "comment": (FIRST + b">a\nMKV\n#LLL\nKKK\n", "line 6, record 2 'a': starts with '#'"),
+    "comment in a line": (FIRST + b">a\nMKV ;L\n", "line 5, column 5, record 2 'a': ';' inside a sequence line"),
     "CRLF": (b">a\r\nMKV\r\nM1K\r\n", "line 3, column 2, record 1 'a': the character '1'"),
     "CR alone": (b">a\rMKV\rM1K\r", "line 3, column 2, record 1 'a': the character '1'"),
 }
@@ -113,7 +115,10 @@ def test_places_are_looked_up_in_one_pass_over_the_file(command, tmp_path, monke
 
 SOURCES = {
     "missing": (lambda path: None, "no such file or folder"),
-    "a folder without FASTA": (lambda path: path.mkdir(), "the folder holds no FASTA file"),
+    "a folder without FASTA": (
+        lambda path: path.mkdir(),
+        "the folder holds no FASTA file",
+    ),
     "a pipe": (os.mkfifo, "can't be read twice"),
     **{kind: (lambda path: path.write_bytes(FIRST), f"not a {kind} file in spite of its name") for kind in COMPRESSED},
 }

@@ -3,6 +3,7 @@
 import gzip
 import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import xxhash
@@ -12,7 +13,8 @@ from xopen import xopen
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
-from esmeray.dataset.fasta.reader import FastaSource, find_files
+from esmeray.dataset.fasta.reader import FastaSource, files_ignored, find_files
+from tests.dataset.stores import zipped
 
 TWO = b">a first\nMKV\nLLA\n>b\nACDEF\n"
 
@@ -59,6 +61,58 @@ def test_what_was_written_is_read_whatever_the_layout(tmp_path_factory, records,
         assert read(write(tmp_path_factory.mktemp("layout") / "in.fasta", text + end)) == records
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(st.sampled_from([">a x", ">b;c", "MKV", "LLA", "ACDEF"]), min_size=1, max_size=8),
+    comments=st.lists(st.tuples(st.integers(0, 9), st.text(";> MKV'#0.", max_size=8)), max_size=4),
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+    mark=st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    by_lines=st.booleans(),
+)
+def test_comments_are_left_out_and_counted_wherever_they_stand(
+    tmp_path_factory, lines, comments, line_end, mark, by_lines
+):
+    lines = [">first", "MK", *lines]
+    commented = [*lines]
+    for at, comment in comments:
+        commented.insert(at, f";{comment}")
+    folder = tmp_path_factory.mktemp("comments")
+    plain = write(folder / "plain.fasta", line_end.join(lines).encode())
+    path = write(folder / "in.fasta.gz", gzip.compress(mark + line_end.join([*commented, ""]).encode()))
+    with patch.object(fasta, "load_kernel", (lambda: None) if by_lines else fasta.load_kernel):
+        source = FastaSource([str(path)])
+        records = [record for batch in source.batches() for record in batch.records.sequences]
+        assert records == [sequence.encode() for _, sequence in read(plain)]
+    assert source.comment_lines == len(comments)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (zipped("xl/workbook.xml"), "an Excel workbook; save it as CSV"),
+        (b"\xd0\xcf\x11\xe0", "an Excel workbook"),
+        (zipped("a.fasta"), "a zip archive; unpack it"),
+        (">a\nMK\n".encode("utf-16"), "text in UTF-16"),
+        (b"id,sequence\na,MKV\n", "a table, where FASTA is needed; classifiers read tables"),
+        (b"id\tsequence\na\tMKV\n", "a table, where FASTA is needed"),
+        (b"\xef\xbb\xbfSequence\nMKV\n", "a table, where FASTA is needed"),
+        (b"PAR1", "a table, where FASTA is needed"),
+        (b"LOCUS       SCU49845 5028 bp\n", "a GenBank file"),
+        (b"ID   12AH_CLOS4     Reviewed;   29 AA.\n", "an EMBL or UniProt entry"),
+        (b"CLUSTAL W (1.83)\n\na  MK\n", "a Clustal alignment"),
+        (b"# STOCKHOLM 1.0\na MK\n//\n", "a Stockholm alignment"),
+        (b" 2 4\na  MKVL\n", "a PHYLIP alignment"),
+        (b'[{"id": "a"}]', "JSON; convert it"),
+        (b"HEADER    HYDROLASE\n", "a PDB file"),
+        (b"data_1ABC\n#\n_entry.id 1ABC\n", "an mmCIF file"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_as_what_it_is(tmp_path, content, kind):
+    with pytest.raises(DataError) as raised:
+        read(write(tmp_path / "in.fasta", content))
+    assert f"in.fasta, line 1: {kind}" in str(raised.value)
+
+
 def test_batches_run_on_over_files_and_know_where_records_stood(tmp_path, monkeypatch):
     monkeypatch.setattr(fasta, "BATCH_RESIDUES", 12)
     monkeypatch.setattr(fasta, "_RECORDS_AT_ONCE", 1)
@@ -76,7 +130,13 @@ def test_folders_and_globs_give_their_files_once_and_in_order(tmp_path):
     paths = [write(tmp_path / name, TWO) for name in ("a.fasta", "b.fa.gz", "deep/c.faa")]
     write(tmp_path / "notes.txt", b"not FASTA")
     write(tmp_path / ".hidden.fasta", b"left by an editor")
+    write(tmp_path / ".DS_Store", b"left by a system")
     assert find_files([str(tmp_path)]) == paths
+    assert files_ignored([str(tmp_path), str(paths[0])]) == {".hidden.fasta": 1, "notes.txt": 1}
+    assert files_ignored([str(tmp_path / "*")]) == {f"{tmp_path}/deep/": 1}
+    for number in range(8):
+        write(tmp_path / "deep" / f"{number}.md", b"")
+    assert files_ignored([str(tmp_path)])["others"] == 5
     assert find_files([str(tmp_path / "*.fa*"), str(paths[0])]) == paths[:2]
     assert find_files([str(tmp_path / "**/*.faa")]) == [paths[2]]
     literal = write(tmp_path / "set[1].fasta", TWO)

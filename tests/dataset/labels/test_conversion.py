@@ -95,6 +95,22 @@ def test_letters_that_training_lacks_are_left_out_of_held_out_residues(tmp_path)
     assert labelled.counts.residues_unseen_label == 2
 
 
+def test_letters_that_mean_not_known_are_counted_and_can_be_learnt(tmp_path):
+    path = proteins(tmp_path, "H-", "E-.", "?HE")
+    labelled = made(data_of(path, share=0.0, kind="per_residue"), tmp_path)
+    assert labelled.label_space.names == ("E", "H")
+    assert labelled.counts.residues_not_known == {"'.'": 1, "'?'": 1, "'-'": 2}
+    assert "means not known (data.labels.unknown_letters): '.', '?', '-' (2)" in labelled.counts.lines()[0]
+    labelled = made(data_of(path, share=0.0, kind="per_residue", unknown_letters=".?"), tmp_path)
+    assert labelled.label_space.names == ("-", "E", "H")
+    assert labelled.targets.tolist() == [2, 0, 1, 0, -100, -100, 2, 1]
+    held_out = proteins(tmp_path, "HE", "I-.", name="valid.csv")
+    files = {"split": "files", "validation_source": [str(held_out)], "unseen_labels": "skip", "unknown_letters": ".?"}
+    training = proteins(tmp_path, "HE", "EEH", name="train.csv")
+    labelled = made(data_of(training, kind="per_residue", **files), tmp_path)
+    assert (labelled.counts.residues_unseen_label, labelled.counts.residues_not_known) == (2, {"'.'": 1})
+
+
 def test_a_store_is_made_once_and_changed_files_or_settings_make_another(tmp_path, table):
     first = ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
     written = (first / "labels.json").stat().st_mtime_ns
@@ -148,6 +164,7 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
         (("??", ".-?"), RESIDUES, "the label is missing in every one"),
         ("abc", {"share": 0.0, "kind": "binary"}, "3 classes where data.labels.kind binary takes two (a, b, c): set"),
         (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
+        (("0,5", "1", "2,25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
         ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight of every training record is 0"),
         (("test", "val"), {"split": "column", "split_column": "label"}, "no record is for training; say 'train'"),

@@ -4,16 +4,21 @@ Labels of residues in a FASTA file of their own, and a mask beside it, are read 
 """
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset import table as tables
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
+from esmeray.dataset.labels.values import label_reader
 from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
-from tests.dataset.stores import data_of, made, write_fasta, write_table
+from tests.dataset.stores import data_of, made, write_fasta, write_table, zipped
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}
@@ -117,8 +122,9 @@ def test_a_folder_stands_for_its_tables_and_fasta_files(tmp_path):
     for name in ("b.csv", "a.fasta.gz", "c.parquet", "notes.txt", ".d.csv"):
         (tmp_path / name).touch()
     assert [path.name for path in find_labelled_files([str(tmp_path)])] == ["a.fasta.gz", "b.csv", "c.parquet"]
-    (tmp_path / "in.xlsx").touch()
-    assert "in.xlsx: this kind of file is not read; save it as CSV" in refusal(tmp_path / "in.xlsx")
+    for name in ("in.xlsx", "in.csv", "in.txt"):
+        (tmp_path / name).write_bytes(zipped("[Content_Types].xml", "xl/workbook.xml"))
+        assert f"{name}" in (message := refusal(tmp_path / name, header_field=1)) and "an Excel workbook" in message
     assert "no such file" in refusal(tmp_path / "missing.csv")
 
 
@@ -140,6 +146,175 @@ def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
     skipped = [f"records_skipped_{why}" for why in ("bad_characters", "empty", "missing_label")]
     assert counted(records) == {"ids_renamed": 1, **dict.fromkeys(skipped, 2)}
     assert records.place(1) == f"record 'a.2' ({path}, row 2)"
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    missing=st.sampled_from(sorted(tables.MISSING)),
+    name=st.sampled_from(["in.csv", "in.tsv", "in.parquet"]),
+    column=st.sampled_from(["sequence", "label"]),
+    blanks=st.sampled_from(["{}", " {}", "{} "]),
+)
+def test_what_is_missing_is_refused_by_row_or_counted(tmp_path_factory, missing, name, column, blanks):
+    rows = [{"sequence": "MK", "label": "x"}, {"sequence": "ML", "label": "y"}]
+    rows.insert(1, {"sequence": "MV", "label": "x"} | {column: blanks.format(missing)})
+    path = write_table(tmp_path_factory.mktemp("missing") / name, TABLE, *(tuple(row.values()) for row in rows))
+    message = refusal(path, kind="binary")
+    assert f"{name}, row 2: " in message and (repr(missing) in message or not missing)
+    records = read(path, kind="binary", missing_labels="skip", empty_texts="skip")
+    skipped = {"sequence": "records_skipped_empty", "label": "records_skipped_missing_label"}[column]
+    assert (records.texts, records.labels, counted(records)) == (["MK", "ML"], ["x", "y"], {skipped: 1})
+    if missing and column == "label":
+        assert read(path, not_missing=[missing]).labels == ["x", missing, "y"]
+
+
+def test_texts_that_are_kept_are_ids_names_and_texts_but_no_sequences_or_numbers(tmp_path):
+    kept = {"id_column": "id", "not_missing": ["NA"]}
+    path = write_table(tmp_path / "in.csv", ("id", *TABLE), ("NA", "MK", "NA"), ("b", "NA", "x"))
+    assert "row 2: column 'sequence' is empty ('NA' means a missing value);" in refusal(path, **kept)
+    assert read(path, **kept, content="text").texts == ["MK", "NA"]
+    records = read(path, **kept, empty_texts="skip")
+    assert (records.ids, records.labels) == (["NA"], ["NA"])
+    path = write_table(tmp_path / "numbers.csv", ("id", *TABLE), ("NA", "MK", "NA"), ("b", "ML", "1"))
+    assert read(path, **kept, kind="regression", missing_labels="skip").ids == ["b"]
+    fasta = write_fasta(tmp_path / "in.fasta", [("NA NA", "MK"), ("b x", "ML")])
+    assert read(fasta, header_field=1, not_missing=["NA"]).labels == ["NA", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('["a", "b"]', ["a", "b"]),
+        (" ['b', \"a\"] ", ["a", "b"]),
+        ("('a', 'b')", ["a", "b"]),
+        ("('a',)", ["a"]),
+        ("{'a', 'b'}", ["a", "b"]),
+        ("[]", []),
+        ("[1, 2.5]", ["1", "2.5"]),
+        ('["x, y; z", "b|c"]', ["b|c", "x, y; z"]),
+        ("(R)-dehydrogenase (NAD, FAD)", ["(R)-dehydrogenase (NAD, FAD)"]),
+        ("a; b;", ["a", "b"]),
+        ('["a", null]', None),
+        ("['a', None]", None),
+        ('["a", "NaN"]', None),
+        ("a;NA", None),
+        (["a", None], None),
+        (["a", ""], None),
+        ([], []),
+        (";", None),
+    ],
+)
+def test_lists_of_json_python_and_parquet_say_themselves_where_names_end(text, names):
+    assert label_reader(LabelsSection(kind="multilabel"))([text]) == names
+
+
+MARKS = ["|", ",", ", ", "/", "\t", " / ", "&", "+", ";"]
+NAMES = st.text("abcdeé ()'.", min_size=1, max_size=6).map(str.strip).filter(str.strip)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sets=st.lists(st.lists(NAMES, min_size=1, max_size=3, unique=True), min_size=2, max_size=8),
+    mark=st.sampled_from(MARKS),
+    wrong=st.sampled_from([";", "|"]),
+)
+def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_factory, sets, mark, wrong):
+    path = tmp_path_factory.mktemp("sets") / "in.csv"
+    sets = [*sets, *([name] for names in sets for name in names), ["x", "y"], ["x"], ["y"]]
+    write_table(path, TABLE, *(("MK", mark.join(names)) for names in sets))
+    right = mark.strip(" ")
+    if right != wrong:
+        message = refusal(path, kind="multilabel", separator=wrong)
+        quoted = "$'\\t'" if right == "\t" else f"'{right}'"
+        assert f"is read as one name of a multilabel target; if {right!r} separates names, give" in message
+        assert f"--data.labels.separator {quoted}; if" in message
+    expected = [sorted(set(names)) for names in sets]
+    assert read(path, kind="multilabel", separator=right).labels == expected
+    lists = write_table(path, TABLE, *(("MK", json.dumps(names) if len(names) > 1 else repr(names)) for names in sets))
+    assert read(lists, kind="multilabel", separator=wrong).labels == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a|b", "c|d"], "'a|b' is read as one name of a multilabel target; if '|' separates names"),
+        (["a", "b-c", "b", "c"], "if '-' separates names"),
+        (["a b", "a", "b"], "if ' ' separates names"),
+        (["x", "array(['a'])"], "is read as one name of a multilabel target; if it is one name, write it as a list"),
+        (["x", '"a"'], "target; if it is one name, write it as a list"),
+        (["a;b", "a", "b", "a|b"], "row 4: 'a|b' is read as one name"),
+        (["lysosome, vacuole", "nucleus"], "if ',' separates names"),
+    ],
+)
+def test_a_text_that_looks_like_several_names_is_refused(tmp_path, texts, words):
+    path = write_table(tmp_path / "in.csv", TABLE, *(("MK", text) for text in texts))
+    assert words in refusal(path, kind="multilabel")
+
+
+def test_names_of_which_some_records_have_two_may_hold_other_separators(tmp_path):
+    names = [("lysosome, vacuole;nucleus", ["lysosome, vacuole", "nucleus"]), ("5'-end/x", ["5'-end/x"]), ("a", ["a"])]
+    path = write_table(tmp_path / "in.csv", TABLE, *(("MK", text) for text, _ in names))
+    assert read(path, kind="multilabel").labels == [expected for _, expected in names]
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    true=st.sampled_from(["True", "true", "TRUE", "1", "1.0", "yes", "T", "y"]),
+    false=st.sampled_from(["False", "0", "no", "f", "", "NaN", "0.0"]),
+    column=st.sampled_from(["validation", "Validation", "VALIDATION"]),
+)
+def test_a_true_validation_makes_held_out_records_of_training_ones(tmp_path_factory, true, false, column):
+    rows = [
+        ("MK", "1", "train", true),
+        ("ML", "2", "train", false),
+        ("MV", "3", "test", true),
+        ("MA", "4", "val", true),
+    ]
+    path = write_table(tmp_path_factory.mktemp("flip") / "in.csv", ("sequence", "label", "set", column), *rows)
+    records = read(path, **NUMBERS, split="column", split_column="set")
+    assert records.parts == ["validation", "training", "test", "validation"]
+    assert records.counts.held_out_by_validation == 1
+    assert counted(read(path, **NUMBERS)) == {}, "by a hash, columns say nothing"
+
+
+def test_a_column_that_settings_name_is_not_read_as_flips(tmp_path):
+    path = write_table(
+        tmp_path / "in.csv", ("sequence", "label", "validation"), ("MK", "x", "train"), ("ML", "y", "dev")
+    )
+    assert read(path, split="column", split_column="validation").parts == ["training", "validation"]
+    path = write_table(
+        tmp_path / "b.csv", ("sequence", "set", "validation"), ("MK", "train", "x"), ("ML", "train", "y")
+    )
+    named = {"split": "column", "split_column": "set", "label_columns": ["validation"]}
+    assert read(path, **named).parts == ["training", "training"]
+
+
+def test_missing_weights_and_splits_are_refused_by_row(tmp_path):
+    path = write_table(tmp_path / "in.csv", (*TABLE, "w"), ("MK", "x", "1"), ("ML", "y", "-1.#IND"))
+    assert "row 2: the weight '' is no finite number" in refusal(path, weight_column="w")
+    assert "row 1: the split '1' is not known;" in refusal(path, split="column", split_column="w")
+    write_table(path, (*TABLE, "w"), ("MK", "x", "train"), ("ML", "y", "-"))
+    assert "row 2: the split '' is not known; write one of train" in refusal(path, split="column", split_column="w")
+
+
+def test_another_spelling_of_truth_is_refused_by_row(tmp_path):
+    rows = [("MK", "1", "train", "True"), ("ML", "2", "train", "0.7")]
+    path = write_table(tmp_path / "in.csv", ("sequence", "label", "set", "validation"), *rows)
+    message = refusal(path, **NUMBERS, split="column", split_column="set")
+    assert (
+        "in.csv, row 2: column 'validation' (rename it if it means something else): '0.7' is neither 0 nor" in message
+    )
+
+
+def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
+    (tmp_path / "in.fasta").write_text(";by hand\n>a x\nMK\n;again\n>b y\nML\n")
+    (tmp_path / "notes.txt").touch()
+    records = read(tmp_path, header_field=1)
+    assert counted(records) == {"comment_lines": 2, "files_ignored": {"notes.txt": 1}}
+    assert records.counts.lines() == [
+        "1 file ignored in folders (names of other kinds): notes.txt",
+        "2 comment lines left out, which start with ';'",
+    ]
 
 
 def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_path):
@@ -171,7 +346,36 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
         (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
-        (TWO_NUMBERS, ["0 1", "nan 2"], "row 2: no label in column 'sequence'; complete or remove the record, or give"),
+        (TWO_NUMBERS, ["0 1", "2 nan"], "row 2: no label in column 'label'; complete or remove the record, or give"),
+        (
+            {},
+            ["MK x", "#N/A x"],
+            "row 2: column 'sequence' is empty ('#N/A' means a missing value); complete or remove",
+        ),
+        (
+            {"content": "text"},
+            ["MK x", "NA x"],
+            "('NA' means a missing value; if it is a name, give --data.labels.not_",
+        ),
+        (
+            {},
+            ["MK x", "ML n/a"],
+            "row 2: no label in column 'label' ('n/a' means a missing value; if it is a name, give",
+        ),
+        (
+            {"header_field": 1},
+            ["a x", "b NA"],
+            "finds no label in the header 'b NA' ('NA' means a missing value; if it",
+        ),
+        (
+            {"id_column": "label"},
+            ["MK a", "ML NA"],
+            "row 2: the id in column 'label' is empty or holds a line break ('",
+        ),
+        (NUMBERS, ["MK 0,5"], "row 1: column 'label': '0,5' is not a number (decimals have a point)"),
+        (SETS, ["MK ['a' 'b']"], "row 1: \"['a' 'b']\" looks like a list but is none; write it as JSON,"),
+        (SETS, ["MK [a,b]"], "row 1: '[a,b]' looks like a list but is none"),
+        (SETS, ['MK {"a":1}'], "row 1: a text is needed, not dict"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
         (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
         ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),
@@ -186,7 +390,7 @@ def test_a_bad_row_or_header_is_refused_with_its_place(tmp_path, settings, rows,
     if settings.keys() & {"header_pattern", "header_field"}:
         path = write_fasta(tmp_path / "in.fasta", [(header, "MK") for header in rows])
     else:
-        path = write_table(tmp_path / "in.csv", TABLE, *(tuple(row.rsplit(" ", 1)) for row in rows))
+        path = write_table(tmp_path / "in.csv", TABLE, *(row.split(" ", 1) for row in rows))
     assert message in refusal(path, **settings)
 
 

@@ -1,0 +1,77 @@
+"""Tables and FASTA files as people have them give the values that pandas and Biopython give, or are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.section import IngestSection
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.table import Table
+from tests.clusters import REPOSITORY
+from tests.dataset.stores import contents, data_of, made
+
+SKIP = {"missing_labels": "skip", "empty_texts": "skip"}
+SETS = {"kind": "multilabel"}
+FLIP = {"kind": "regression", "label_columns": ["target"], "split": "column", "split_column": "set"}
+RESIDUES = {"kind": "per_residue"}
+LOCATIONS = ("Cytoplasm", "Nucleus")
+
+
+@pytest.fixture(scope="module")
+def field() -> Path:
+    folder = REPOSITORY.parent / "shared" / "field"
+    if not folder.is_dir():
+        pytest.skip(f"the field data of development are not at {folder}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "names", "records", "counts"),
+    [
+        ("missing_sequences", SKIP, LOCATIONS, 54, {"records_skipped_empty": 6}),
+        ("labels_na", SKIP, LOCATIONS, 48, {"records_skipped_missing_label": 12}),
+        ("labels_na", SKIP | {"not_missing": ["NA"]}, (*LOCATIONS[:1], "NA", "Nucleus"), 50, {}),
+        ("labels_pipe", SETS | {"separator": "|"}, LOCATIONS, 60, {}),
+        ("labels_comma", SETS | {"separator": ","}, LOCATIONS, 60, {}),
+        ("labels_json", SETS, LOCATIONS, 60, {}),
+        ("labels_pylist", SETS, LOCATIONS, 60, {}),
+        ("labels_flip", FLIP, ("target",), 60, {"held_out_by_validation": 6, "validation": 6, "training": 39}),
+        ("dssp", RESIDUES, ("E", "H"), 40, {"residues_not_known": {"'-'": 160}}),
+        ("dssp", RESIDUES | {"unknown_letters": ".?"}, ("-", "E", "H"), 40, {"residues_not_known": {}}),
+    ],
+)
+def test_tables_give_their_classes_and_counts(field, tmp_path, name, settings, names, records, counts):
+    labelled = made(data_of(field / "tables" / f"{name}.csv", **settings), tmp_path)
+    assert (labelled.label_space.names, len(labelled)) == (names, records)
+    assert labelled.counts.model_dump() | counts == labelled.counts.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("missing_sequences", {}, "row 1: column 'sequence' is empty ('NaN' means a missing value)"),
+        ("labels_na", {}, "row 1: no label in column 'label' ('NA' means a missing value; if it is a name, give"),
+        ("labels_pipe", SETS, "give --data.labels.separator '|'"),
+        ("labels_comma", SETS, "give --data.labels.separator ','"),
+    ],
+)
+def test_tables_that_are_refused_say_what_to_give(field, tmp_path, name, settings, words):
+    with pytest.raises(DataError) as raised:
+        made(data_of(field / "tables" / f"{name}.csv", **settings), tmp_path)
+    assert words in str(raised.value)
+
+
+def test_a_workbook_is_named(field):
+    with pytest.raises(DataError, match=r"x\.xlsx: an Excel workbook; save it as CSV"):
+        Table(field / "mutants" / "x.xlsx", {"mutant": "score.mutant_column"}).columns()
+
+
+@pytest.mark.parametrize("bad_characters", ["error", "to_x", "skip"])
+def test_comments_are_no_residues_under_any_policy(field, tmp_path, bad_characters):
+    ingest = IngestSection(bad_characters=bad_characters)
+    sources = [str(field / "fasta" / "inside.fasta")]
+    assert convert(sources, tmp_path / "inside", ingest).counts.comment_lines == 2
+    assert contents(tmp_path / "inside") == [("P1", "MKTAYIAKQR"), ("P2", "GAVLIPFW")]
+    convert([str(field / "fasta" / "start.fasta")], tmp_path / "start", ingest)
+    assert contents(tmp_path / "start") == [("P1", "MKTAYIAKQR")]
