@@ -15,7 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import biotite.structure as struc
 import numpy as np
 from biotite.structure import info
 from numpy.typing import NDArray
@@ -85,7 +84,7 @@ def chain_of(
     order, starts = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - len(order)
     protein, given_names = protein[order], given_names[order]
-    coordinates, confidence = _backbone(protein, starts)
+    coordinates, confidence = _backbone(protein, starts, counts)
     bonded = _bonded(coordinates)
     # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
     kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
@@ -155,7 +154,9 @@ def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
 
 def _likeliest_conformers(protein: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices of the atoms of one conformer of each residue, residue by residue, and where among them each begins."""
-    starts = np.append(struc.get_residue_starts(protein), len(protein))
+    # biotite's residue starts overlook a change of the name alone.
+    is_new = (np.diff(protein.number) != 0) | (protein.res_name[1:] != protein.res_name[:-1])
+    starts = np.flatnonzero(np.concatenate([[True], is_new, [True]]))
     is_shared = protein.altloc_id == ""
     if is_shared.all():
         return np.arange(len(protein)), starts[:-1]
@@ -194,7 +195,9 @@ def _likeliest(protein: Any, residue_n: NDArray[np.int64]) -> NDArray[np.int64]:
     return best[1]
 
 
-def _backbone(protein: Any, starts: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
+def _backbone(
+    protein: Any, starts: NDArray[np.int64], counts: StructureCounts
+) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
     """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence, CA's if it is there."""
     coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
     confidence = protein.confidence[starts]
@@ -203,6 +206,7 @@ def _backbone(protein: Any, starts: NDArray[np.int64]) -> tuple[NDArray[np.float
         rows = np.flatnonzero(protein.atom_name == atom)
         # Assigned last, so that it stays: of an atom that is there twice the position of highest occupancy.
         rows = rows[np.lexsort((-rows, protein.occupancy[rows]))]
+        counts.alternate_atoms += len(rows) - len(np.unique(residue_n[rows]))
         coordinates[residue_n[rows], column] = protein.coord[rows]
         if atom == "CA":
             confidence[residue_n[rows]] = protein.confidence[rows]

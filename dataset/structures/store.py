@@ -47,8 +47,8 @@ class StructureCounts(Counts):
     predicted: int = Field(0, description="structure{s} read as predicted, with B-factors as confidence")
     like_predictions: int = Field(
         0,
-        description="structure{s} read as measured, with one B-factor for each residue, as in predictions; if they are "
-        "some, set data.structures.predicted true",
+        description="structure{s} read as measured, with one B-factor for each residue, as in predictions; if that is "
+        "what they are, set data.structures.predicted true",
     )
     other_models: int = Field(0, description="model{s} after the first, not read")
     short_chains: int = Field(0, description="chain{s} left out for too few residues")

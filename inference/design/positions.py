@@ -1,8 +1,8 @@
 """Positions of a structure as people write them: by the residue numbers of its file, or counted along the chain.
 
 ``57``, ``52A`` and ``-2`` are residue numbers with insertion codes. ``10-20``, ``-2-5`` and ``52-52B`` are ranges of
-them, and may span residues that the file lacks. ``#13`` and ``#1-10`` count the residues of the chain from 1. The chain of a complex
-comes first: ``A:52A``, ``B:#13``.
+them, which may span residues that the file lacks. ``#13`` and ``#1-10`` count the residues of the chain from 1. The
+chain of a complex comes first: ``A:52A``, ``B:#13``.
 """
 
 import re
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.store import Structure
 
-_NUMBER = r"(-?\d+)([^\d\s#-]?)"
+_NUMBER = r"(-?\d+)([A-Za-z]?)"
 _SPAN = re.compile(rf"(?P<counted>#?){_NUMBER}(?:-#?{_NUMBER})?")
 
 
@@ -31,9 +31,7 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         match = _SPAN.fullmatch(span)
         if match is None:
             raise ConfigError(f"{option}: write residue numbers as 57, 52A, 10-20 or A:57, and positions as '#13'")
-        numbers = structure.packed_numbers[members]
-        if match["counted"]:
-            numbers = 256 * np.arange(1, len(members) + 1)
+        numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
         _, first_number, first_code, last_number, last_code = match.groups()
         first = 256 * int(first_number) + ord(first_code or "\0")
         last = first if last_number is None else 256 * int(last_number) + ord(last_code or "\0")
@@ -70,13 +68,14 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
 
 def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[int, ...]") -> str:
     """Residue numbers of these positions, ascending, as :func:`fixed_positions` reads them: A:1-9,A:13."""
-    labels, numbers = structure.residue_labels, structure.packed_numbers // 256
+    labels = structure.residue_labels
+    numbers = structure.packed_numbers
     runs: list[list[int]] = []
     for index in map(int, indices):
-        before = runs[-1][-1] if runs else None
+        before = runs[-1][-1] if runs else -2
         is_next = before == index - 1 and structure.chains[before] == structure.chains[index]
         # A range ends where residues are missing, so that a reader sees what is there.
-        if is_next and numbers[index] - numbers[before] in (0, 1):
+        if is_next and numbers[before] < numbers[index] and numbers[index] // 256 <= numbers[before] // 256 + 1:
             runs[-1].append(index)
         else:
             runs.append([index])

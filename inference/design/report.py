@@ -50,8 +50,8 @@ def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], 
 
 
 def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> None:
-    """Frequencies of the designs' residues as a logo, with the native sequence and the residue numbers of its file below,
-    and how sure the model was, as PNG."""
+    """Frequencies of the designs' residues as a logo, and how sure the model was, as PNG. Below are the native sequence
+    and the residue numbers of the structure's file."""
     native = structure.residues
     labels = structure.residue_labels
     letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]

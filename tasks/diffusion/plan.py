@@ -38,7 +38,8 @@ class DiffusionPlan(TaskPlan):
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
         lengths_N = structures.store.lengths[structures.training]
-        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size)
+        counts = structures.manifest.counts
+        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size, counts=counts)
         return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
 
     def _parameters(self, num_labels: int) -> ParameterCount:

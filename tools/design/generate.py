@@ -143,4 +143,5 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     if generate.fix:
         fixed_number = counted(sum(len(fixed) for fixed, _ in fixed_residues), "residue{s}")
         absent = sum(number for _, number in fixed_residues)
-        print(f"  {fixed_number} fixed; {absent:,} numbers of the ranges have no residue in the structures")
+        lacking = f"; {counted(absent, 'number{s}')} within the ranges without a residue in the structures"
+        print(f"  {fixed_number} fixed{lacking if absent else ''}")
