@@ -13,6 +13,7 @@ Shape legend: R residues of a chain, n atoms.
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
+from string import ascii_uppercase, digits
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,13 @@ from esmeray.dataset.structures.store import Structure, StructureCounts, residue
 
 ATOMS = ("N", "CA", "C", "O")
 _LONGEST_BOND = 2.5
-_STANDARD = {
+STANDARD = {
     **{"ALA": "A", "CYS": "C", "ASP": "D", "GLU": "E", "PHE": "F", "GLY": "G", "HIS": "H", "ILE": "I", "LYS": "K"},
     **{"LEU": "L", "MET": "M", "ASN": "N", "PRO": "P", "GLN": "Q", "ARG": "R", "SER": "S", "THR": "T", "VAL": "V"},
     **{"TRP": "W", "TYR": "Y", "SEC": "U", "PYL": "O", "ASX": "B", "GLX": "Z", "UNK": "X"},
 }
-_OF_FORCE_FIELDS = {
+_TITRATED = ("ASP", "GLU", "HIS", "LYS", "ARG", "CYS", "TYR", "SER", "THR")
+FORCE_FIELDS = {
     **dict.fromkeys(("HIE", "HID", "HIP", "HSD", "HSE", "HSP", "HSC"), "HIS"),
     **dict.fromkeys(("CYX", "CYM", "CYN", "CYD"), "CYS"),
     **dict.fromkeys(("ASH", "AS4"), "ASP"),
@@ -41,25 +43,16 @@ _OF_FORCE_FIELDS = {
     **dict.fromkeys(("ARN", "AR0", "RN1", "RN2", "RN3"), "ARG"),
     **dict.fromkeys(("TYM", "Y1P"), "TYR"),
     **{"S1P": "SER", "T1P": "THR"},
+    # GROMACS, GROMOS and CHARMM add a letter or a digit: ASPP, HISE, LYSH, CYS2.
+    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits},
 }
-"""Protonation states and disulfides of AMBER, CHARMM, OPLS, PDB2PQR and Rosetta, by names of three letters."""
-_TITRATED = ("ASP", "GLU", "HIS", "LYS", "ARG", "CYS", "TYR", "SER", "THR")
-"""Residues to whose names GROMACS, GROMOS and CHARMM add a letter: ASPP, HISE, LYSH, CYS2."""
-
-
-def standard_name(name: str) -> str:
-    """Standard residue that a force field's name stands for; empty for any other name."""
-    core = name[1:] if len(name) > 3 and name[0] in "NC" else name  # AMBER's ends of chains: NALA, CHIE, NCYS2
-    for known in (name, core):
-        if known in _OF_FORCE_FIELDS:
-            return _OF_FORCE_FIELDS[known]
-        if len(known) == 4 and known[:3] in _TITRATED:
-            return known[:3]
-    return core if core != name and core in _STANDARD else ""
-
-
-def is_amino_acid(name: str) -> bool:
-    return name in _STANDARD
+"""Standard names by those of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
+# AMBER names the ends of chains NALA, CHIE, NCYS2.
+FORCE_FIELDS |= {
+    end + name: standard
+    for name, standard in [*zip(STANDARD, STANDARD, strict=True), *FORCE_FIELDS.items()]
+    for end in "NC"
+}
 
 
 def chain_names(atoms: Any, path: Path) -> list[str]:
@@ -81,29 +74,32 @@ def chain_of(
     if not len(protein):
         counts.other_polymers += bool((~own.hetero).any())
         return None
+    # Without identifiers these are no conformers: chains of one name, or a file that lost its insertion codes. By C,
+    # because CA may be calcium.
+    anchor = "C" if (protein.atom_name == "C").any() else "CA"
+    anchors = protein.number[(protein.altloc_id == "") & (protein.atom_name == anchor)]
+    for number, times in Counter(anchors.tolist()).most_common(1):
+        if times > 1:
+            raise DataError(
+                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
+                "them; if not, give them insertion codes or identifiers of alternate locations"
+            )
     order, starts = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - len(order)
     protein, given_names = protein[order], given_names[order]
-    coordinates, confidence = _backbone(protein, starts, counts)
+    coordinates, confidence = _backbone(protein, starts)
     bonded = _bonded(coordinates)
     # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
     kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
     coordinates, confidence, starts = coordinates[kept], confidence[kept], starts[kept]
-    numbers = protein.number[starts]
-    for number, times in Counter(numbers.tolist()).most_common(1):
-        if times > 1:
-            raise DataError(
-                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
-                "them"
-            )
     letters = []
     renamed = 0
     for three, given in zip(protein.res_name[starts].tolist(), given_names[starts].tolist(), strict=True):
         # The table first: the dictionary of components takes a while to load, and most files need none of it.
-        letter = _STANDARD.get(three) or info.one_letter_code(three) or "X"
-        letters.append(letter if letter in _STANDARD.values() else "X")
+        letter = STANDARD.get(three) or info.one_letter_code(three) or "X"
+        letters.append(letter if letter in STANDARD.values() else "X")
         renamed += three != given
-        counts.modified_residues += three not in _STANDARD and letters[-1] != "X"
+        counts.modified_residues += three not in STANDARD and letters[-1] != "X"
     has_ca = np.isfinite(coordinates[:, 1, 0])
     whole = np.isfinite(coordinates[:, :3]).all((1, 2))
     if has_ca.any() and not whole.any():
@@ -129,7 +125,7 @@ def chain_of(
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
     chains = np.zeros(len(letters), np.int8)
-    return Structure(name, "".join(letters), coordinates, confidence, chains, (name,), numbers)
+    return Structure(name, "".join(letters), coordinates, confidence, chains, (name,), protein.number[starts])
 
 
 def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
@@ -145,7 +141,7 @@ def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
     has_ca = with_atoms((own.atom_name == "CA") & (given_names != "CA"))
     # The dictionary has other molecules by these names: cyanide (CYN) has no O, homoserine (HSE) numbers its carbons.
     other = with_atoms(np.isin(own.atom_name, ("C1", "C2", "C3", "N1", "O3", "OD")))
-    standard_names = np.array(list(map(standard_name, names.tolist())))[name_n]
+    standard_names = np.array([FORCE_FIELDS.get(name, "") for name in names.tolist()])[name_n]
     is_renamed = (standard_names != "") & (has_ca | with_atoms(own.atom_name == "O")) & ~other
     own.res_name = np.where(is_renamed, standard_names, given_names)
     is_protein = np.isin(names, info.amino_acid_names())[name_n] | has_ca | is_renamed
@@ -154,59 +150,43 @@ def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
 
 def _likeliest_conformers(protein: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices of the atoms of one conformer of each residue, residue by residue, and where among them each begins."""
-    # biotite's residue starts overlook a change of the name alone.
-    is_new = (np.diff(protein.number) != 0) | (protein.res_name[1:] != protein.res_name[:-1])
-    starts = np.flatnonzero(np.concatenate([[True], is_new, [True]]))
-    is_shared = protein.altloc_id == ""
-    if is_shared.all():
-        return np.arange(len(protein)), starts[:-1]
-    residues: list[list[int]] = []
-    known: dict[int, list[int]] = {}
-    for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        residue = known.get(int(protein.number[start]))
-        # Two kinds of residue at one place, and alternates behind the chain, are one residue; without an identifier of
-        # either they are two of one number.
-        if residue is None or (is_shared[residue].any() and is_shared[start:stop].any()):
-            residue = known[int(protein.number[start])] = []
-            residues.append(residue)
-        residue += range(start, stop)
-    chosen = [residue if is_shared[residue].all() else _likeliest(protein, np.array(residue)) for residue in residues]
-    return np.concatenate(chosen).astype(np.int64), np.cumsum([0, *map(len, chosen[:-1])])
+    residues: dict[int, dict[tuple[str, str], list[int]]] = {}
+    columns = [protein.number.tolist(), protein.res_name.tolist(), protein.altloc_id.tolist()]
+    for index, (number, kind, altloc) in enumerate(zip(*columns, strict=True)):
+        residues.setdefault(number, {}).setdefault((kind, altloc), []).append(index)
+    chosen = [_likeliest(protein, conformers) for conformers in residues.values()]
+    return np.concatenate(chosen), np.cumsum([0, *map(len, chosen[:-1])])
 
 
-def _likeliest(protein: Any, residue_n: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of the atoms of a residue's conformer with the highest mean occupancy of N, CA and C, the first on a tie,
-    of those that have all three, if there are any."""
-    names, kinds, altlocs = (array[residue_n] for array in (protein.atom_name, protein.res_name, protein.altloc_id))
-    best: tuple[tuple[int, float], NDArray[np.int64]] | None = None
-    for kind, altloc in dict.fromkeys(zip(kinds.tolist(), altlocs.tolist(), strict=True)):
-        is_own = (kinds == kind) & (altlocs == altloc)
-        others = (kinds == kind) & (altlocs != altloc)
-        # Atoms without an identifier belong to all conformers. They are one themselves if others repeat their backbone.
-        if altloc == "" and others.any() and not np.isin(names[is_own & np.isin(names, ATOMS)], names[others]).any():
-            continue
-        members = is_own | (others & (altlocs == "") & ~np.isin(names, names[is_own]))
-        backbone = members & np.isin(names, ATOMS[:3])
-        occupancy = float(protein.occupancy[residue_n[backbone]].mean()) if backbone.any() else -1.0
-        rank = len(set(names[backbone].tolist())), occupancy
-        if best is None or rank > best[0]:
-            best = rank, residue_n[members]
-    assert best is not None
-    return best[1]
+def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> list[int]:
+    """Indices of the atoms of the conformer with the highest mean occupancy of N, CA and C, the first on a tie, among
+    those that have all three, if there are any. A conformer has the name of a residue and an identifier."""
+    if len(conformers) == 1:
+        return next(iter(conformers.values()))
+    named = {kind: {protein.atom_name[index]: index for index in rows} for kind, rows in conformers.items()}
+
+    def rank(atoms: dict[str, int]) -> tuple[int, float]:
+        backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
+        return len(backbone), float(protein.occupancy[backbone].mean()) if backbone else 0.0
+
+    # Atoms without an identifier belong to all conformers of their name. With a whole backbone they are one themselves,
+    # as they are if there is no other of that name.
+    names = Counter(name for name, _ in named)
+    candidates = [
+        {**named.get((name, ""), {}), **atoms}
+        for (name, altloc), atoms in named.items()
+        if altloc or names[name] == 1 or all(atom in atoms for atom in ATOMS)
+    ]
+    return sorted(max(candidates, key=rank).values())
 
 
-def _backbone(
-    protein: Any, starts: NDArray[np.int64], counts: StructureCounts
-) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
+def _backbone(protein: Any, starts: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
     """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence, CA's if it is there."""
     coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
     confidence = protein.confidence[starts]
     residue_n = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
     for column, atom in enumerate(ATOMS):
-        rows = np.flatnonzero(protein.atom_name == atom)
-        # Assigned last, so that it stays: of an atom that is there twice the position of highest occupancy.
-        rows = rows[np.lexsort((-rows, protein.occupancy[rows]))]
-        counts.alternate_atoms += len(rows) - len(np.unique(residue_n[rows]))
+        rows = protein.atom_name == atom
         coordinates[residue_n[rows], column] = protein.coord[rows]
         if atom == "CA":
             confidence[residue_n[rows]] = protein.confidence[rows]

@@ -27,8 +27,8 @@ from esmeray.common.errors import DataError, reading
 from esmeray.common.text import first_line
 from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from esmeray.dataset.section import StructuresSection
-from esmeray.dataset.structures.chains import chain_names, chain_of, is_amino_acid, standard_name
-from esmeray.dataset.structures.store import Structure, StructureCounts, packed_numbers
+from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_names, chain_of
+from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
 
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
@@ -49,10 +49,10 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], Any]] = {
     "occupancy": (("occupancy",), 1.0),
     "b_factor": (("B_iso_or_equiv",), np.nan),
     "model": (("pdbx_PDB_model_num",), 1),
-    "group": (("group_PDB",), ""),
-    "label_seq_id": (("label_seq_id",), ""),
+    "hetero": (("group_PDB", "label_seq_id"), "HETATM"),
 }
-"""Columns of mmCIF for each field of an atom: in each row the first that has a value, or the default."""
+"""Columns of mmCIF for each field of an atom: in each row the first that has a value, or the default. Without
+group_PDB, residues of polymers are known by their label_seq_id."""
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
 _LONGEST_LINE = 1 << 16
@@ -134,7 +134,8 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 models, atoms, predicted = _of_cif(path, file, section)
             else:
                 models, atoms, predicted = _of_pdb(path, file, section)
-            atoms.set_annotation("number", packed_numbers(atoms.res_id, atoms.ins_code))
+            residues = zip(atoms.res_id.tolist(), atoms.ins_code.tolist(), strict=True)
+            atoms.set_annotation("number", np.array([packed_number(*residue) for residue in residues], dtype=np.int32))
     except DataError:
         raise
     # biotite's parsers raise what Python does, of any kind, at what they don't expect.
@@ -150,16 +151,11 @@ def _confidence(
 ) -> NDArray[np.float64]:
     """(atoms,) confidence, 0 to 100: the B-factors of a prediction, 100 for a measured structure."""
     values = np.nan_to_num(atoms.b_factor.astype(np.float64))
-    if section.predicted is True and not values.any():
-        raise DataError(
-            f"{path}: no confidence: its B-factors are missing or 0; leave it out, or set data.structures.predicted "
-            "false to take its coordinates as they are"
-        )
     if section.predicted is True or (section.predicted == "auto" and titled and values.any()):
-        if values.min() < 0 or values.max() > 100:
+        if not 0 <= values.min() <= values.max() <= 100 or not values.any():
             raise DataError(
-                f"{path}: B-factors from {values.min():g} to {values.max():g} are no confidence, which is 0 to 100; if "
-                "it is a measured structure, set data.structures.predicted false"
+                f"{path}: no confidence: its B-factors are missing, or from {values.min():g} to {values.max():g}, not "
+                "0 to 100; leave it out, or set data.structures.predicted false to take all its coordinates"
             )
         counts.predicted += 1
         # Some files of ESMFold and OmegaFold have pLDDT from 0 to 1, AlphaFold's from 0 to 100.
@@ -178,15 +174,14 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     names = {line[17:21] for lines in parts for line in lines}
     # Column 21 is the fourth letter of a force field's name (HISE), or the first of a chain's: ALA in chain AB.
-    long_chains = any(name[3:].strip() and is_amino_acid(name[:3]) and not standard_name(name) for name in names)
+    is_long_chain = any(name[3:].strip() and name[:3] in STANDARD and name not in FORCE_FIELDS for name in names)
+    name_end = 20 if is_long_chain else 21
     arrays = []
     for lines in parts:
         arrays.append(pdb.PDBFile.read(io.StringIO("".join(map(_filled, lines)))).get_structure(**_FIELDS))
         arrays[-1].altloc_id = np.char.strip(arrays[-1].altloc_id)
-        if long_chains:
-            arrays[-1].chain_id = np.array([line[20:22].strip() for line in lines])
-        else:
-            arrays[-1].res_name = np.array([line[17:21].strip() for line in lines])
+        arrays[-1].res_name = np.array([line[17:name_end].strip() for line in lines])
+        arrays[-1].chain_id = np.array([line[name_end:22].strip() for line in lines])
     predicted = re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
     models = sum(line.startswith(_MODEL) for line in head)
     return max(models, 1), struc.concatenate(arrays), predicted is not None
@@ -196,11 +191,8 @@ def _filled(line: str) -> str:
     """An atom's line with an occupancy and a B-factor, which may be blank."""
     if len(line.rstrip()) < _COORDINATES_END:
         raise ValueError(f"a line that ends before its coordinates: {line}")
-    occupancy, b_factor = line[54:60].strip(), line[60:66].strip()
-    if occupancy and b_factor:
-        return line
-    line, occupancy, b_factor = line.rstrip(), occupancy or "1.00", b_factor or "nan"
-    return f"{line[:54]}{occupancy:>6}{b_factor:>6}{line[66:]}\n"
+    # Other readers take blank occupancies for 1 as well; a blank B-factor is no confidence.
+    return f"{line[:54]}{line[54:60].strip() or '1.00':>6}{line[60:66].strip() or 'nan':>6}{line[66:].rstrip()}\n"
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
@@ -237,15 +229,9 @@ def _of_columns(path: Path, rows: Any) -> Any:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
     atoms = struc.AtomArray(rows.row_count)
     atoms.coord = np.stack([fields.pop(axis) for axis in "xyz"], axis=1)
-    groups, polymer_numbers = fields.pop("group"), fields.pop("label_seq_id")
+    fields["hetero"] = fields["hetero"] == "HETATM"
     for field, values in fields.items():
         atoms.set_annotation(field, values)
-    if "group_PDB" in rows:
-        atoms.hetero = groups == "HETATM"
-    elif "label_seq_id" in rows:
-        atoms.hetero = polymer_numbers == ""  # residues of polymers alone have one
-    else:
-        atoms.hetero = ~struc.filter_amino_acids(atoms)
     return atoms
 
 

@@ -90,7 +90,7 @@ class Structure:
         coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN where not known.
         confidence: (L,) float16, 0 to 100.
         chains: (L,) int8, number of each residue's chain, from 0.
-        numbers: (L,) int32, :func:`packed_numbers` of the residues; None for residues that are counted from 1.
+        numbers: (L,) int32, :func:`packed_number` of each residue; None for residues that are counted from 1.
     """
 
     id: str
@@ -120,20 +120,13 @@ class Structure:
         return cls(record, residues, nothing, np.zeros(length, np.float16), np.zeros(length, np.int8), ("A",))
 
 
-def packed_numbers(numbers_n: NDArray[np.integer], insertion_codes_n: NDArray[np.str_]) -> NDArray[np.int32]:
-    """Residue numbers and their insertion codes, empty for none, as numbers that sort by both.
-
-    Raises ValueError for codes of several characters, or numbers beyond eight million.
-    """
-    characters_n = insertion_codes_n.astype("U1")
-    codes_n = characters_n.view(np.uint32).astype(np.int64)
-    if (characters_n != insertion_codes_n).any() or (codes_n > 255).any() or (np.abs(numbers_n) >= 1 << 23).any():
-        raise ValueError("a residue number beyond 8,388,607, or an insertion code that is no character of Latin-1")
-    return (256 * numbers_n.astype(np.int64) + codes_n).astype(np.int32)
+def packed_number(number: int, insertion_code: str) -> int:
+    """A residue number with its insertion code, empty for none, as one number that sorts by both."""
+    return 256 * number + ord(insertion_code.encode("latin-1") or b"\0")
 
 
 def residue_label(packed: int) -> str:
-    """Text of one of :func:`packed_numbers`, e.g. 52A."""
+    """Text of a :func:`packed_number`, e.g. 52A."""
     number, insertion_code = divmod(packed, 256)
     return f"{number}{chr(insertion_code)}" if insertion_code else str(number)
 
@@ -208,7 +201,7 @@ class StructureStore:
         return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
 
     def numbers(self, record: int) -> NDArray[np.int32]:
-        """(L,) :func:`packed_numbers` of a record's residues."""
+        """(L,) :func:`packed_number` of each residue of a record."""
         first = int(self._starts[record])
         return self._numbers[first : first + int(self.store.lengths[record])]
 

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.structures.store import Structure, packed_number
 
-_NUMBER = r"(-?\d+)([A-Za-z]?)"
-_SPAN = re.compile(rf"(?P<counted>#?){_NUMBER}(?:-#?{_NUMBER})?")
+_SPAN = re.compile(
+    r"(?P<counted>#?)(?P<first>-?\d+)(?P<first_code>[A-Za-z]?)(?:-#?(?P<last>-?\d+)(?P<last_code>[A-Za-z]?))?"
+)
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], int]:
@@ -32,11 +33,8 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         if match is None:
             raise ConfigError(f"{option}: write residue numbers as 57, 52A, 10-20 or A:57, and positions as '#13'")
         numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
-        _, first_number, first_code, last_number, last_code = match.groups()
-        first = 256 * int(first_number) + ord(first_code or "\0")
-        last = first if last_number is None else 256 * int(last_number) + ord(last_code or "\0")
-        if last < first:
-            raise ConfigError(f"{option}: write the lower number first")
+        first = packed_number(int(match["first"]), match["first_code"])
+        last = first if match["last"] is None else packed_number(int(match["last"]), match["last_code"])
         # By numbers and not by order: ends of a range may be missing, and loops of another protein be inserted.
         inside = np.flatnonzero((numbers >= first) & (numbers <= last))
         if not inside.size:
@@ -51,39 +49,26 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
     """Groups of residues, by index, that become the same. Raises ConfigError if chains lack different residues."""
     if not text:
         return ()
-    option = f"--generate.tie {text}"
-    chains = [_members(structure, name.strip(), option) for name in text.split(",")]
-    if len(chains) < 2 or len({len(chain) for chain in chains}) > 1:
-        raise ConfigError(f"{option}: name two chains of a complex or more, of equal lengths")
+    chains = [_members(structure, name.strip(), f"--generate.tie {text}") for name in text.split(",")]
     # Of equal length, chains may lack different residues: the numbers, from any first one, say which belong together.
-    steps = [np.diff(structure.packed_numbers[chain]) for chain in chains]
-    for chain, other in zip(chains, steps, strict=True):
-        if not np.array_equal(other, steps[0]):
-            raise ConfigError(
-                f"{option}: the chains lack different residues: {written_positions(structure, chains[0])} and "
-                f"{written_positions(structure, chain)}; give a structure in which they have the same"
-            )
+    if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
+        shown = " and ".join(written_positions(structure, chain) for chain in chains)
+        raise ConfigError(
+            f"--generate.tie {text}: name two chains of a complex or more with the same residues, not {shown}"
+        )
     return tuple(zip(*(chain.tolist() for chain in chains), strict=True))
 
 
 def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[int, ...]") -> str:
     """Residue numbers of these positions, ascending, as :func:`fixed_positions` reads them: A:1-9,A:13."""
-    labels = structure.residue_labels
-    numbers = structure.packed_numbers
-    runs: list[list[int]] = []
-    for index in map(int, indices):
-        before = runs[-1][-1] if runs else -2
-        is_next = before == index - 1 and structure.chains[before] == structure.chains[index]
-        # A range ends where residues are missing, so that a reader sees what is there.
-        if is_next and numbers[before] < numbers[index] and numbers[index] // 256 <= numbers[before] // 256 + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
+    numbers = structure.packed_numbers[list(indices)]
+    # A range ends with the chain and where residues are missing, so that a reader sees what is there.
+    is_next = (np.diff(indices) == 1) & (np.diff(structure.chains[list(indices)]) == 0)
+    is_next &= (np.diff(numbers) > 0) & (np.diff(numbers // 256) <= 1)
     texts = []
-    for run in runs:
-        chain = structure.chain_names[structure.chains[run[0]]]
-        span = "-".join(labels[index] for index in dict.fromkeys((run[0], run[-1])))
-        texts.append(f"{chain}:{span}" if chain else span)
+    for run in np.split(np.array(indices), np.flatnonzero(~is_next) + 1):
+        ends = dict.fromkeys(structure.residue_labels[index] for index in (run[0], run[-1]))
+        texts.append(f"{structure.chain_names[structure.chains[run[0]]]}:{'-'.join(ends)}".removeprefix(":"))
     return ",".join(texts)
 
 

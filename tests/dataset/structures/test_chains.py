@@ -174,10 +174,8 @@ def test_alternates_behind_the_chain_belong_to_their_residue_and_copies_without_
     np.testing.assert_allclose(structure.coordinates[2, 0], FOLD.coordinates[2, 0] + [1, 0, 0], atol=2e-3)
     with pytest.raises(DataError, match="chain 'A' has 2 residues 3;"):
         read(pdb_text([*residue(1), *residue(2, "SER"), *residue(2, "GLY"), *residue(3)]))
-    # Positions of an atom without identifiers are conformers as well.
-    structure, counts = read(pdb_text([*residue(0, occupancy=0.3), *residue(0, shift=1.0, occupancy=0.7), *residue(1)]))
-    np.testing.assert_allclose(structure.coordinates[0, 0], FOLD.coordinates[0, 0] + [1, 0, 0], atol=2e-3)
-    assert counts.alternate_atoms == 4
+    with pytest.raises(DataError, match="chain 'A' has 2 residues 1;"):
+        read(pdb_text([*residue(0, occupancy=0.3), *residue(0, shift=1.0, occupancy=0.7), *residue(1)]))
 
 
 FORCE_FIELDS = {

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.structures.store import Structure, packed_numbers
+from esmeray.dataset.structures.store import Structure, packed_number
 from esmeray.inference.design.positions import fixed_positions, tied_positions, written_positions
 
 LABELS = st.tuples(st.integers(-60, 60), st.sampled_from(["", "", "A", "B"]))
@@ -16,13 +16,12 @@ LABELS = st.tuples(st.integers(-60, 60), st.sampled_from(["", "", "A", "B"]))
 
 def numbered(*chains: list[tuple[int, str]], names: str = "AB") -> Structure:
     labels = [label for chain in chains for label in chain]
-    numbers, codes = zip(*labels, strict=True)
     structure = Structure.unknown("fold", "A" * len(labels))
     return replace(
         structure,
         chains=np.repeat(np.arange(len(chains), dtype=np.int8), list(map(len, chains))),
         chain_names=tuple(names[: len(chains)]),
-        numbers=packed_numbers(np.array(numbers), np.array(codes)),
+        numbers=np.array([packed_number(*label) for label in labels], dtype=np.int32),
     )
 
 
@@ -78,5 +77,5 @@ def test_chains_are_tied_by_their_numbers():
     chain = [(number, "") for number in (1, 2, 4, 5)]
     from_101 = [(number + 100, "") for number, _ in chain]
     assert tied_positions("A,B", numbered(chain, from_101)) == ((0, 4), (1, 5), (2, 6), (3, 7))
-    with pytest.raises(ConfigError, match="lack different residues: A:1-2,A:4-5 and B:1-4; give"):
+    with pytest.raises(ConfigError, match="with the same residues, not A:1-2,A:4-5 and B:1-4"):
         tied_positions("A,B", numbered(chain, [(number, "") for number in (1, 2, 3, 4)]))
