@@ -167,7 +167,8 @@ def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> li
 
     def rank(atoms: dict[str, int]) -> tuple[int, float]:
         backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
-        return len(backbone), float(protein.occupancy[backbone].mean()) if backbone else 0.0
+        # Rounded, so that sums of other order tie.
+        return len(backbone), round(float(protein.occupancy[backbone].mean()), 6) if backbone else 0.0
 
     # Atoms without an identifier belong to all conformers of their name. With a whole backbone they are one themselves,
     # as they are if there is no other of that name.
