@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.structures.store import Structure, packed_number
+from esmeray.dataset.structures.store import Structure, packed_number, residue_label
 
 _SPAN = re.compile(
     r"(?P<counted>#?)(?P<first>-?\d+)(?P<first_code>[A-Za-z]?)(?:-#?(?P<last>-?\d+)(?P<last_code>[A-Za-z]?))?"
@@ -67,7 +67,7 @@ def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[
     is_next &= (np.diff(numbers) > 0) & (np.diff(numbers // 256) <= 1)
     texts = []
     for run in np.split(np.array(indices), np.flatnonzero(~is_next) + 1):
-        ends = dict.fromkeys(structure.residue_labels[index] for index in (run[0], run[-1]))
+        ends = dict.fromkeys(map(residue_label, structure.packed_numbers[run[[0, -1]]].tolist()))
         texts.append(f"{structure.chain_names[structure.chains[run[0]]]}:{'-'.join(ends)}".removeprefix(":"))
     return ",".join(texts)
 
