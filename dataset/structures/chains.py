@@ -93,12 +93,11 @@ def chain_of(
     kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
     coordinates, confidence, starts = coordinates[kept], confidence[kept], starts[kept]
     letters = []
-    renamed = 0
     for three, given in zip(protein.res_name[starts].tolist(), given_names[starts].tolist(), strict=True):
         # The table first: the dictionary of components takes a while to load, and most files need none of it.
         letter = STANDARD.get(three) or info.one_letter_code(three) or "X"
         letters.append(letter if letter in STANDARD.values() else "X")
-        renamed += three != given
+        counts.renamed_residues += three != given
         counts.modified_residues += three not in STANDARD and letters[-1] != "X"
     has_ca = np.isfinite(coordinates[:, 1, 0])
     whole = np.isfinite(coordinates[:, :3]).all((1, 2))
@@ -118,7 +117,6 @@ def chain_of(
     if whole.sum() < section.min_residues:
         counts.short_chains += 1
         return None
-    counts.renamed_residues += renamed
     counts.unknown_residues += letters.count("X")
     counts.incomplete_residues += int((~whole).sum())
     coordinates[~whole] = np.nan  # also what is known of them: models take a residue's frame or nothing

@@ -33,15 +33,14 @@ def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], 
     """Append a line for each position: structure, chain, residue number in the file, position from 1, native residue,
     whether it was fixed, mean probability of each amino acid over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    length = len(structure.residues)
     table = pd.DataFrame(
         {
             "structure": structure.id,
             "chain": [structure.chain_names[chain] for chain in structure.chains.tolist()],
             "number": structure.residue_labels,
-            "position": range(1, length + 1),
+            "position": range(1, len(structure.residues) + 1),
             "native": [*structure.residues],
-            "fixed": np.isin(np.arange(length), fixed).astype(int),
+            "fixed": [int(index in fixed) for index in range(len(structure.residues))],
             **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
         }
     )

@@ -21,6 +21,7 @@ class DiffusionPlan(TaskPlan):
         if predictions is not None:
             structures = StructureStore(path)
             predictions.check(structures.store.sequence_keys(structures.unknown_records))
+        # Measured structures have confidence 100: the threshold would leave out nothing, without a word.
         threshold = self.model.diffusion.min_confidence
         if threshold and predictions is None and not StructureStore(path).manifest.counts.predicted:
             raise ConfigError(
