@@ -86,7 +86,8 @@ def chain_of(
             )
     order, starts = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - len(order)
-    protein, given_names = protein[order], given_names[order]
+    protein = protein[order]
+    given_names = given_names[order]
     coordinates, confidence = _backbone(protein, starts)
     bonded = _bonded(coordinates)
     # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
@@ -161,7 +162,7 @@ def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> li
     those that have all three, if there are any. A conformer has the name of a residue and an identifier."""
     if len(conformers) == 1:
         return next(iter(conformers.values()))
-    named = {kind: {protein.atom_name[index]: index for index in rows} for kind, rows in conformers.items()}
+    named = {key: dict(zip(protein.atom_name[rows].tolist(), rows, strict=True)) for key, rows in conformers.items()}
 
     def rank(atoms: dict[str, int]) -> tuple[int, float]:
         backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
@@ -174,7 +175,7 @@ def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> li
     candidates = [
         {**named.get((name, ""), {}), **atoms}
         for (name, altloc), atoms in named.items()
-        if altloc or names[name] == 1 or all(atom in atoms for atom in ATOMS)
+        if altloc or names[name] == 1 or atoms.keys() >= set(ATOMS)
     ]
     return sorted(max(candidates, key=rank).values())
 

@@ -4,6 +4,9 @@ biotite splits lines into fields and decodes columns. What a missing field or co
 readers refuse files without occupancies, B-factors, insertion codes or models. The atoms of the first model become
 chains in :mod:`esmeray.dataset.structures.chains`.
 
+gemmi 0.7.5 reads 918 PDB files in 0.4 s of CPU time, this module takes 5 s. But gemmi has no reader of BinaryCIF, reads
+coordinates of '*' and blank occupancies as 0, and HISE in chain A as HIS in chain EA.
+
 biotite is loaded with this module, in 0.7 s, so that plans and refusals import it where they read.
 """
 

@@ -85,9 +85,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     known = None if generate.known is None else Store(generate.known)
     # For all structures, before the model is loaded: the last one may have no residue 57.
     fixed_residues = [fixed_positions(generate.fix, item) for item in structures]
-    constraints = [
-        (fixed, tied_positions(generate.tie, item)) for (fixed, _), item in zip(fixed_residues, structures, strict=True)
-    ]
+    tied_residues = [tied_positions(generate.tie, item) for item in structures]
     diffusion, label = load_model(model, generate)
 
     from esmeray.alignment.scoring import scoring
@@ -101,7 +99,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     works = total * (1 if known is None else 2)  # a known store is searched once for each design
     options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
     with made.folder(generate.output) as folder, record_bar("generating") as bar:
-        for structure, (fixed, tied) in zip(structures, constraints, strict=True):
+        for structure, (fixed, _), tied in zip(structures, fixed_residues, tied_residues, strict=True):
             request = sampling.Request(structure, fixed, generate.omit, tied, label, **options)
             designs = []
             for design in sampling.generate(
@@ -141,7 +139,11 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{generate.output}: {words}{equal if distinct < total else ''}")
     if generate.fix:
-        fixed_number = counted(sum(len(fixed) for fixed, _ in fixed_residues), "residue{s}")
-        absent = sum(number for _, number in fixed_residues)
-        lacking = f"; {counted(absent, 'number{s}')} within the ranges without a residue in the structures"
-        print(f"  {fixed_number} fixed{lacking if absent else ''}")
+        print(f"  {_fixed_counts(fixed_residues)}")
+
+
+def _fixed_counts(fixed_residues: list[tuple[tuple[int, ...], int]]) -> str:
+    fixed = counted(sum(len(positions) for positions, _ in fixed_residues), "residue{s}")
+    absent = sum(number for _, number in fixed_residues)
+    lacking = f"; {counted(absent, 'number{s}')} within the ranges without a residue in the structures"
+    return f"{fixed} fixed{lacking if absent else ''}"
