@@ -193,6 +193,10 @@ class StructuresSection(Section):
     """Chains of fewer residues with coordinates are left out and counted."""
     ca_only: CaOnly = "error"
     """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted; complete: place N, C and O."""
+    predicted: bool | Literal["auto"] = "auto"
+    """Whether the files are predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: those with
+    the title of AlphaFold or ESMFold, or a quality metric in mmCIF. ColabFold, Boltz (PDB), OmegaFold and a local
+    AlphaFold write neither: set true."""
     max_bytes: Annotated[PositiveInt, UNSEEN] = 1_000_000_000
     """Most bytes of a file, uncompressed; a larger one is refused while it is read."""
     max_atoms: Annotated[PositiveInt, UNSEEN] = 5_000_000

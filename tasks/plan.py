@@ -17,7 +17,7 @@ from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.remote import local_path
 from esmeray.dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
 from esmeray.dataset.batches.random_bits import split_records
-from esmeray.dataset.fasta.counts import IngestCounts
+from esmeray.dataset.fasta.counts import Counts
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, store_location
@@ -45,7 +45,7 @@ class DataSize:
     cropped: CropCount
     exact: bool
     held_out: int = 0
-    counts: IngestCounts | None = None
+    counts: Counts | None = None
     labels: str | None = None
 
 

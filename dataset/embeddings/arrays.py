@@ -21,7 +21,8 @@ from esmeray.common.verification import verified
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 
-_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8", "int64": "I64", "uint64": "U64"}
+_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8"}
+_NAMES |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
 _ALIGNMENT = 64
 _BLOCK = 2**16

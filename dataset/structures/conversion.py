@@ -245,7 +245,7 @@ def _labels(structures: list[layout.Structure], section: StructuresSection) -> t
 def _settings(data: DataSection) -> dict[str, Any]:
     """The settings that the content of a structure store depends on, besides its files."""
     # No bound on the size of files, which refuses and changes nothing.
-    settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only"})
+    settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only", "predicted"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):

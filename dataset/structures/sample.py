@@ -66,7 +66,7 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
         id=f"fold{number:04d}",
         residues=residues,
         coordinates=coordinates.astype(np.float32),
-        confidence=np.full(length, 100, np.int8),
+        confidence=np.full(length, 100, np.float16),
         chains=np.zeros(length, np.int8),
         chain_names=("A",),
     )

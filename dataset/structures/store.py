@@ -3,12 +3,15 @@
 ======================= ==========================================================================================
 sequences/              a store (:mod:`esmeray.dataset.store.format`) of the residues
 structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not
-                        known, (0, 4, 3) where none is known at all; confidence (R,) int8, pLDDT, 100 where the
-                        structure was measured; chains (R,) int8; labels (N,) int64, -1 for none; parts (N,) int8
+                        known, (0, 4, 3) where none is known at all; confidence (R,) fp16, pLDDT, 100 where the
+                        structure was measured; chains (R,) int8; numbers (R,) int32, residue numbers of the files;
+                        labels (N,) int64, -1 for none; parts (N,) int8
 structures.json         written last: what the folder was made of and with, checksums, and a checksum of itself
 ======================= ==========================================================================================
 
-That is 26 bytes a residue. fp16 rounds coordinates by 0.004 Å within 16 Å of the middle, by 0.03 Å beyond 64 Å.
+That is 31 bytes a residue. fp16 rounds coordinates by 0.004 Å within 16 Å of the middle, by 0.03 Å beyond 64 Å. A
+number is 256 times the residue number, plus the character of its insertion code (52A), 0 for none. Sequences and the
+sample are numbered from 1.
 
 Shape legend: N records of the store, R residues of all records end to end, L residues of one record.
 """
@@ -29,7 +32,7 @@ from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, read_sign
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.predictions import PredictedStructures, centred
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ARRAYS_FILE = "structures.safetensors"
 MANIFEST_FILE = "structures.json"
 TRAINING, HELD_OUT = 0, 1
@@ -41,16 +44,23 @@ class StructureCounts(Counts):
 
     files: int = 0
     chains: int = 0
+    predicted: int = Field(0, description="structure{s} read as predicted, with B-factors as confidence")
+    like_predictions: int = Field(
+        0,
+        description="structure{s} read as measured, with one B-factor for each residue, as in predictions; if that is "
+        "what they are, set data.structures.predicted true",
+    )
     other_models: int = Field(0, description="model{s} after the first, not read")
     short_chains: int = Field(0, description="chain{s} left out for too few residues")
     ca_only_chains: int = Field(0, description="chain{s} left out, of CA atoms alone")
     completed_chains: int = Field(0, description="chain{s} of CA atoms alone, completed")
     other_polymers: int = Field(0, description="chain{s} that are no protein")
     modified_residues: int = Field(0, description="modified residue{s}, read as what they derive from")
+    renamed_residues: int = Field(0, description="residue{s} with a force field's name, read as the standard one")
     unknown_residues: int = Field(0, description="residue{s} read as X")
     incomplete_residues: int = Field(0, description="residue{s} without coordinates, for want of N, CA or C")
     placed_oxygens: int = Field(0, description="missing O placed")
-    alternate_atoms: int = Field(0, description="atom{s} of lower occupancy left out")
+    alternate_atoms: int = Field(0, description="atom{s} of other conformers left out")
     breaks: int = Field(0, description="break{s} of chains")
 
 
@@ -62,7 +72,7 @@ class StructureManifest(BaseModel, extra="forbid", frozen=True):
     """
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
-    format_version: Literal[2] = 2
+    format_version: Literal[3] = 3
     settings: dict[str, Any]
     files: dict[str, list[SourceFile]]
     label_names: list[str]
@@ -78,24 +88,47 @@ class Structure:
 
     Attributes:
         coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN where not known.
-        confidence: (L,) int8, 0 to 100.
+        confidence: (L,) float16, 0 to 100.
         chains: (L,) int8, number of each residue's chain, from 0.
+        numbers: (L,) int32, :func:`packed_number` of each residue; None for residues that are counted from 1.
     """
 
     id: str
     residues: str
     coordinates: NDArray[np.float32]
-    confidence: NDArray[np.int8]
+    confidence: NDArray[np.float16]
     chains: NDArray[np.int8]
     chain_names: tuple[str, ...]
+    numbers: NDArray[np.int32] | None = None
+
+    @property
+    def packed_numbers(self) -> NDArray[np.int32]:
+        """(L,) :attr:`numbers`, or those of residues that are counted from 1."""
+        return np.arange(1, len(self.residues) + 1, dtype=np.int32) * 256 if self.numbers is None else self.numbers
+
+    @property
+    def residue_labels(self) -> list[str]:
+        """Residue numbers of the file with their insertion codes, e.g. 52A."""
+        return list(map(residue_label, self.packed_numbers.tolist()))
 
     @classmethod
     def unknown(cls, record: str, residues: str) -> "Structure":
         """A chain of which residues alone are known."""
         # A view of one number: a store may have millions of sequences without structures.
         nothing = np.broadcast_to(np.float32(np.nan), (len(residues), 4, 3))
-        zeros = np.zeros(len(residues), np.int8)
-        return cls(record, residues, nothing, zeros, zeros, ("A",))
+        length = len(residues)
+        return cls(record, residues, nothing, np.zeros(length, np.float16), np.zeros(length, np.int8), ("A",))
+
+
+def packed_number(number: int, insertion_code: str) -> int:
+    """A residue number with its insertion code, empty for none, as one number that sorts by both."""
+    return 256 * number + ord(insertion_code.encode("latin-1") or b"\0")
+
+
+def residue_label(packed: int) -> str:
+    """Text of a :func:`packed_number`, e.g. 52A."""
+    number, insertion_code = divmod(packed, 256)
+    return f"{number}{chr(insertion_code)}" if insertion_code else str(number)
 
 
 class StructureStore:
@@ -133,6 +166,7 @@ class StructureStore:
         self._coordinates, self._confidence, self._chains = (
             arrays[name] for name in ("coordinates", "confidence", "chains")
         )
+        self._numbers: NDArray[np.int32] = arrays["numbers"]
         self.labels: NDArray[np.int64] = arrays["labels"]
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
         self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
@@ -166,6 +200,11 @@ class StructureStore:
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
         return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
 
+    def numbers(self, record: int) -> NDArray[np.int32]:
+        """(L,) :func:`packed_number` of each residue of a record."""
+        first = int(self._starts[record])
+        return self._numbers[first : first + int(self.store.lengths[record])]
+
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
     """Write ``structures.safetensors``, of the store's records in their order."""
@@ -176,8 +215,9 @@ def write_structures(folder: Path, structures: list[Structure], labels_N: NDArra
         folder / ARRAYS_FILE,
         {
             "coordinates": np.concatenate([np.empty((0, 4, 3), np.float16), *coordinates]),
-            "confidence": np.concatenate([structure.confidence for structure in structures]).astype(np.int8),
+            "confidence": np.concatenate([structure.confidence for structure in structures]).astype(np.float16),
             "chains": np.concatenate([structure.chains for structure in structures]).astype(np.int8),
+            "numbers": np.concatenate([structure.packed_numbers for structure in structures]),
             "labels": labels_N.astype(np.int64),
             "parts": parts_N.astype(np.int8),
         },

@@ -86,6 +86,7 @@ def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> It
             chains,
             # A store has numbers of chains alone, not the names that their files gave them.
             chain_names=tuple(map(str, range(int(chains.max(initial=0)) + 1))),
+            numbers=store.numbers(record),
         )
 
 

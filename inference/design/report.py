@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from esmeray.common.figure_style import GREY, INK, heading, picture
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import Design
 
 _ROW = 60
@@ -28,15 +29,18 @@ _COLOURS = {
 }
 
 
-def write_probabilities(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
-    """Append a line for each position: structure, position from 1, native residue, mean probability of each amino acid
-    over the designs."""
+def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], designs: Sequence[Design]) -> None:
+    """Append a line for each position: structure, chain, residue number in the file, position from 1, native residue,
+    whether it was fixed, mean probability of each amino acid over the designs."""
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
     table = pd.DataFrame(
         {
-            "structure": name,
-            "position": range(1, len(native) + 1),
-            "native": [*native],
+            "structure": structure.id,
+            "chain": [structure.chain_names[chain] for chain in structure.chains.tolist()],
+            "number": structure.residue_labels,
+            "position": range(1, len(structure.residues) + 1),
+            "native": [*structure.residues],
+            "fixed": [int(index in fixed) for index in range(len(structure.residues))],
             **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
         }
     )
@@ -44,8 +48,11 @@ def write_probabilities(path: Path, name: str, native: str, designs: Sequence[De
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 
-def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> None:
-    """Frequencies of the designs' residues as a logo, the native sequence below, and how sure the model was, as PNG."""
+def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> None:
+    """Frequencies of the designs' residues as a logo, and how sure the model was, as PNG. Below are the native sequence
+    and the residue numbers of the structure's file."""
+    native = structure.residues
+    labels = structure.residue_labels
     letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]
     shares_LA = (letters_NL1 == [*AMINO_ACIDS]).mean(axis=0)
     surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
@@ -53,11 +60,13 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
     distinct = len({design.residues for design in designs})
     equal = "" if distinct == len(designs) else f", {distinct} of them different"
-    with picture(path, 12, 1.5 * rows + 0.8, f"{name}: {counted(len(designs), 'design{s}')}{equal}{shown}") as figure:
+    title = f"{structure.id}: {counted(len(designs), 'design{s}')}{equal}{shown}"
+    with picture(path, 12, 1.5 * rows + 0.8, title) as figure:
         for row in range(rows):
             axes = figure.add_subplot(rows, 1, row + 1)
             start = row * _ROW
-            _logo_row(axes, start, native[start : start + _ROW], shares_LA[start:], surest_L[start:])
+            rest = slice(start, start + _ROW)
+            _logo_row(axes, labels[rest], native[rest], shares_LA[start:], surest_L[start:])
             if not row:
                 heading(
                     axes,
@@ -65,7 +74,7 @@ def draw_logo(path: Path, name: str, native: str, designs: Sequence[Design]) -> 
                 )
 
 
-def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDArray) -> None:
+def _logo_row(axis: Axes, labels: list[str], native: str, shares: NDArray, surest: NDArray) -> None:
     for column, native_letter in enumerate(native):
         bottom = 0.0
         for index in np.argsort(shares[column]):  # the commonest on top, where a logo is read
@@ -89,6 +98,6 @@ def _logo_row(axis: Axes, start: int, native: str, shares: NDArray, surest: NDAr
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
     # The last row is as wide, too: its letters are as wide as the others'.
     axis.set(xlim=(0, _ROW), ylim=(-0.4, 1.02), yticks=[0, 1])
-    ticks = [column for column in range(len(native)) if (start + column + 1) % 10 == 0]
-    axis.set_xticks([tick + 0.5 for tick in ticks], [str(start + tick + 1) for tick in ticks], fontsize=7)
+    ticks = [column for column, label in enumerate(labels) if label.endswith("0")]
+    axis.set_xticks([tick + 0.5 for tick in ticks], [labels[tick] for tick in ticks], fontsize=7)
     axis.spines[["top", "right", "bottom"]].set_visible(False)

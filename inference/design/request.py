@@ -53,7 +53,8 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     from esmeray.dataset.structures.files import read_structures  # here: refusals need none of biotite
 
     # From one residue on, as the user has named the file: the rules of training are for folders full of them.
-    section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only)
+    # Designs depend on coordinates and not on confidences.
+    section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only, predicted=False)
     counts = StructureCounts()
     structures = [
         structure

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.structures.conversion import ensure_structure_store, structure_store_location
 from esmeray.dataset.structures.predictions import predictions_of
@@ -20,6 +21,13 @@ class DiffusionPlan(TaskPlan):
         if predictions is not None:
             structures = StructureStore(path)
             predictions.check(structures.store.sequence_keys(structures.unknown_records))
+        # Measured structures have confidence 100: the threshold would leave out nothing, without a word.
+        threshold = self.model.diffusion.min_confidence
+        if threshold and predictions is None and not StructureStore(path).manifest.counts.predicted:
+            raise ConfigError(
+                f"model.diffusion.min_confidence {threshold:g}: none of the structures has a confidence; if they are "
+                "predictions, set data.structures.predicted true, otherwise remove min_confidence"
+            )
         return path
 
     def location(self, root: Path) -> Path:
@@ -31,7 +39,8 @@ class DiffusionPlan(TaskPlan):
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
         lengths_N = structures.store.lengths[structures.training]
-        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size)
+        counts = structures.manifest.counts
+        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size, counts=counts)
         return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
 
     def _parameters(self, num_labels: int) -> ParameterCount:

@@ -4,13 +4,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from esmeray.dataset.structures.store import Structure
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.inference.design.sampling import Request, generate
+from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import open_diffusion
+from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
 from tests.runs import merged, run_folder, tiny_config, validations
+from tests.structures import folds, pdb_lines, write_pdb
 from tests.training.runs import assert_same_run, prepared, stop_after, train
 
 pytestmark = pytest.mark.slow
@@ -40,6 +45,21 @@ def test_it_learns_what_the_fold_says_and_its_export_opens(process_group, tmp_pa
     assert last["residue_recovery"] > 0.15
     model = open_diffusion(run_folder(config).export)
     assert model.section == config.model.diffusion
+
+
+def test_a_least_confidence_is_refused_of_structures_without_one(tmp_path: Path):
+    lines = [line[:60] + f"{50 + int(line[22:26]) / 10:6.2f}" + line[66:] for line in pdb_lines(folds(1)[0])]
+    path = write_pdb(tmp_path / "rank_1.pdb", lines)
+    changes: dict[str, Any] = {"data": {"source": [str(path)]}, "model": {"diffusion": {"min_confidence": 52.0}}}
+    with pytest.raises(ConfigError, match=r"min_confidence 52: none .* set data\.structures\.predicted true"):
+        diffusion_config(tmp_path / "measured", **changes)
+    changes["data"]["structures"] = {"predicted": True}
+    config, store = diffusion_config(tmp_path / "predicted", **changes)
+    size = task_plan(config.data, config.model).measure(Path(store)).data
+    assert size.counts is not None and "1 structure read as predicted" in size.counts.lines()[0]
+    source = StructureSource(StructureStore(store), config.model.diffusion, max_length=150, seed=0, training=False)
+    coordinates = source.batch(0, np.array([0])).batch.by_token["coordinates"]
+    assert coordinates[:, 1, 0].isnan().nonzero()[:-1].flatten().tolist() == list(range(20))
 
 
 def test_a_run_stopped_in_the_loop_goes_on_in_a_loader_process_as_if_it_had_not_been(

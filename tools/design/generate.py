@@ -6,22 +6,22 @@ share of residues in which they differ from the nearest known sequence; probabil
 logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
 compare.
 
-Positions of fix and tie count from 1, along the chain; in a complex, CHAIN:POSITION. Fixed ones keep the
-structure's residue. tie A,B gives two chains of a complex the same residues.
+fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
+counts along the chain from 1. Fixed residues keep the structure's amino acid; they are listed in the header of each
+design and in probabilities.tsv. tie A,B gives two chains of a complex the same residues.
 
 Examples:
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.number 8 \
 --generate.known proteins.store --generate.output compared
   esmeray design generate runs/structdiff --generate.structures fold.cif --generate.chains A \
---generate.fix 1-10,57 --generate.omit C --generate.output designs
+--generate.fix 1-10,52A --generate.omit C --generate.output designs
   esmeray design generate runs/structdiff --generate.structures dimer.pdb \
 --generate.chains complex --generate.tie A,B --generate.output designs
   esmeray design generate runs/structdiff --generate.length 80 --generate.temperature 1 --generate.number 10 \
 --generate.output free
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,11 +34,10 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.store import Structure
+from esmeray.inference.design.positions import fixed_positions, tied_positions, written_positions
 from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
 from esmeray.tools.grammar import Made, OfModel, command
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
-
-_RANGE = re.compile(r"(?:(?P<chain>\w+):)?(?P<first>\d+)(?:-(?P<last>\d+))?")
 
 
 class GenerateSection(DesignStructuresSection):
@@ -51,7 +50,7 @@ class GenerateSection(DesignStructuresSection):
     number: PositiveInt = 1
     """Sequences for each structure."""
     fix: str = ""
-    """Positions that keep the structure's residue, as 1-10,57."""
+    """Residues that keep the structure's amino acid, by the numbers of its file, as 1-10,52A; '#13' counts from 1."""
     omit: str = ""
     """Amino acids that are not used, as CM."""
     tie: str = ""
@@ -84,8 +83,9 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     # Without a structure: one of residues without coordinates, for which the model was trained as well.
     structures = [Structure.unknown("free", "X" * generate.length)] if generate.length else structures_of(generate)
     known = None if generate.known is None else Store(generate.known)
-    # For all structures, before the model is loaded: the last one may have no position 57.
-    constraints = [(fixed_positions(generate.fix, item), tied_positions(generate.tie, item)) for item in structures]
+    # For all structures, before the model is loaded: the last one may have no residue 57.
+    fixed_residues = [fixed_positions(generate.fix, item) for item in structures]
+    tied_residues = [tied_positions(generate.tie, item) for item in structures]
     diffusion, label = load_model(model, generate)
 
     from esmeray.alignment.scoring import scoring
@@ -99,7 +99,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     works = total * (1 if known is None else 2)  # a known store is searched once for each design
     options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
     with made.folder(generate.output) as folder, record_bar("generating") as bar:
-        for structure, (fixed, tied) in zip(structures, constraints, strict=True):
+        for structure, (fixed, _), tied in zip(structures, fixed_residues, tied_residues, strict=True):
             request = sampling.Request(structure, fixed, generate.omit, tied, label, **options)
             designs = []
             for design in sampling.generate(
@@ -122,6 +122,8 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                         values["chains"] = ",".join(
                             map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
                         )
+                    if fixed:
+                        values["fixed"] = written_positions(structure, fixed)
                     if generate.structures:  # else there is no native residue to recover
                         values["recovery"] = f"{sampling.recovery(design.residues, structure.residues):.3f}"
                     if search is not None:
@@ -131,47 +133,17 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                         bar(done / works, done)
                     written = " ".join(f"{name}={value}" for name, value in values.items())
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
-            write_probabilities(folder / "probabilities.tsv", structure.id, structure.residues, designs)
-            draw_logo(folder / f"{structure.id}.png", structure.id, structure.residues, designs)
+            write_probabilities(folder / "probabilities.tsv", structure, fixed, designs)
+            draw_logo(folder / f"{structure.id}.png", structure, designs)
     equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{generate.output}: {words}{equal if distinct < total else ''}")
+    if generate.fix:
+        print(f"  {_fixed_counts(fixed_residues)}")
 
 
-def fixed_positions(text: str, structure: Structure) -> tuple[int, ...]:
-    """Indices of the positions that fix names. Raises ConfigError for those that are not there."""
-    indices: list[int] = []
-    for span in filter(None, map(str.strip, text.split(","))):
-        match = _RANGE.fullmatch(span)
-        if match is None:
-            raise ConfigError(f"--generate.fix {span}: write positions as 1-10,57, in a complex as A:1-10")
-        members = _members(structure, match["chain"], f"--generate.fix {span}")
-        first, last = int(match["first"]), int(match["last"] or match["first"])
-        if not 1 <= first <= last <= len(members):
-            raise ConfigError(
-                f"--generate.fix {span}: {structure.id} has positions 1 to {len(members)}; write the lower one first"
-            )
-        indices += members[first - 1 : last].tolist()
-    return tuple(sorted(set(indices)))  # ranges may overlap
-
-
-def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:
-    """Groups of residues, by index, that become the same. Raises ConfigError for chains of different lengths."""
-    if not text:
-        return ()
-    chains = [_members(structure, name.strip(), f"--generate.tie {text}").tolist() for name in text.split(",")]
-    if len(chains) < 2 or len({len(chain) for chain in chains}) > 1:
-        raise ConfigError(f"--generate.tie {text}: name two chains of a complex or more, of equal lengths")
-    return tuple(zip(*chains, strict=True))
-
-
-def _members(structure: Structure, chain: str | None, option: str) -> np.ndarray:
-    """Indices of a chain's residues; of the only chain where none is named."""
-    names = structure.chain_names
-    if chain is None and len(names) == 1:
-        return np.arange(len(structure.residues))
-    if chain not in names:
-        raise ConfigError(
-            f"{option}: name a chain of {structure.id}, of {', '.join(names)}, with --generate.chains complex"
-        )
-    return np.flatnonzero(structure.chains == names.index(chain))
+def _fixed_counts(fixed_residues: list[tuple[tuple[int, ...], int]]) -> str:
+    fixed = counted(sum(len(positions) for positions, _ in fixed_residues), "residue{s}")
+    absent = sum(number for _, number in fixed_residues)
+    lacking = f"; {counted(absent, 'number{s}')} within the ranges without a residue in the structures"
+    return f"{fixed} fixed{lacking if absent else ''}"

@@ -1,5 +1,6 @@
 """The logo shows the native sequence as it is, whatever was designed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 
 from esmeray.common.figure_style import GREY
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.report import draw_logo
 from esmeray.inference.design.sampling import Design
 
@@ -23,7 +25,8 @@ def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_
 ):
     # Position by position: all agree, none does, two of four do (a tie), three of four do, unknown, none does.
     designs = designs_of("MAAKKV", "MAWKKV", "MAAKKV", "MAWRKV")
-    draw_logo(tmp_path / "logo.png", "fold", "MLWKXI", designs)
+    structure = replace(Structure.unknown("fold", "MLWKXI"), numbers=256 * np.array([8, 9, 10, 15, 19, 20]))
+    draw_logo(tmp_path / "logo.png", structure, designs)
     (figure,) = saved_figures
     (axes,) = figure.axes
     assert "".join(text.get_text() for text in axes.texts) == "MLWKXI"
@@ -34,6 +37,7 @@ def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_
     whole, halves, quarters = [(0, 1)], [(0, 0.5), (0.5, 0.5)], [(0, 0.25), (0.25, 0.75)]
     columns = [whole, whole, halves, quarters, whole, whole]
     assert heights == [(index, *letter) for index, letters in enumerate(columns) for letter in letters]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["10", "20"]
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [0.5] * 6
     assert figure.get_suptitle() == "fold: 4 designs, 3 of them different"

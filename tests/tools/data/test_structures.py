@@ -95,6 +95,23 @@ def test_a_structure_is_known_by_its_content(command, tmp_path: Path, name: str)
     np.testing.assert_allclose(store.atoms(0, 0, len(FOLD.residues))[0], wanted, atol=0.05)
 
 
+def test_declared_predictions_are_counted_and_probable_ones_are_said(command, tmp_path: Path):
+    lines = [line[:60] + f"{50 + int(line[22:26]) / 10:6.2f}" + line[66:] for line in LINES]
+    path = write_pdb(tmp_path / "rank_1.pdb", lines)
+    convert = f"data structures --data.source {path} --overwrite --structures.store {tmp_path / 'store'}"
+    for option, words, confidence in (
+        ("auto", "1 structure read as measured, with one B-factor for each residue", 100),
+        ("true", "1 structure read as predicted", 50.1),
+        ("false", "1 record", 100),
+    ):
+        outcome = command.done(f"{convert} --data.structures.predicted {option}")
+        assert words in outcome.out and ("read as" in outcome.out) == (option != "false")
+        found = StructureStore(tmp_path / "store").atoms(0, 0, 1)[1][0]
+        assert found == pytest.approx(confidence, abs=0.02)
+    write_pdb(path, [line[:60] for line in LINES])
+    command.refused(3, "rank_1.pdb: no confidence", f"{convert} --data.structures.predicted true")
+
+
 def test_what_was_mended_is_said(command, tmp_path: Path):
     lines = [line[:17] + "UNK" + line[20:] for line in LINES[:4]] + LINES[4:80] + LINES[100:]
     models = ["MODEL        1", *lines, "ENDMDL", "MODEL        2", *lines, "ENDMDL"]

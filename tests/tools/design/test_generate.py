@@ -82,6 +82,20 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 
+def test_residues_are_fixed_by_the_numbers_of_the_file_and_written_next_to_the_designs(generated, tmp_path):
+    # Residues 10 to 12 are not in the file, so that 16 is the thirteenth.
+    lines = [line for line in pdb_lines(FOLDS[0]) if int(line[22:26]) not in (10, 11, 12)]
+    path = write_pdb(tmp_path / "gaps.pdb", lines)
+    outcome, designs = generated(f"--structures {path} --fix 8-14,A:16,A:#1 --steps 2 --temperature 1")
+    ((header, residues),) = designs.items()
+    native = FOLDS[0].residues[:9] + FOLDS[0].residues[12:]
+    assert " fixed=A:1,A:8-9,A:13-14,A:16 " in header and "6 residues fixed; 3 numbers within the ranges" in outcome.out
+    rows = list(csv.DictReader((tmp_path / "designs" / "probabilities.tsv").open(), delimiter="\t"))
+    fixed = [row for row in rows if row["fixed"] == "1"]
+    assert [row["number"] for row in fixed] == ["1", "8", "9", "13", "14", "16"] and fixed[-1]["position"] == "13"
+    assert all(residues[int(row["position"]) - 1] == row["native"] == native[int(row["position"]) - 1] for row in fixed)
+
+
 def test_chains_of_a_complex_are_tied(here: Path, generated):
     _, designs = generated(f"--structures {here / 'dimer.cif.pdb'} --chains complex --tie A,B --fix B:1-3 --steps 3")
     (residues,) = designs.values()
@@ -110,8 +124,8 @@ def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tm
     monkeypatch.chdir(here)
     for options, words, code in [
         ("--generate.length 5", "either --generate.structures or --generate.length", 2),
-        ("--generate.fix 999", "has positions 1 to", 2),
-        ("--generate.fix a", "write positions as", 2),
+        ("--generate.fix 999", "has residues A:1-107, or #1-107 in order", 2),
+        ("--generate.fix a", "write residue numbers as", 2),
         ("--generate.tie A,B", "name a chain of", 2),
         ("--generate.omit 1", "name amino acids", 2),
         ("--generate.label knot", "the model knows helix, barrel", 2),

@@ -1,0 +1,215 @@
+"""Atoms of a structure file to chains of amino acids: one conformer of each residue, its letter and its backbone.
+
+- A residue is taken in the conformer of highest mean occupancy of N, CA and C, of those that have all three.
+- Names of force fields and protonation states (HIE, GLUP, NALA) are read as the standard residue before the PDB's
+  dictionary is consulted: there, HSE is homoserine. A modified residue (MSE) is read as what it derives from, an
+  unknown one as X.
+- A residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed.
+- Residues that are not in the file at all are a break of the chain.
+
+Shape legend: R residues of a chain, n atoms.
+"""
+
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+from string import ascii_uppercase, digits
+from typing import Any
+
+import numpy as np
+from biotite.structure import info
+from numpy.typing import NDArray
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.section import StructuresSection
+from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
+from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
+from esmeray.dataset.structures.store import Structure, StructureCounts, residue_label
+
+ATOMS = ("N", "CA", "C", "O")
+_LONGEST_BOND = 2.5
+STANDARD = {
+    **{"ALA": "A", "CYS": "C", "ASP": "D", "GLU": "E", "PHE": "F", "GLY": "G", "HIS": "H", "ILE": "I", "LYS": "K"},
+    **{"LEU": "L", "MET": "M", "ASN": "N", "PRO": "P", "GLN": "Q", "ARG": "R", "SER": "S", "THR": "T", "VAL": "V"},
+    **{"TRP": "W", "TYR": "Y", "SEC": "U", "PYL": "O", "ASX": "B", "GLX": "Z", "UNK": "X"},
+}
+_TITRATED = ("ASP", "GLU", "HIS", "LYS", "ARG", "CYS", "TYR", "SER", "THR")
+FORCE_FIELDS = {
+    **dict.fromkeys(("HIE", "HID", "HIP", "HSD", "HSE", "HSP", "HSC"), "HIS"),
+    **dict.fromkeys(("CYX", "CYM", "CYN", "CYD"), "CYS"),
+    **dict.fromkeys(("ASH", "AS4"), "ASP"),
+    **dict.fromkeys(("GLH", "GL4"), "GLU"),
+    **dict.fromkeys(("LYN", "LYP", "LSN"), "LYS"),
+    **dict.fromkeys(("ARN", "AR0", "RN1", "RN2", "RN3"), "ARG"),
+    **dict.fromkeys(("TYM", "Y1P"), "TYR"),
+    **{"S1P": "SER", "T1P": "THR"},
+    # GROMACS, GROMOS and CHARMM add a letter or a digit: ASPP, HISE, LYSH, CYS2.
+    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits},
+}
+"""Standard names by those of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
+# AMBER names the ends of chains NALA, CHIE, NCYS2.
+FORCE_FIELDS |= {
+    end + name: standard
+    for name, standard in [*zip(STANDARD, STANDARD, strict=True), *FORCE_FIELDS.items()]
+    for end in "NC"
+}
+
+
+def chain_names(atoms: Any, path: Path) -> list[str]:
+    """Chains in the order of the file. Raises DataError where a name stands for two."""
+    # Of ligands and water, which stand behind all chains, a second run is as it should be.
+    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
+    twice = [name for name, count in runs.items() if count > 1]
+    if twice:
+        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
+    return list(dict.fromkeys(map(str, atoms.chain_id)))
+
+
+def chain_of(
+    atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts
+) -> Structure | None:
+    """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
+    own = atoms[atoms.chain_id == name]
+    protein, given_names = _amino_acids(own)
+    if not len(protein):
+        counts.other_polymers += bool((~own.hetero).any())
+        return None
+    # Without identifiers these are no conformers: chains of one name, or a file that lost its insertion codes. By C,
+    # because CA may be calcium.
+    anchor = "C" if (protein.atom_name == "C").any() else "CA"
+    anchors = protein.number[(protein.altloc_id == "") & (protein.atom_name == anchor)]
+    for number, times in Counter(anchors.tolist()).most_common(1):
+        if times > 1:
+            raise DataError(
+                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
+                "them; if not, give them insertion codes or identifiers of alternate locations"
+            )
+    order, starts = _likeliest_conformers(protein)
+    counts.alternate_atoms += len(protein) - len(order)
+    protein = protein[order]
+    given_names = given_names[order]
+    coordinates, confidence = _backbone(protein, starts)
+    bonded = _bonded(coordinates)
+    # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
+    kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
+    coordinates, confidence, starts = coordinates[kept], confidence[kept], starts[kept]
+    letters = []
+    for three, given in zip(protein.res_name[starts].tolist(), given_names[starts].tolist(), strict=True):
+        # The table first: the dictionary of components takes a while to load, and most files need none of it.
+        letter = STANDARD.get(three) or info.one_letter_code(three) or "X"
+        letters.append(letter if letter in STANDARD.values() else "X")
+        counts.renamed_residues += three != given
+        counts.modified_residues += three not in STANDARD and letters[-1] != "X"
+    has_ca = np.isfinite(coordinates[:, 1, 0])
+    whole = np.isfinite(coordinates[:, :3]).all((1, 2))
+    if has_ca.any() and not whole.any():
+        if section.ca_only == "error":
+            raise DataError(
+                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --data.structures.ca_only "
+                "complete places them, skip leaves such chains out"
+            )
+        if section.ca_only == "skip":
+            counts.ca_only_chains += 1
+            return None
+        counts.completed_chains += 1
+        coordinates = completed(coordinates[:, 1])
+        whole = np.isfinite(coordinates[:, :3]).all((1, 2))
+    # Counted by residues with coordinates: a peptide of unknown ones is nothing to learn from.
+    if whole.sum() < section.min_residues:
+        counts.short_chains += 1
+        return None
+    counts.unknown_residues += letters.count("X")
+    counts.incomplete_residues += int((~whole).sum())
+    coordinates[~whole] = np.nan  # also what is known of them: models take a residue's frame or nothing
+    counts.placed_oxygens += _place_oxygens(coordinates)
+    counts.breaks += int((~_bonded(coordinates)).sum())
+    chains = np.zeros(len(letters), np.int8)
+    return Structure(name, "".join(letters), coordinates, confidence, chains, (name,), protein.number[starts])
+
+
+def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
+    """A chain's atoms of amino acids, under standard names if a force field has others, and the names of the file."""
+    given_names = own.res_name.copy()
+    names, name_n = np.unique(given_names, return_inverse=True)
+    _, residue_n = np.unique(own.number * np.int64(len(names)) + name_n, return_inverse=True)
+
+    def with_atoms(is_there_n: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return (np.bincount(residue_n, weights=is_there_n) > 0)[residue_n]
+
+    # A residue that the dictionary of components doesn't know is one by its CA; calcium is an ion of that name.
+    has_ca = with_atoms((own.atom_name == "CA") & (given_names != "CA"))
+    # The dictionary has other molecules by these names: cyanide (CYN) has no O, homoserine (HSE) numbers its carbons.
+    other = with_atoms(np.isin(own.atom_name, ("C1", "C2", "C3", "N1", "O3", "OD")))
+    standard_names = np.array([FORCE_FIELDS.get(name, "") for name in names.tolist()])[name_n]
+    is_renamed = (standard_names != "") & (has_ca | with_atoms(own.atom_name == "O")) & ~other
+    own.res_name = np.where(is_renamed, standard_names, given_names)
+    is_protein = np.isin(names, info.amino_acid_names())[name_n] | has_ca | is_renamed
+    return own[is_protein], given_names[is_protein]
+
+
+def _likeliest_conformers(protein: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the atoms of one conformer of each residue, residue by residue, and where among them each begins."""
+    residues: dict[int, dict[tuple[str, str], list[int]]] = {}
+    columns = [protein.number.tolist(), protein.res_name.tolist(), protein.altloc_id.tolist()]
+    for index, (number, kind, altloc) in enumerate(zip(*columns, strict=True)):
+        residues.setdefault(number, {}).setdefault((kind, altloc), []).append(index)
+    chosen = [_likeliest(protein, conformers) for conformers in residues.values()]
+    return np.concatenate(chosen), np.cumsum([0, *map(len, chosen[:-1])])
+
+
+def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> list[int]:
+    """Indices of the atoms of the conformer with the highest mean occupancy of N, CA and C, the first on a tie, among
+    those that have all three, if there are any. A conformer has the name of a residue and an identifier."""
+    if len(conformers) == 1:
+        return next(iter(conformers.values()))
+    named = {key: dict(zip(protein.atom_name[rows].tolist(), rows, strict=True)) for key, rows in conformers.items()}
+
+    def rank(atoms: dict[str, int]) -> tuple[int, float]:
+        backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
+        # Rounded, so that sums of other order tie.
+        return len(backbone), round(float(protein.occupancy[backbone].mean()), 6) if backbone else 0.0
+
+    # Atoms without an identifier belong to all conformers of their name. With a whole backbone they are one themselves,
+    # as they are if there is no other of that name.
+    names = Counter(name for name, _ in named)
+    candidates = [
+        {**named.get((name, ""), {}), **atoms}
+        for (name, altloc), atoms in named.items()
+        if altloc or names[name] == 1 or atoms.keys() >= set(ATOMS)
+    ]
+    return sorted(max(candidates, key=rank).values())
+
+
+def _backbone(protein: Any, starts: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
+    """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence, CA's if it is there."""
+    coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
+    confidence = protein.confidence[starts]
+    residue_n = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
+    for column, atom in enumerate(ATOMS):
+        rows = protein.atom_name == atom
+        coordinates[residue_n[rows], column] = protein.coord[rows]
+        if atom == "CA":
+            confidence[residue_n[rows]] = protein.confidence[rows]
+    return coordinates, confidence.astype(np.float16)
+
+
+def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """(R - 1,): whether C of a residue is bonded to N of the next, by their CA where one of both is missing."""
+    with np.errstate(invalid="ignore"):
+        bonds = np.linalg.norm(coordinates[1:, 0] - coordinates[:-1, 2], axis=-1)
+        steps = np.linalg.norm(coordinates[1:, 1] - coordinates[:-1, 1], axis=-1)
+        return np.where(np.isnan(bonds), steps < LONGEST_STEP, bonds < _LONGEST_BOND)
+
+
+def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
+    """Place missing O opposite to N of the next residue, or as in a helix where there is none; returns their number."""
+    missing = np.flatnonzero(np.isfinite(coordinates[:, 2, 0]) & ~np.isfinite(coordinates[:, 3]).all(1))
+    if missing.size:
+        n, ca, c = (coordinates[missing, atom].astype(np.float64) for atom in range(3))
+        following = np.full_like(n, np.nan)
+        inside = missing + 1 < len(coordinates)
+        following[inside] = coordinates[missing[inside] + 1, 0]
+        near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
+        psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
+        coordinates[missing, 3] = bonded_atom(n, ca, c, C_O, CA_C_O, psi + np.pi)
+    return int(missing.size)

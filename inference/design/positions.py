@@ -1,0 +1,84 @@
+"""Positions of a structure as people write them: by the residue numbers of its file, or counted along the chain.
+
+``57``, ``52A`` and ``-2`` are residue numbers with insertion codes. ``10-20``, ``-2-5`` and ``52-52B`` are ranges of
+them, which may span residues that the file lacks. ``#13`` and ``#1-10`` count the residues of the chain from 1. The
+chain of a complex comes first: ``A:52A``, ``B:#13``.
+"""
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import ConfigError
+from esmeray.dataset.structures.store import Structure, packed_number, residue_label
+
+_SPAN = re.compile(
+    r"(?P<counted>#?)(?P<first>-?\d+)(?P<first_code>[A-Za-z]?)(?:-#?(?P<last>-?\d+)(?P<last_code>[A-Za-z]?))?"
+)
+
+
+def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], int]:
+    """Indices of the positions that fix names, and the number of those within its ranges that the structure lacks.
+
+    Raises ConfigError for a residue that is not there, or a range without any.
+    """
+    indices: set[int] = set()  # ranges may overlap
+    absent = 0
+    for item in filter(None, map(str.strip, text.split(","))):
+        option = f"--generate.fix {item}"
+        chain, colon, span = item.rpartition(":")
+        members = _members(structure, chain if colon else None, option)
+        match = _SPAN.fullmatch(span)
+        if match is None:
+            raise ConfigError(f"{option}: write residue numbers as 57, 52A, 10-20 or A:57, and positions as '#13'")
+        numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
+        first = packed_number(int(match["first"]), match["first_code"])
+        last = first if match["last"] is None else packed_number(int(match["last"]), match["last_code"])
+        # By numbers and not by order: ends of a range may be missing, and loops of another protein be inserted.
+        inside = np.flatnonzero((numbers >= first) & (numbers <= last))
+        if not inside.size:
+            shown = f"{written_positions(structure, members)}, or #1-{len(members)} in order"
+            raise ConfigError(f"{option}: {structure.id} has residues {shown}")
+        absent += last // 256 - first // 256 + 1 - len(set((numbers[inside] // 256).tolist()))
+        indices.update(members[inside].tolist())
+    return tuple(sorted(indices)), absent
+
+
+def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:
+    """Groups of residues, by index, that become the same. Raises ConfigError if chains lack different residues."""
+    if not text:
+        return ()
+    chains = [_members(structure, name.strip(), f"--generate.tie {text}") for name in text.split(",")]
+    # Of equal length, chains may lack different residues: the numbers, from any first one, say which belong together.
+    if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
+        shown = " and ".join(written_positions(structure, chain) for chain in chains)
+        raise ConfigError(
+            f"--generate.tie {text}: name two chains of a complex or more with the same residues, not {shown}"
+        )
+    return tuple(zip(*(chain.tolist() for chain in chains), strict=True))
+
+
+def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[int, ...]") -> str:
+    """Residue numbers of these positions, ascending, as :func:`fixed_positions` reads them: A:1-9,A:13."""
+    numbers = structure.packed_numbers[list(indices)]
+    # A range ends with the chain and where residues are missing, so that a reader sees what is there.
+    is_next = (np.diff(indices) == 1) & (np.diff(structure.chains[list(indices)]) == 0)
+    is_next &= (np.diff(numbers) > 0) & (np.diff(numbers // 256) <= 1)
+    texts = []
+    for run in np.split(np.array(indices), np.flatnonzero(~is_next) + 1):
+        ends = dict.fromkeys(map(residue_label, structure.packed_numbers[run[[0, -1]]].tolist()))
+        texts.append(f"{structure.chain_names[structure.chains[run[0]]]}:{'-'.join(ends)}".removeprefix(":"))
+    return ",".join(texts)
+
+
+def _members(structure: Structure, chain: str | None, option: str) -> NDArray[np.int64]:
+    """Indices of a chain's residues; of the only chain if none is named."""
+    names = structure.chain_names
+    if chain is None and len(names) == 1:
+        return np.arange(len(structure.residues))
+    if chain not in names:
+        raise ConfigError(
+            f"{option}: name a chain of {structure.id}, of {', '.join(names)}, with --generate.chains complex"
+        )
+    return np.flatnonzero(structure.chains == names.index(chain))
