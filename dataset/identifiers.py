@@ -80,8 +80,8 @@ def match_ids(
         several = [record_id for record_id in unmatched if len(candidates[record_id]) > 1]
         if several:
             raise DataError(
-                f"{source}: id {several[0]!r} matches {_shown(sorted(candidates[several[0]]))} of {known_source}; write "
-                "the same id on both sides"
+                f"{source}: id {several[0]!r} matches {_shown(sorted(candidates[several[0]]))} of {known_source}; "
+                "write the same id on both sides"
             )
         matches |= {record_id: same[0] for record_id, same in candidates.items() if same}
     last = {known_id: record_id for record_id, known_id in matches.items()}
