@@ -1,16 +1,17 @@
 """Ids of proteins as databases write them, and the one way in which the ids of two files are matched.
 
-``sp|P12345|NAME_HUMAN``, ``tr|P12345|...``, ``P12345.2`` (a version) and ``P12345-2`` (an isoform) match P12345. An id
-that is the same on both sides always comes first.
+``sp|P12345|NAME_HUMAN``, ``tr|P12345|...``, ``UniProtKB:P12345``, ``ref|NP_000509.1|``, ``P12345.2`` (a version) and
+``P12345-2`` (an isoform) match the accession. An id that is the same on both sides always comes first, then one that is
+the same isoform and version, then the accession itself.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
 from esmeray.common.errors import DataError
 
-_SWISS_PROT = re.compile(r"(?:sp|tr)\|([^|\s]+)(?:\|.*)?", re.IGNORECASE)
+_OF_DATABASE = re.compile(r"(?:(?:sp|tr|ref|gb|emb|dbj)\||UniProtKB:)([^|\s]+)(?:\|.*)?", re.IGNORECASE)
 # Of these databases alone: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
 _ACCESSION = re.compile(
     r"((?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})"  # UniProt's own pattern
@@ -27,36 +28,71 @@ def accession(record_id: str) -> str:
     >>> accession("sp|P12345-2|AATM_RABIT"), accession("NP_000509.1"), accession("design-1")
     ('P12345', 'NP_000509', 'design-1')
     """
-    swiss_prot = _SWISS_PROT.fullmatch(record_id)
-    bare_id = swiss_prot[1] if swiss_prot else record_id
+    bare_id = _without_database(record_id)
     match = _ACCESSION.fullmatch(bare_id)
     return match[1].upper() if match else bare_id
 
 
-def match_ids(ids: Iterable[str], known: Collection[str], source: object, known_source: object) -> dict[str, str]:
+def _without_database(record_id: str) -> str:
+    match = _OF_DATABASE.fullmatch(record_id)
+    return match[1] if match else record_id
+
+
+_SPELLINGS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
+    (str, str),
+    (_without_database, _without_database),
+    (accession, _without_database),
+    (accession, accession),
+)
+"""Spelling of an id and of a known id that are compared, from the nearest to the farthest."""
+
+
+def match_ids(
+    ids: Iterable[str],
+    known: Collection[str],
+    source: object,
+    known_source: object,
+    *,
+    share: float = 0.5,
+    once: bool = False,
+) -> dict[str, str]:
     """Return, for each of ``ids`` that has one, the id in ``known`` that names the same protein.
 
-    Several ids may match the same known id (isoforms of an annotated protein); ids without a match are left out, for
-    the caller to count. ``source`` and ``known_source`` name both sides in messages.
+    Several ids may match the same known id (isoforms of an annotated protein); with ``once``, only the one that is
+    spelled most like it does. Ids without a match are left out, for the caller to count. ``source`` and
+    ``known_source`` name both sides in messages.
 
-    Raises DataError if fewer than half of the ids on both sides match, or if an id matches several known ones.
+    Raises DataError if less than ``share`` of the ids on both sides match, if an id matches several known ones, or if,
+    with ``once``, several ids match a known one.
     """
     distinct = [*dict.fromkeys(ids)]
     known_ids = {*known}
-    by_accession: dict[str, list[str]] = {}
-    for known_id in known_ids:
-        by_accession.setdefault(accession(known_id), []).append(known_id)
-    matches = {}
-    for record_id in distinct:
-        candidates = [record_id] if record_id in known_ids else by_accession.get(accession(record_id), [])
-        if len(candidates) > 1:
+    matches: dict[str, str] = {}
+    # From the nearest spelling to the farthest: P12345-2 is itself, then the canonical P12345, then any P12345.
+    for spelling, known_spelling in _SPELLINGS:
+        unmatched = [record_id for record_id in distinct if record_id not in matches]
+        if not unmatched:
+            break
+        by_spelling: dict[str, list[str]] = {}
+        for known_id in known_ids.difference(matches.values() if once else ()):
+            by_spelling.setdefault(known_spelling(known_id), []).append(known_id)
+        candidates = {record_id: by_spelling.get(spelling(record_id), []) for record_id in unmatched}
+        several = [record_id for record_id in unmatched if len(candidates[record_id]) > 1]
+        if several:
             raise DataError(
-                f"{source}: id {record_id!r} matches {', '.join(map(repr, sorted(candidates)[:_SHOWN]))} of "
-                f"{known_source}; write the same id on both sides"
+                f"{source}: id {several[0]!r} matches {_shown(sorted(candidates[several[0]]))} of {known_source}; "
+                "write the same id on both sides"
             )
-        matches.update(dict.fromkeys([record_id] if candidates else [], *candidates))
+        matches |= {record_id: same[0] for record_id, same in candidates.items() if same}
+    last = {known_id: record_id for record_id, known_id in matches.items()}
+    rivals = [record_id for record_id, known_id in matches.items() if once and last[known_id] != record_id]
+    if rivals:
+        known_id = matches[rivals[0]]
+        raise DataError(
+            f"{source}: ids {rivals[0]!r} and {last[known_id]!r} match {known_id!r} of {known_source}; keep one of them"
+        )
     # Of either side: a database's annotations go with a few sequences, and a few labels with a database's sequences.
-    if 2 * len(matches) < len(distinct) and 2 * len({*matches.values()}) < len(known_ids):
+    if len(matches) < share * len(distinct) and len({*matches.values()}) < share * len(known_ids):
         raise DataError(
             f"{source}: only {len(matches):,} of {len(distinct):,} ids match {known_source}: {_shown(distinct)} on one "
             f"side, {_shown(sorted(known_ids))} on the other; make the ids agree, or remove those without a match"

@@ -154,22 +154,22 @@ class TermsDataSection(Section):
     blend: a share of them by data.validation_share, or as said here."""
 
     annotations: str | None = None
-    """TSV of protein and term, or GAF 2.2. Terms of proteins without sequence are left out and counted. None with
-    data.source 'sample'."""
+    """Table of proteins and terms, or GAF. Ids match those of the sequences in any spelling, such as sp|P12345|NAME.
+    Proteins without a sequence are left out and counted. None with data.source 'sample'."""
     ontology: str | None = None
     """OBO file of the ontology, as go-basic.obo."""
     ia: str | None = None
     """TSV of term and information accretion. Default: computed from the annotations."""
     evidence: list[str] = Field([])
-    """Evidence codes to take from GAF. Default: experimental ones."""
+    """Evidence codes to take from GAF, and from a table that has some. Default: experimental ones."""
     unknown: Literal["refuse", "ignore"] = "refuse"
-    """Annotations with terms that the ontology does not have."""
+    """Terms that the ontology does not have. refuse: name the line; ignore: leave out, counted."""
     min_count: PositiveInt = 10
     """Fewest training proteins of a term that the network learns."""
     validation: str | None = None
     """File of the ids to hold out, one a line."""
     since: GafDate = ""
-    """Date, YYYYMMDD: hold out the proteins without an annotation before it. GAF alone has dates."""
+    """Date, YYYYMMDD: hold out the proteins without an annotation before it. Only GAF has dates; a table is refused."""
     clusters: str | None = None
     """TSV of cluster and protein, as MMseqs2 writes it: hold out data.validation_share of whole clusters, by a hash of
     their names."""

@@ -238,21 +238,25 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
     number = 0
     with reading(path), ReadAhead(path) as raw:
-        for batch in _read(io.BufferedReader(TextStream(raw)), path, parse, has_header=False):
+        for batch in _read(io.BufferedReader(_EndedText(raw)), path, parse, has_header=False):
             for start in range(0, batch.num_rows, PART_ROWS):
                 yield from enumerate(batch.column(0).slice(start, PART_ROWS).to_pylist(), number + start + 1)
             number += batch.num_rows
 
 
 class _EndedText(TextStream):
-    """A file's text and one more line break, which a quote that is never closed then holds."""
+    """A file's text, ended by a line break, which a quote that is never closed then holds.
 
-    _is_ended = False
+    Without it pyarrow (26.0) takes a single line for none.
+    """
+
+    _last = b"\n"
 
     def readinto(self, buffer) -> int:
         size = super().readinto(buffer)
-        if not size and not self._is_ended:
-            buffer[:1], size, self._is_ended = b"\n", 1, True
+        if not size and self._last != b"\n":
+            buffer[:1], size = b"\n", 1
+        self._last = bytes(buffer[size - 1 : size]) or self._last
         return size
 
 

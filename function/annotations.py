@@ -1,17 +1,20 @@
-"""Files of proteins and their terms: annotations, predicted scores, weights of terms.
+"""Files of proteins and their terms as matrices: annotations, predicted scores, weights of terms.
 
-In: CAFA's TSV (protein, term and, of predictions, a score) or GAF 2.2, plain or compressed. Out: sparse matrices of
-proteins by terms for each aspect, annotations propagated to the ancestors. A term that is not in the ontology, or a
-predicted protein without annotation, is refused or ignored, as ``unknown`` says.
+In: rows of the files (:mod:`esmeray.function.formats`). Out: sparse matrices of proteins by terms for each aspect,
+annotations propagated to the ancestors. A term that is not in the ontology, or a predicted protein without annotation,
+is refused, or left out and counted, as ``unknown`` says.
 
 Shape legend: N proteins, V terms of an aspect.
 """
 
 import logging
 import math
+import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,18 +24,39 @@ from scipy.sparse import csr_array, vstack
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.table import numbered_lines
+from esmeray.dataset.identifiers import match_ids
+from esmeray.dataset.table import MISSING
+from esmeray.function.formats import Row, annotation_rows, table_rows
 from esmeray.function.ontology import Aspect, Ontology
 
 log = logging.getLogger(__name__)
 
 Unknown: TypeAlias = Literal["refuse", "ignore"]
-_Row: TypeAlias = tuple[int, list[str]]
 EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "TAS", "IC", "HTP", "HDA", "HMP", "HGI", "HEP")
 """Evidence codes of experiments, single and high-throughput, and the two of curators that CAFA takes with them."""
-_GAF = "!gaf-version:"
-_HEADERS = {"AUTHOR", "MODEL", "KEYWORDS", "ACCURACY", "END", "EntryID"}
-"""First words of lines of CAFA's files that are no annotations."""
+_ASPECTS = frozenset(("F", "P", "C", "MF", "BP", "CC", "MFO", "BPO", "CCO"))
+"""Names of GO's aspects in a third column, in addition to the ontology's own."""
+_NOT_EXPERIMENTAL = (
+    "NAS",
+    "ND",
+    "ISS",
+    "ISO",
+    "ISA",
+    "ISM",
+    "IGC",
+    "IBA",
+    "IBD",
+    "IKR",
+    "IMR",
+    "IRD",
+    "RCA",
+    "IEA",
+    "NR",
+)
+EVIDENCE = frozenset((*EXPERIMENTAL, *_NOT_EXPERIMENTAL))
+"""All evidence codes of GO."""
+_SCORE = re.compile(r"0|0?\.\d+|1(\.0*)?|\d(\.\d*)?[eE]-\d+")
+_TERM = re.compile(r"[A-Za-z]\w*:\S+")
 
 
 @dataclass(frozen=True)
@@ -43,48 +67,64 @@ class Annotations:
     terms: csr_array
 
     def of(self, proteins: Sequence[str]) -> csr_array:
-        """Rows of these proteins; empty ones for those without annotation."""
+        """Rows of these proteins, by any spelling of their ids; empty ones for those without annotation."""
+        matches = match_ids(proteins, self.proteins, "the proteins", "the annotated proteins", share=0)
         rows = {protein: row for row, protein in enumerate(self.proteins)}
         with_empty = vstack([self.terms, csr_array((1, self.terms.shape[1]), dtype=bool)], format="csr")
-        return with_empty[np.array([rows.get(protein, len(rows)) for protein in proteins], np.int64)]
+        return with_empty[np.array([rows.get(matches.get(protein, ""), len(rows)) for protein in proteins], np.int64)]
 
 
 def read_annotations(
     path: Path,
     ontology: Ontology,
     *,
+    proteins: Collection[str] | None = None,
     aspect: str | None = None,
     unknown: Unknown = "refuse",
-    evidence: Sequence[str] = EXPERIMENTAL,
+    evidence: Collection[str] = EXPERIMENTAL,
     since: str = "",
     before: str = "",
 ) -> dict[str, Annotations]:
     """Annotations of each aspect that the file has, propagated; ``aspect`` asks for one alone.
 
     Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
-    ``before``. Raises DataError for a file that can't be read so, or where no annotation is left.
+    ``before``; of a table the same, if it has codes. ``proteins``: the only ones to keep, by these ids; the file may
+    spell them in another way (:mod:`esmeray.dataset.identifiers`). What is left out is counted by reason, in the log.
+    Raises DataError for a file that can't be read so, or if no annotation is left.
 
     >>> truth = esmeray.read_annotations(Path("truth.tsv"), ontology)
     >>> truth[name].terms.shape == (len(truth[name].proteins), len(ontology.aspects[name].terms))
     True
     """
-    is_gaf = next((line for _, line in numbered_lines(path)), "").startswith("!")  # a TSV has no comments
-    rows = _gaf(path, frozenset(evidence), since, before) if is_gaf else _rows(path, 2)
     ids: dict[str, dict[str, int]] = {name: {} for name in ontology.aspects}
     # Arrays of C integers: 4 bytes a number, where a list keeps an object of each.
     pairs = {name: (array("i"), array("i")) for name in ontology.aspects}
-    for _, row, name, column in _Lines(path, ontology, unknown, aspect).located(rows, 1):
-        pairs[name][0].append(ids[name].setdefault(row[0], len(ids[name])))
-        pairs[name][1].append(column)
-    made = {}
-    for name in [name for name in ontology.aspects if ids[name]]:  # one that no line names is not there
-        shape = len(ids[name]), len(ontology.aspects[name].terms)
-        leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=shape)
-        # Of bool, where repeats and several ways to an ancestor add up to True.
-        made[name] = Annotations(tuple(ids[name]), leaves @ ontology.aspects[name].ancestors)
-    if not made:
+    lines = _Lines(path, ontology, unknown, aspect)
+    for row in lines.read(annotation_rows):
+        for name, column in lines.annotated(row, evidence, since, before):
+            pairs[name][0].append(ids[name].setdefault(row.id, len(ids[name])))
+            pairs[name][1].append(column)
+    everyone = dict.fromkeys(chain(*ids.values()))
+    # Of a range of dates there may be few, which says nothing of the ids.
+    share = 0 if since or before else 0.5
+    matches = match_ids(everyone, everyone if proteins is None else proteins, path, "the sequences", share=share)
+    if len(matches) < len(everyone):
+        lacking = counted(len(everyone) - len(matches), "protein{s}")
+        log.warning("%s: %s without a sequence left out", path, lacking)
+    annotations = {}
+    for name, numbers in ids.items():
+        matched = {number: matches[protein] for protein, number in numbers.items() if protein in matches}
+        if matched:  # an aspect that no line names is not there
+            terms = len(ontology.aspects[name].terms)
+            leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=(len(numbers), terms))
+            rows = {protein: row for row, protein in enumerate(dict.fromkeys(matched.values()))}
+            members = [rows[protein] for protein in matched.values()], [*matched]
+            joined = csr_array((np.ones(len(matched), bool), members), shape=(len(rows), len(numbers)))
+            # Of bool, where repeats, isoforms of a protein and several ways to an ancestor add up to True.
+            annotations[name] = Annotations(tuple(rows), joined @ leaves @ ontology.aspects[name].ancestors)
+    if not annotations:
         raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
-    return made
+    return annotations
 
 
 def read_scores(
@@ -97,26 +137,35 @@ def read_scores(
 ) -> dict[str, csr_array]:
     """(N, V) float64 scores of these proteins of each aspect, not propagated, for the aspects that have some.
 
-    The largest counts of several for the same protein and term. Raises DataError for a score that is not in 0 to 1.
+    Ids of the file match other spellings of a protein's id (:mod:`esmeray.dataset.identifiers`), one for each protein.
+    The largest counts of several scores for the same protein and term. What is left out is counted by reason, in the
+    log. Raises DataError for a score that is not in 0 to 1, or if fewer than half of the ids match.
 
     >>> proteins = {name: annotations.proteins for name, annotations in truth.items()}
     >>> scores = esmeray.read_scores(Path("predictions.tsv"), ontology, proteins)
     >>> scores[name].shape == truth[name].terms.shape
     True
     """
-    ids = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
+    numbers = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
     # A protein may be annotated in one aspect alone: its predictions in the others are nobody's mistake.
-    everyone = frozenset().union(*ids.values())
-    triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in ids}
+    everyone = frozenset().union(*numbers.values())
+    # The file is read twice: which id is the nearest to a protein is known at its end, and scores of others, which may
+    # be most of a competition's file, are not kept.
+    ids = dict.fromkeys(row.id for row in table_rows(path, ontology.positions))
+    matches = match_ids(ids, everyone, path, "the annotated proteins", once=True)
+    triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in numbers}
     lines = _Lines(path, ontology, unknown, aspect)
-    for number, row, name, column in lines.located(_rows(path, 3), 1):
-        score = lines.number(number, row[2], "score", 1.0)  # first, so that a bad one is refused of any protein
-        if row[0] not in everyone:
-            lines.miss(number, f"the protein {row[0]!r} has no annotation to evaluate it by")
-        elif row[0] in ids.get(name, ()):
-            for values, value in zip(triples[name], (ids[name][row[0]], column, score), strict=True):
-                values.append(value)
-    shapes = {name: (len(ids[name]), len(ontology.aspects[name].terms)) for name in ids}
+    for row in lines.read(table_rows):
+        score = lines.number(row, 1, "score", 1.0)  # first, so that a bad one is refused of any protein
+        for name, column in lines.located(row, row.words[0]):
+            if row.id not in matches:
+                lines.miss(
+                    row, f"the protein {row.id!r} has no annotation to evaluate it by", "lines of other proteins"
+                )
+            elif matches[row.id] in numbers.get(name, ()):
+                for values, value in zip(triples[name], (numbers[name][matches[row.id]], column, score), strict=True):
+                    values.append(value)
+    shapes = {name: (len(numbers[name]), len(ontology.aspects[name].terms)) for name in numbers}
     return {name: _largest(columns, shapes[name]) for name, columns in triples.items() if columns[0]}
 
 
@@ -125,21 +174,24 @@ def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") 
 
     Infinite values and those of alternative ids count as 0, as in cafaeval. Raises DataError for a value below 0.
     """
-    made = {name: np.zeros(len(aspect.terms)) for name, aspect in ontology.aspects.items()}
+    accretion = {name: np.zeros(len(aspect.terms)) for name, aspect in ontology.aspects.items()}
     lines = _Lines(path, ontology, unknown)
-    for number, row, name, column in lines.located(_rows(path, 2), 0):
-        value = lines.number(number, row[1], "information accretion", math.inf)
-        if row[0] not in ontology.alternatives and value < math.inf:
-            made[name][column] = value
-    return made
+    for row in lines.read(table_rows):
+        value = lines.number(row, 0, "information accretion", math.inf)
+        for name, column in lines.located(row, row.id):
+            if row.id not in ontology.alternatives and value < math.inf:
+                accretion[name][column] = value
+    return accretion
 
 
 def read_terms(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.bool_]]:
-    """(V,) bool of each aspect: the terms that a file lists, one a line."""
-    made = {name: np.zeros(len(aspect.terms), bool) for name, aspect in ontology.aspects.items()}
-    for _, _, name, column in _Lines(path, ontology, unknown).located(_rows(path, 1), 0):
-        made[name][column] = True
-    return made
+    """(V,) bool of each aspect: the terms that a file lists, one or more on a line."""
+    listed = {name: np.zeros(len(aspect.terms), bool) for name, aspect in ontology.aspects.items()}
+    lines = _Lines(path, ontology, unknown)
+    for row in lines.read(table_rows):
+        for name, column in lines.annotated(row._replace(words=[row.id, *filter(None, row.words)])):
+            listed[name][column] = True
+    return listed
 
 
 def information_accretion(annotations: Annotations, aspect: Aspect, proteins: int = 4096) -> NDArray[np.float64]:
@@ -161,68 +213,87 @@ def information_accretion(annotations: Annotations, aspect: Aspect, proteins: in
 
 
 class _Lines:
-    """Lines of a file with their terms' positions; unknown terms are refused, or ignored and counted."""
+    """What the words of a file's rows mean; unknown terms and proteins are refused, or left out and counted."""
 
     def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
         self._path, self._ontology, self._unknown = path, ontology, unknown
         self._aspect = None if aspect is None else ontology.aspect(aspect).name
-        self._ignored = 0
+        self._aspects = _ASPECTS | {name.upper() for name in ontology.aspects}
+        self._left_out: Counter[str] = Counter()
 
-    def located(self, rows: Iterator[_Row], field: int) -> Iterator[tuple[int, list[str], str, int]]:
-        """Line number, fields, and aspect and column of the term in a field."""
-        for number, row in rows:
-            aspect, column = self._ontology.positions.get(row[field], ("", -1))
-            if column < 0:
-                self.miss(number, f"the term {row[field]!r} is not in the ontology, or obsolete")
-            elif self._aspect not in (None, aspect):
-                # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
-                problem = f"{row[field]} is a term of {aspect}, and only {self._aspect} was asked for"
-                raise DataError(f"{self._path}, line {number}: {problem}; remove the other aspects")
-            else:
-                yield number, row, aspect, column
-        if self._ignored:  # one line at the end, where a release of other terms may have a million
-            log.warning("%s: %s with unknown terms or proteins ignored", self._path, counted(self._ignored, "line{s}"))
+    def read(self, rows_of: Callable[[Path, Container[str]], Iterator[Row]]) -> Iterator[Row]:
+        """The file's rows; after them, log what was left out."""
+        yield from rows_of(self._path, self._ontology.positions)
+        if self._left_out:  # one line at the end, where a release of other terms may have a million
+            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in self._left_out.items())
+            log.warning("%s: left out: %s", self._path, reasons)
 
-    def miss(self, number: int, problem: str) -> None:
-        """Count a line that is ignored, or refuse it."""
-        if self._unknown == "refuse":
-            raise DataError(f"{self._path}, line {number}: {problem}; mend it, or set unknown to ignore")
-        self._ignored += 1
+    def annotated(
+        self, row: Row, evidence: Collection[str] = EVIDENCE, since: str = "", before: str = ""
+    ) -> list[tuple[str, int]]:
+        """Aspect and column of each term of a row that passes."""
+        self._expect(row, 1)
+        if row.date is None and (since or before):
+            raise DataError(f"{self._path}: is a table, which has no dates; give GAF, or remove the dates")
+        words = {word.upper() for word in row.words}
+        date = since if row.date is None else row.date
+        reasons = {
+            "lines without terms": row.words[0] in MISSING,
+            # Compared as text; an annotation without a date is in no range.
+            "annotations of other dates": not since <= date < (before or "99999999"),
+            "annotations with NOT": "NOT" in words,
+            "annotations of other evidence": words & EVIDENCE and words.isdisjoint(evidence),
+        }
+        holding = [reason for reason, holds in reasons.items() if holds]
+        if holding:
+            self._left_out[holding[0]] += 1
+            return []
+        return [position for place, word in enumerate(row.words) for position in self._terms(row, place, word)]
 
-    def number(self, line: int, text: str, name: str, highest: float) -> float:
+    def _terms(self, row: Row, place: int, word: str) -> list[tuple[str, int]]:
+        """Aspect and column of a word that is a term; none of one that CAFA's files have after a term."""
+        if place and (word.upper() in self._aspects | EVIDENCE or _SCORE.fullmatch(word)):
+            return []
+        if place and word not in self._ontology.positions and not _TERM.fullmatch(word):
+            problem = f"{word!r} is no term, aspect, score or evidence code; remove its column"
+            raise DataError(f"{self._path}, line {row.number}: {problem}")
+        return self.located(row, word)
+
+    def located(self, row: Row, term: str) -> list[tuple[str, int]]:
+        """Aspect and column of a term; none of one that is unknown and left out."""
+        aspect, column = self._ontology.positions.get(term, ("", -1))
+        if column < 0:
+            self.miss(row, f"the term {term!r} is not in the ontology, or obsolete", "unknown terms")
+            return []
+        if self._aspect not in (None, aspect):
+            # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
+            problem = f"{term} is a term of {aspect}, and only {self._aspect} was asked for"
+            raise DataError(f"{self._path}, line {row.number}: {problem}; remove the other aspects")
+        return [(aspect, column)]
+
+    def number(self, row: Row, place: int, name: str, highest: float) -> float:
+        """The number among the words of a row, after which an aspect alone may follow."""
+        self._expect(row, place + 1, *row.words[place + 1 :])
+        text = row.words[place]
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not 0 <= value <= highest:  # NaN is neither
-            raise DataError(f"{self._path}, line {line}: the {name} {text!r} is not a number from 0 to {highest:g}")
+            problem = f"the {name} {text!r} is not a number from 0 to {highest:g}"
+            raise DataError(f"{self._path}, line {row.number}: {problem}")
         return value
 
+    def _expect(self, row: Row, words: int, *others: str) -> None:
+        if row.id in MISSING or len(row.words) < words or any(word.upper() not in self._aspects for word in others):
+            problem = f"{words + 1} columns were expected, got {' '.join((row.id, *row.words))[:60]!r}"
+            raise DataError(f"{self._path}, line {row.number}: {problem}")
 
-def _rows(path: Path, columns: int) -> Iterator[_Row]:
-    """Line number and fields, split at blanks as cafaeval does."""
-    for number, line in numbered_lines(path):
-        row = line.split()
-        if row and row[0] not in _HEADERS:
-            if len(row) < columns:
-                raise DataError(f"{path}, line {number}: {columns} columns were expected, got {line.strip()[:60]!r}")
-            yield number, row
-
-
-def _gaf(path: Path, evidence: frozenset[str], since: str, before: str) -> Iterator[_Row]:
-    """Line number, protein and term of the annotations that pass (GO Annotation File, format 2.2)."""
-    version = ""
-    for number, line in numbered_lines(path):
-        row = line.split("\t")
-        if line.startswith("!"):
-            version = line.removeprefix(_GAF).strip() if line.startswith(_GAF) else version
-        # Other versions have these columns too, with other contents: nothing else would reveal them.
-        elif version != "2.2":
-            raise DataError(f"{path}: is GAF {version or 'of no version'}; 2.2 is read: get or convert the file to it")
-        elif len(row) < 15:
-            raise DataError(f"{path}, line {number}: GAF 2.2 has 17 columns, got {len(row)}; get the file again")
-        elif row[6] in evidence and "NOT" not in row[3].split("|") and since <= row[13] < (before or "99999999"):
-            yield number, [row[1], row[4]]
+    def miss(self, row: Row, problem: str, reason: str) -> None:
+        """Count what is left out of a row, or refuse it."""
+        if self._unknown == "refuse":
+            raise DataError(f"{self._path}, line {row.number}: {problem}; correct it, or set unknown to ignore")
+        self._left_out[reason] += 1
 
 
 def _largest(triples: "list[array[Any]]", shape: tuple[int, int]) -> csr_array:

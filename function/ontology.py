@@ -1,11 +1,13 @@
 """The Gene Ontology, or another one in OBO format, as arrays, and scores propagated along it.
 
-In: an OBO file, plain or compressed. Out: an :class:`Aspect` for each namespace, with the relations is_a and part_of
-inside it. Relations to another namespace and obsolete terms are left out; an alternative id stands for its term.
+In: an OBO file, plain or compressed, read by obonet. Out: an :class:`Aspect` for each namespace, with the relations
+is_a and part_of inside it. Relations to another namespace and obsolete terms are left out; an alternative id stands for
+its term.
 
 Shape legend: V terms of an aspect, N proteins, B proteins of a block.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,18 +16,29 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from obonet.read import get_sections
 from scipy.sparse import csr_array, eye_array, vstack
-from xopen import xopen
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import did_you_mean
-from esmeray.dataset.fasta.locate import DECOMPRESSION_ERRORS
+from esmeray.dataset.table import numbered_lines
 
 Method: TypeAlias = Literal["max", "fill"]
 Step: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """(P,) terms of one level that have children, (E,) these parent by parent, and (P,) where those of each start."""
+_Definition: TypeAlias = tuple[str, list[str], list[str]]
+"""Namespace, parents and alternative ids of a term: all that counts of it."""
 BLOCK = 256
 """Proteins at a time: the scores of 25,000 terms then take 6 MB as bytes."""
+_UPWARDS = ("is_a", "part_of", "BFO:0000050")
+"""Relations that hand annotations up; the last is part_of in files that are converted from OWL."""
+_STANZA = re.compile(r"\[\w+\]")
+_CLAUSE = re.compile(
+    r"(?:id|namespace|alt_id|is_a):\s*[^\s!{]|relationship:\s*\S+\s+[^\s!{]"
+    r"|(?!(?:id|namespace|alt_id|is_a|relationship):)[^:]+:"
+)
+"""A key and a value; what is read has one."""
+_CUT_OFF = ": the file may be cut off; get it again"
 
 
 @dataclass(frozen=True)
@@ -90,17 +103,8 @@ class Ontology:
         return self.aspects[name]
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each line of a file, plain or compressed. Raises DataError where it can't be read."""
-    try:
-        with xopen(path, encoding="utf-8", threads=0) as file:
-            yield from enumerate(file, 1)
-    except (*DECOMPRESSION_ERRORS, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-
-
 def read_ontology(path: Path) -> Ontology:
-    """Read an OBO file.
+    """Read an OBO file, plain or compressed. A term without a namespace belongs to the file's default namespace.
 
     Raises DataError for a file that is no OBO, was cut off, defines a term twice, or has cyclic relations.
 
@@ -108,78 +112,92 @@ def read_ontology(path: Path) -> Ontology:
     >>> [*ontology.aspects]
     ['molecular_function', 'biological_process', 'cellular_component']
     """
-    terms: dict[str, dict[str, list[str]]] = {}
+    terms: dict[str, _Definition] = {}
     obsolete = set()
-    for stanza in _stanzas(path):
-        term = stanza.get("id", [""])[0]
-        if stanza.get("is_obsolete", [""])[0].startswith("true"):
+    for term, definition in _terms(path):
+        if definition is None:
             obsolete.add(term)  # remembered: a relation to it is left out, one to an unknown term is damage
-            continue
-        if not term or "namespace" not in stanza:
-            raise DataError(f"{path}: term {term!r} has no namespace: the file may be cut off; get it again")
         # Repeats that say the same are common in files put together from parts of a release.
-        if _read_of(stanza) != _read_of(terms.setdefault(term, stanza)):
+        elif definition != terms.setdefault(term, definition):
             raise DataError(f"{path}: term {term} is defined twice, differently; remove one")
     if not terms:
         raise DataError(f"{path}: holds no terms; an ontology in OBO format was expected")
-    edges: dict[str, list[tuple[str, str]]] = {stanza["namespace"][0]: [] for stanza in terms.values()}
+    edges: dict[str, list[tuple[str, str]]] = {namespace: [] for namespace, *_ in terms.values()}
     alternatives: dict[str, str] = {}
-    for term, stanza in terms.items():
-        namespace = stanza["namespace"][0]
-        for parent in _parents(stanza):
+    for term, (namespace, parents, others) in terms.items():
+        for parent in parents:
             if parent not in terms and parent not in obsolete:
                 raise DataError(
-                    f"{path}: {parent}, a parent of {term}, is not in the file: it may be cut off; get it again"
+                    f"{path}: {parent}, a parent of {term}, is not in the file: the file may be cut off, or lack what "
+                    "it imports; get it whole"
                 )
             # Aspects are evaluated apart, so that a relation between two of them carries no score.
-            if parent in terms and terms[parent]["namespace"][0] == namespace:
+            if parent in terms and terms[parent][0] == namespace:
                 edges[namespace].append((term, parent))
-        for other in stanza.get("alt_id", []):
+        for other in others:
             if other in terms or alternatives.get(other, term) != term:
                 raise DataError(
                     f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one"
                 )
             alternatives[other] = term
-    ids = {name: [term for term in terms if terms[term]["namespace"][0] == name] for name in edges}
+    ids = {name: [term for term in terms if terms[term][0] == name] for name in edges}
     return Ontology({name: _aspect(path, name, ids[name], edges[name]) for name in edges}, alternatives)
 
 
-def _stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
-    """Values by key of each ``[Term]``.
+def _terms(path: Path) -> Iterator[tuple[str, _Definition | None]]:
+    """Id and definition of each term, in the order of the file; no definition of an obsolete term."""
+    _, stanzas, _, header = get_sections(_lines_of_terms(path))  # not read_obo, which merges terms of one id
+    if stanzas and _is_cut(stanzas):
+        raise DataError(f"{path}: ends inside term {stanzas[-1].get('id', '')!r}{_CUT_OFF}")
+    default = header.get("default-namespace", [""])[-1]
+    if not any(stanza.get("namespace") for stanza in stanzas):
+        default = default or header.get("ontology", "")  # as in MONDO's file, which has no namespaces at all
+    for stanza in stanzas:
+        term = stanza.get("id", "")
+        namespace = stanza.get("namespace") or default
+        if not term or not namespace:
+            raise DataError(f"{path}: term {term!r} has no id or no namespace, and the header no default{_CUT_OFF}")
+        is_obsolete = stanza.get("is_obsolete", "false").lower() == "true"
+        yield term, None if is_obsolete else (namespace, _parents(stanza), stanza.get("alt_id", []))
 
-    Our own, in nineteen statements: obonet (1.3) takes 3.0 s to read GO of 2013, which are 1.0 s here with the matrices
-    made of it; goatools (1.6) takes 0.7 s, and brings statsmodels, openpyxl and pydot.
+
+def _is_cut(stanzas: list[dict[str, Any]]) -> bool:
+    """Test for a last term that a download left incomplete: an id alone, or no namespace, or the start of one.
+
+    Most downloads that ended early lack a term's parent, which is refused anyway.
     """
-    stanza: dict[str, list[str]] | None = None  # none in the header and in a [Typedef], whose lines are passed over
-    line = "\n"
-    for number, line in lines_of(path):
+    *others, last = stanzas
+    namespace = last.get("namespace", "")
+    names = {stanza.get("namespace", "") for stanza in others}
+    return len(last) < 2 or (namespace not in names and any(name.startswith(namespace) for name in names))
+
+
+def _lines_of_terms(path: Path) -> Iterator[str]:
+    """Lines of the header and of each ``[Term]``, with a blank line before each.
+
+    obonet 1.3 ends a stanza at any blank line, and takes one that follows a comment for the header.
+    """
+    yield "!"  # for obonet, a header that is empty
+    is_read = True
+    text = ""
+    for number, line in numbered_lines(path):
         text = line.strip()
-        if text.startswith("["):
-            if stanza is not None:
-                yield stanza
-            stanza = {} if text == "[Term]" else None
-        elif stanza is not None and text and not text.startswith("!"):
-            key, colon, value = text.partition(":")
-            if not colon:
-                raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
-            stanza.setdefault(key, []).append(value.strip())
-    # Before the last stanza is given: a term whose line is cut off would be another term.
-    if not line.endswith("\n"):
-        raise DataError(f"{path}: ends inside a line: the file is cut off; get it again")
-    if stanza is not None:
-        yield stanza
-
-
-def _read_of(stanza: dict[str, list[str]]) -> tuple[list[str], ...]:
-    """All that counts of a term."""
-    return stanza["namespace"], _parents(stanza), stanza.get("alt_id", [])
+        if _STANZA.match(text):
+            is_read = text.startswith("[Term]")
+            yield ""
+        elif text and text[0] != "!" and not _CLAUSE.match(text):
+            raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
+        if is_read and text and text[0] != "!":
+            yield text
+    if text.replace('\\"', "").count('"') % 2:
+        raise DataError(f"{path}: ends inside a quoted text{_CUT_OFF}")
 
 
 def _parents(stanza: dict[str, list[str]]) -> list[str]:
     relations = [f"is_a {parent}" for parent in stanza.get("is_a", [])] + stanza.get("relationship", [])
-    # Of the other relations (regulates ...) none hands annotations up. After the parent come qualifiers and comments.
+    # Of the other relations (regulates ...) none hands annotations up. After the parent may come qualifiers.
     words = [relation.split()[:2] for relation in relations]
-    return [pair[1] for pair in words if len(pair) == 2 and pair[0] in ("is_a", "part_of")]
+    return [parent for relation, parent in words if relation in _UPWARDS]
 
 
 def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]]) -> Aspect:

@@ -2,6 +2,7 @@
 
 In: the files that the settings name, or the embedded sample. Out, in a folder of the stores: ``sequences``, a link to
 their store, ``terms.obo``, ``annotations.tsv`` (the most specific terms), ``accretion.tsv`` and ``validation.txt``.
+Ids of all files match those of the sequences in any spelling (:mod:`esmeray.dataset.identifiers`).
 
 Shape legend: R records of the store, M annotated proteins of an aspect, V its terms, K terms that are learnt, of all
 aspects.
@@ -24,10 +25,12 @@ from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, published
 from esmeray.common.text import counted
 from esmeray.dataset.batches.random_bits import split_records
+from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from esmeray.dataset.store.reader import Store
+from esmeray.dataset.table import numbered_lines
 from esmeray.dataset.targets import SparseTargets
 from esmeray.function.annotations import (
     EXPERIMENTAL,
@@ -36,12 +39,14 @@ from esmeray.function.annotations import (
     read_accretion,
     read_annotations,
 )
-from esmeray.function.ontology import Aspect, Ontology, lines_of, read_ontology
+from esmeray.function.ontology import Aspect, Ontology, read_ontology
 from esmeray.function.sample import write_sample
 
 log = logging.getLogger(__name__)
 
 SEQUENCES = "sequences"
+_RULES = 2
+"""Version of how files are read; folders of other versions are made again."""
 _FILES = ("terms.obo", "annotations.tsv", "accretion.tsv", "validation.txt")
 
 
@@ -88,6 +93,7 @@ def location(data: DataSection, root: Path) -> Path:
         )
     # Not min_count: which terms are learnt is decided when the folder is read, so that runs can share it.
     settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
+    settings["rules"] = _RULES
     if data.source == [SAMPLE]:
         return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
     files = (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)
@@ -134,7 +140,7 @@ def read(folder: Path) -> FunctionData:
     ontology_file, annotations, accretion_file, validation = (folder / name for name in _FILES)
     ontology = read_ontology(ontology_file)
     accretion = read_accretion(accretion_file, ontology)
-    held_out = {line.strip() for _, line in lines_of(validation)}
+    held_out = {line.strip() for _, line in numbered_lines(validation)}
     ids = [store.id(record) for record in range(len(store))]
     records = {name: record for record, name in enumerate(ids)}
     aspects = {}
@@ -213,15 +219,17 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
     annotations, obo = Path(str(terms.annotations)), Path(str(terms.ontology))
     ontology = read_ontology(obo)
     evidence = tuple(terms.evidence) or EXPERIMENTAL
-    read_terms = partial(read_annotations, annotations, ontology, unknown=terms.unknown, evidence=evidence)
     ids = [store.id(record) for record in range(len(store))]
-    known = _with_sequences(read_terms(), set(ids), annotations)
+    read_terms = partial(
+        read_annotations, annotations, ontology, proteins=ids, unknown=terms.unknown, evidence=evidence
+    )
+    known = read_terms()
     accretion = {name: information_accretion(aspect, ontology.aspects[name]) for name, aspect in known.items()}
     if terms.ia:
         accretion |= read_accretion(Path(terms.ia), ontology, terms.unknown)
     held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
     files: dict[str, Iterable[str]] = {
-        "terms.obo": (line for _, line in lines_of(obo)),
+        "terms.obo": (f"{line}\n" for _, line in numbered_lines(obo)),
         # Terms that follow from others are left out: reading the file propagates it again.
         "annotations.tsv": (
             f"{protein}\t{term}\n"
@@ -241,21 +249,6 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
             file.writelines(lines)
 
 
-def _with_sequences(annotations: dict[str, Annotations], ids: set[str], path: Path) -> dict[str, Annotations]:
-    known = {}
-    missing: set[str] = set()
-    for name, annotated in annotations.items():
-        rows = [row for row, protein in enumerate(annotated.proteins) if protein in ids]
-        missing |= set(annotated.proteins) - ids
-        if rows:
-            known[name] = Annotations(tuple(annotated.proteins[row] for row in rows), annotated.terms[rows])
-    if missing:  # a warning: annotations of a whole database go with a part of its sequences
-        log.warning("%s: %s without a sequence left out", path, counted(len(missing), "protein{s}"))
-    if not known:
-        raise DataError(f"{path}: none of its proteins has a sequence, such as {min(missing)}; check the ids")
-    return known
-
-
 def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
     """Protein and term of the annotations without those of other annotations' ancestors."""
     aspect = ontology.aspects[name]
@@ -267,17 +260,24 @@ def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[t
 def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial) -> set[str]:
     terms = data.terms
     if terms.validation:
-        return {line.strip() for _, line in lines_of(Path(terms.validation))}
+        path = Path(terms.validation)
+        listed = {line.strip() for _, line in numbered_lines(path)} - {""}
+        held_out = match_ids(sorted(listed), ids, path, "the sequences")
+        if len(held_out) < len(listed):
+            lacking = counted(len(listed) - len(held_out), "protein{s}")
+            log.warning("%s: %s without a sequence left out", path, lacking)
+        return {*held_out.values()}
     if terms.since:
         # As in CAFA: those that had no annotation in any aspect before.
         return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
     hashes = store.sequence_hashes  # equal sequences stay together
     if terms.clusters:
-        rows = (line.split() for _, line in lines_of(Path(terms.clusters)))
+        rows = (line.split() for _, line in numbered_lines(Path(terms.clusters)))
         clusters = {row[1]: row[0] for row in rows if len(row) > 1}
-        if lost := next((name for name in ids if name not in clusters), None):
+        members = match_ids(ids, clusters, "the sequences", terms.clusters)
+        if lost := next((name for name in ids if name not in members), None):
             raise DataError(f"{terms.clusters}: has no cluster of {lost}; cluster all sequences")
         # Of the cluster's name, which all its members have: none is held out while another is trained with.
-        hashes = np.array([xxhash.xxh3_64_intdigest(clusters[name].encode()) for name in ids], np.uint64)
+        hashes = np.array([xxhash.xxh3_64_intdigest(clusters[members[name]].encode()) for name in ids], np.uint64)
     _, chosen = split_records(hashes, data.validation_share)
     return {ids[record] for record in chosen.tolist()}

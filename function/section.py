@@ -83,7 +83,7 @@ class EvaluateTermsSection(EvaluationSection):
     """Files and choices of an evaluation."""
 
     truth: Path
-    """Annotations to evaluate by: TSV of protein and term, or GAF 2.2."""
+    """Annotations to evaluate by: a table of proteins and terms, or GAF."""
     ontology: Path
     """OBO file of the ontology, as go-basic.obo."""
     ia: Path | None = None
@@ -93,13 +93,14 @@ class EvaluateTermsSection(EvaluationSection):
     known: Path | None = None
     """Annotations known before, which do not count (partial knowledge)."""
     terms: Path | None = None
-    """File of the terms that count, one a line. Default: all."""
+    """File of the terms that count. Default: all."""
     aspect: str | None = None
     """The only aspect that the files may have, such as molecular_function."""
     unknown: Literal["refuse", "ignore"] = "refuse"
-    """Lines with terms that the ontology does not have, or proteins without annotation."""
+    """Terms that the ontology does not have, and proteins without annotation. refuse: name the line; ignore: leave out,
+    counted."""
     evidence: list[str] = Field([])
-    """Evidence codes to take from GAF. Default: experimental ones."""
+    """Evidence codes to take from GAF, and from a table that has some. Default: experimental ones."""
     since: GafDate = ""
     """First date to take from GAF, YYYYMMDD."""
     before: GafDate = ""

@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from esmeray.common.errors import DataError
-from esmeray.function.ontology import Ontology, lines_of
+from esmeray.dataset.table import numbered_lines
+from esmeray.function.ontology import Ontology
 from esmeray.function.section import MOST_TERMS
 
 _SCORE = re.compile(r"0\.\d{1,3}|1(\.0{1,3})?")
@@ -21,7 +22,7 @@ def check_submission(path: Path, ontology: Ontology) -> None:
     Lines of a protein have to stand together, as predictions are written: of a file of any size, the terms of one
     protein alone are in memory.
     """
-    rows = ((number, line.rstrip("\n").split("\t")) for number, line in lines_of(path))
+    rows = ((number, line.split("\t")) for number, line in numbered_lines(path))
     proteins: set[str] = set()
     for protein, lines in groupby(rows, key=lambda row: row[1][0]):
         terms: set[str] = set()

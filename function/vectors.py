@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
+from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.store.reader import Store
 from esmeray.function.section import COMPOSITION, EmbeddingsSection
 
@@ -50,9 +51,10 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
     embeddings = open_vectors(folder, "mean")
     ids = [store.id(record) for record in range(len(store))]
     # By id and not by order: the folder may hold other proteins besides, of the sequences to predict for.
-    if lost := next((name for name in ids if name not in embeddings.numbers), None):
+    matches = match_ids(ids, embeddings.numbers, "the sequences", folder)
+    if lost := next((name for name in ids if name not in matches), None):
         raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
-    numbers_R = np.array([embeddings.numbers[name] for name in ids])
+    numbers_R = np.array([embeddings.numbers[matches[name]] for name in ids])
     embeddings.refuse_other_sequences(numbers_R, store.lengths, store.sequence_hashes, store.path)
     return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]
 

@@ -9,7 +9,18 @@ ACCESSIONS = st.one_of(
     st.from_regex(r"[OPQ][0-9][A-Z0-9]{3}[0-9]", fullmatch=True),
     st.from_regex(r"[A-NR-Z][0-9]([A-Z][A-Z0-9]{2}[0-9]){1,2}", fullmatch=True),
 )
-SPELLINGS = ("{}", "sp|{}|NAME_HUMAN", "tr|{}|{}_9BACT", "sp|{}", "SP|{}|X", "{}.2", "{}-2", "sp|{}-3|NAME_HUMAN")
+SPELLINGS = (
+    "{}",
+    "UniProtKB:{}",
+    "gb|{}|",
+    "sp|{}|NAME_HUMAN",
+    "tr|{}|{}_9BACT",
+    "sp|{}",
+    "SP|{}|X",
+    "{}.2",
+    "{}-2",
+    "sp|{}-3|NAME_HUMAN",
+)
 
 
 @given(ACCESSIONS, st.sampled_from(SPELLINGS), st.sampled_from(SPELLINGS))
@@ -42,3 +53,19 @@ def test_a_small_file_goes_with_a_large_one_and_lacks_are_left_out():
     large = [f"P{n:05d}" for n in range(1000)]
     assert match_ids(["P00007", "x"], large, "few", "many") == {"P00007": "P00007"}
     assert match_ids(large, ["P00007", "x"], "many", "few") == {"P00007": "P00007"}
+
+
+def test_the_nearest_spelling_is_taken_and_of_isoforms_their_own_or_the_canonical_one():
+    known = ["sp|P12345|A_HUMAN", "sp|P12345-2|A_HUMAN", "sp|P12345-3|A_HUMAN", "NP_000509.1", "NP_000509.2"]
+    expected = {"P12345": known[0], "P12345-2": known[1], "P12345-9": known[0], "ref|NP_000509.2|": known[4]}
+    assert match_ids(expected, known, "left", "right") == expected
+
+
+def test_once_leaves_a_farther_spelling_without_a_match_and_refuses_two_that_are_as_near():
+    assert match_ids(["P12345-2", "P12345"], ["P12345"], "left", "right", once=True) == {"P12345": "P12345"}
+    with pytest.raises(DataError, match=r"left: ids 'P12345-2' and 'P12345-3' match 'P12345' of right; keep one"):
+        match_ids(["P12345-2", "P12345-3"], ["P12345"], "left", "right", once=True)
+
+
+def test_a_share_of_0_refuses_nothing():
+    assert match_ids(["a", "b"], ["c", "d"], "left", "right", share=0) == {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pandas._libs.parsers import STR_NA_VALUES
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.table import MISSING, PART_ROWS, Table, is_missing
+from esmeray.dataset.table import MISSING, PART_ROWS, Table, is_missing, numbered_lines
 from tests.dataset.stores import write_table, zipped
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -186,3 +186,13 @@ def test_what_is_no_parquet_is_refused(tmp_path):
     latin = pa.array([b"Z\xfcrich"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": latin, "label": ["a"]}), tmp_path / "latin", use_dictionary=False)
     assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", (tmp_path / "latin").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("", []), ("a", ["a"]), ("a\n", ["a"]), ("\n\na", ["", "", "a"]), ("a\r\nb\n\n", ["a", "b", ""])],
+)
+def test_a_last_line_is_a_line_with_and_without_its_end(tmp_path, text, lines):
+    path = tmp_path / "in.txt"
+    path.write_bytes(text.encode())
+    assert list(numbered_lines(path)) == [*enumerate(lines, 1)]

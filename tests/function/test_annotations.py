@@ -1,13 +1,17 @@
 """Annotations, scores and weights from files."""
 
+import gzip
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.function.annotations import (
+    Annotations,
     information_accretion,
     read_annotations,
     read_scores,
@@ -18,13 +22,17 @@ from tests.function.test_ontology import HEADER, term
 MF, BP = "molecular_function", "biological_process"
 
 
+def diamond(folder: Path) -> Ontology:
+    """Four terms, the last below the two of the middle, and one of another aspect."""
+    path = folder / "terms.obo"
+    middle = term("GO:1") + term("GO:2", "is_a: GO:1", "alt_id: GO:22") + term("GO:3", "is_a: GO:1")
+    path.write_text(HEADER + middle + term("GO:4", "is_a: GO:2", "is_a: GO:3") + term("GO:9", namespace=BP))
+    return read_ontology(path)
+
+
 @pytest.fixture
 def ontology(tmp_path) -> Ontology:
-    """Four terms, the last below the two of the middle, and one of another aspect."""
-    path = tmp_path / "terms.obo"
-    diamond = term("GO:1") + term("GO:2", "is_a: GO:1", "alt_id: GO:22") + term("GO:3", "is_a: GO:1")
-    path.write_text(HEADER + diamond + term("GO:4", "is_a: GO:2", "is_a: GO:3") + term("GO:9", namespace=BP))
-    return read_ontology(path)
+    return diamond(tmp_path)
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -60,9 +68,25 @@ def test_gaf_is_taken_by_evidence_date_and_without_not(ontology, tmp_path):
 BAD_ANNOTATIONS = {
     "unknown term": ("A\tGO:1\nA\tGO:7\n", "line 2: the term 'GO:7' is not in the ontology, or obsolete"),
     "one column": ("A\tGO:1\nA\n", "line 2: 2 columns were expected, got 'A'"),
+    "no id": ("A\tGO:1\n\tGO:1\n", "line 2: 2 columns were expected"),
+    "a missing id": ("A\tGO:1\nnan\tGO:1\n", "line 2: 2 columns were expected, got 'nan GO:1'"),
     "two aspects": ("A\tGO:1\nA\tGO:9\n", f"line 2: GO:9 is a term of {BP}, and only {MF} was asked for"),
-    "GAF 2.1": ("!gaf-version: 2.1\n" + gaf_row("A", "GO:1"), "is GAF 2.1; 2.2 is read"),
-    "GAF cut off": ("!gaf-version: 2.2\nUniProtKB\tA\n", "line 2: GAF 2.2 has 17 columns, got 2"),
+    "GAF 3": ("!gaf-version: 3.0\n" + gaf_row("A", "GO:1"), "is GAF 3.0; get the GAF of the same annotations"),
+    "GAF cut off": ("!gaf-version: 2.2\nUniProtKB\tA\n", "line 2: GAF has 17 columns, got 2"),
+    "GPAD 1.1": ("!gpa-version: 1.1\nUniProtKB\tA\n", "is GPAD 1.1; get the GAF"),
+    "GPAD 2.0": ("! gpad-version: 2.0\nUniProtKB:A\n", "is GPAD 2.0; get the GAF"),
+    "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI 2.1; get the GAF"),
+    "GPAD without a header": (
+        "UniProtKB\tA\tenables\tGO:1\tPMID:1\tECO:0000353\t\t\t2020\tX\t\t\n",
+        "is GPAD; get the",
+    ),
+    "other evidence code": (
+        "!gaf-version: 2.2\n" + gaf_row("A", "GO:1", "XYZ"),
+        "line 2: 'XYZ' is no term, aspect, sco",
+    ),
+    "unknown term in line 1": ("A\tGO:7\nA\tGO:1\n", "line 1: the term 'GO:7' is not in the ontology"),
+    "unknown term after a known one": ("A\tGO:1\tGO:7\n", "line 1: the term 'GO:7' is not in the ontology"),
+    "a word after a term": ("A\tGO:1\tmembrane\n", "line 1: 'membrane' is no term, aspect, score or evidence code"),
     "empty": ("", "no annotation is left"),
 }
 
@@ -81,7 +105,7 @@ def test_scores_keep_the_largest_of_repeats_and_only_wanted_proteins(ontology, t
         found = read_scores(path, ontology, {MF: ["B", "A"], BP: ["B"]}, unknown="ignore")
     assert set(found) == {MF}
     assert found[MF].toarray().tolist() == [[0, 0, 0, 1], [0, 0.7, 0, 0]]
-    assert "2 lines with unknown terms or proteins ignored" in caplog.text
+    assert "some.tsv: left out: lines of other proteins: 1, unknown terms: 1" in caplog.text
 
 
 BAD_SCORES = {
@@ -89,7 +113,8 @@ BAD_SCORES = {
     "A\tGO:1\tnan": "the score 'nan' is not",
     "A\tGO:1\thigh": "the score 'high' is not",
     "A\tGO:1": "3 columns were expected",
-    "X\tGO:1\t0.5": "the protein 'X' has no annotation to evaluate it by",
+    "A\tGO:1\t0.5\tGO:2": "3 columns were expected, got 'A GO:1 0.5 GO:2'",
+    "A\tGO:1;GO:2\t0.5": "3 columns were expected, got 'A GO:1 GO:2 0.5'",
     "A\tGO:7\t0.5": "the term 'GO:7' is not in the ontology",
     "A\tGO:9\t0.5": "GO:9 is a term of biological_process, and only molecular_function was asked for",
 }
@@ -99,6 +124,115 @@ BAD_SCORES = {
 def test_bad_scores_are_refused_with_their_line(ontology, tmp_path, line):
     with pytest.raises(DataError, match=f"some.tsv, line 1: {BAD_SCORES[line]}"):
         read_scores(written(tmp_path, line + "\n"), ontology, {MF: ["A"]}, aspect=MF)
+
+
+def test_an_id_that_is_no_annotated_protein_is_refused_with_its_line(ontology, tmp_path):
+    path = written(tmp_path, "A\tGO:1\t0.5\nX\tGO:1\t0.5\n")
+    with pytest.raises(DataError, match=r"some.tsv, line 2: the protein 'X' has no annotation to evaluate it by"):
+        read_scores(path, ontology, {MF: ["A"]})
+    with pytest.raises(DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' on one"):
+        read_scores(path, ontology, {MF: ["B", "C", "D"]})
+
+
+FORMS = {
+    "words": ("{0} {1}", " ", ""),
+    "CSV": ("{0},{1}", ";", ""),
+    "CSV with quotes": ('"{0}","{1}"', ", ", "Entry,term\n"),
+    "UniProt's table": ("{0}\t{1}", "; ", "Entry\tGene Ontology IDs\n"),
+    "CAFA's table": ("{0}\t{1}\tF", "\t", "EntryID\tterm\taspect\n"),
+    "scores": ("{0}\t{1}\t0.75", "|", "AUTHOR a\nMODEL 1\n"),
+    "evidence": ("{0}\t{1}\tIDA\tMFO\n\n# a comment", ",", "#protein\tterm\tevidence\n"),
+}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["P00001", "sp|P00002|B_HUMAN", "tr|A0A024R161|C", "P00004-2", "NP_000509.1"]),
+        st.lists(st.sampled_from(["GO:1", "GO:2", "GO:3", "GO:4", "GO:22"]), min_size=1, max_size=4),
+        min_size=1,
+    ),
+    st.sampled_from([*FORMS]),
+    st.booleans(),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_every_term_of_every_line_is_read_whatever_the_separators(
+    tmp_path_factory, terms_of, form, is_gzip, line_break
+):
+    folder = tmp_path_factory.getbasetemp()
+    ontology = diamond(folder)
+    line, separator, header = FORMS[form]
+    lines = [line.format(protein, separator.join(terms)) for protein, terms in terms_of.items()]
+    content = (header + "\n".join(lines)).replace("\n", line_break).encode()
+    path = folder / ("forms.gz" if is_gzip else "forms")
+    path.write_bytes(gzip.compress(content) if is_gzip else content)
+    aspect, annotations = ontology.aspects[MF], read_annotations(path, ontology)[MF]
+    assert annotations.proteins == tuple(terms_of)
+    for row, terms in zip(annotations.terms.toarray(), terms_of.values(), strict=True):
+        columns = [ontology.positions[term][1] for term in terms]
+        assert (row == aspect.ancestors.toarray()[columns].any(axis=0)).all()
+
+
+@given(
+    version=st.sampled_from(
+        ["!gaf-version: 1.0\n", "!gaf-version: 2.0\n", "! GAF-version: 2.1\n! x\n", "!gaf-version: 2.2\n", ""]
+    ),
+    spelling=st.sampled_from(["NOT", "not|enables", "NOT | involved_in", " Not ", "contributes_to|NOT", "NOT|"]),
+    plain=st.sampled_from(["", "enables", "involved_in|contributes_to", "acts_upstream_of_or_within", "is_nothing"]),
+)
+def test_every_gaf_is_read_and_every_not_is_left_out(tmp_path_factory, version, spelling, plain):
+    folder = tmp_path_factory.getbasetemp()
+    rows = gaf_row("A", "GO:2", relation=plain) + "! comment\n" + gaf_row("B", "GO:2", relation=spelling)
+    assert read_annotations(written(folder, version + rows), diamond(folder))[MF].proteins == ("A",)
+
+
+def test_what_is_left_out_is_counted_by_reason(ontology, tmp_path, caplog):
+    rows = gaf_row("A", "GO:2") + gaf_row("B", "GO:2", "IEA") * 2 + gaf_row("C", "GO:2", relation="NOT")
+    read_annotations(written(tmp_path, "!gaf-version: 2.1\n" + rows), ontology)
+    assert "some.tsv: left out: annotations of other evidence: 2, annotations with NOT: 1" in caplog.text
+    text = "P1\tGO:1\tIEA\nP2\tGO:1\tEXP\nP3\t\nP4\tNOT|enables\tGO:1\nP2\tGO:7\n"
+    assert read_annotations(written(tmp_path, text), ontology, unknown="ignore")[MF].proteins == ("P2",)
+    assert "of other evidence: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
+
+
+def test_dates_of_a_table_are_refused(ontology, tmp_path):
+    with pytest.raises(DataError, match=r"is a table, which has no dates; give GAF, or remove the dates"):
+        read_annotations(written(tmp_path, "A\tGO:1\n"), ontology, before="20200101")
+
+
+SPELLINGS = ("{}", "sp|{}|NAME_HUMAN", "tr|{}|{}_9BACT", "{}.2", "{}-2", "UniProtKB:{}")
+
+
+@given(st.lists(st.sampled_from(SPELLINGS), min_size=4, max_size=4), st.sampled_from(SPELLINGS))
+def test_scores_annotations_and_known_ones_are_joined_whatever_the_spelling(tmp_path_factory, spellings, other):
+    folder = tmp_path_factory.getbasetemp()
+    ontology = diamond(folder)
+    names = [f"P0000{number}" for number in range(4)]
+    truth = [spelling.format(name, name) for spelling, name in zip(spellings, names, strict=True)]
+    scored = "".join(f"{other.format(name, name)}\tGO:2\t0.{number + 1}\n" for number, name in enumerate(names))
+    scores = read_scores(written(folder, scored), ontology, {MF: truth})[MF].toarray()
+    assert scores[:, 1].tolist() == [0.1, 0.2, 0.3, 0.4]
+    annotated = "".join(f"{other.format(name, name)}\tGO:2\n" for name in names)
+    for found in (
+        read_annotations(written(folder, annotated), ontology, proteins=truth)[MF],
+        Annotations(tuple(truth), read_annotations(written(folder, annotated), ontology)[MF].of(truth)),
+    ):
+        assert found.proteins == tuple(truth)
+        assert found.terms.toarray()[:, :2].all()
+
+
+def test_scores_of_an_isoform_leave_those_of_the_protein_itself(ontology, tmp_path):
+    path = written(tmp_path, "P00001-2\tGO:2\t0.9\nsp|P00001|A\tGO:2\t0.1\n")
+    assert read_scores(path, ontology, {MF: ["P00001"]}, unknown="ignore")[MF].toarray()[0, 1] == 0.1
+    path = written(tmp_path, "P00001-2\tGO:2\t0.9\nP00001-3\tGO:2\t0.1\n")
+    with pytest.raises(DataError, match="ids 'P00001-2' and 'P00001-3' match 'P00001' of the annotated proteins"):
+        read_scores(path, ontology, {MF: ["P00001"]})
+
+
+def test_annotations_of_isoforms_are_those_of_their_protein(ontology, tmp_path):
+    path = written(tmp_path, "P00001-2\tGO:2\nP00001-3\tGO:3\nP00009\tGO:1\n")
+    annotations = read_annotations(path, ontology, proteins=["sp|P00001|A"])[MF]
+    assert annotations.proteins == ("sp|P00001|A",)
+    assert annotations.terms.toarray().tolist() == [[True, True, True, False]]
 
 
 def test_information_accretion_is_that_of_a_term_given_all_its_parents(ontology, tmp_path):

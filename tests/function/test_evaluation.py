@@ -116,7 +116,24 @@ def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
         assert found.metrics[name].interval == pytest.approx((low, high), abs=0.25 * (high - low))
         assert found.metrics[name].interval[0] <= found.metrics[name].value <= found.metrics[name].interval[1]
     recall_T, precision_T = found.curves["rc"][::-1], found.curves["pr"][::-1]
-    assert found.metrics["aupr"].value == pytest.approx(np.trapezoid(precision_T, recall_T), abs=1e-12)
+    area = np.trapezoid([precision_T[0], *precision_T], [0, *recall_T])
+    assert found.metrics["aupr"].value == pytest.approx(area, abs=1e-12)
+
+
+@pytest.mark.parametrize("known", [None, "none"])
+def test_areas_of_a_perfect_ranking_are_1_and_of_a_bad_one_less(tmp_path, known):
+    aspect, truth, _ = small(tmp_path)
+    annotated_NV = truth.terms.toarray()
+    settings = EvaluationSection(draws=20)
+    nothing = None if known is None else Annotations((), csr_array((0, len(aspect.terms)), dtype=bool))
+    for high, low in ((1, 0), (0.9, 0.1), (0.011, 0.001)):
+        scores = csr_array(np.where(annotated_NV, high, low).astype(float))
+        metrics = evaluate_functions(aspect, truth, scores, known=nothing, settings=settings).metrics
+        for name in ("aupr", "aupr_micro"):
+            assert metrics[name].value == pytest.approx(1)
+            assert metrics[name].interval == pytest.approx((1, 1))
+    reversed_scores = csr_array(np.where(annotated_NV, 0.1, 0.9))
+    assert evaluate_functions(aspect, truth, reversed_scores, settings=settings).metrics["aupr_micro"].value < 0.6
 
 
 def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.function.ontology import Ontology, read_ontology
@@ -53,8 +55,12 @@ GOOD = term("GO:1") + term("GO:2", "is_a: GO:1")
 REFUSED = {
     "cyclic": (term("GO:1", "is_a: GO:2") + term("GO:2", "is_a: GO:1"), "run in a circle at or above GO:1"),
     "a term its own parent": (GOOD + term("GO:3", "is_a: GO:3"), "run in a circle at or above GO:3"),
-    "cut inside a line": (GOOD + term("GO:3", "is_a: GO:1").rstrip(), "ends inside a line: the file is cut off"),
-    "cut before the namespace": (GOOD + "[Term]\nid: GO:3\nname: x\n", "term 'GO:3' has no namespace"),
+    "cut inside a key": (GOOD + "[Term]\nid: GO:3\nnamespa", "line 17: 'namespa' is no 'key: value'"),
+    "cut inside a stanza's name": (GOOD + "[Ter", "line 15: '[Ter' is no 'key: value'"),
+    "cut before a value": (GOOD + term("GO:3", "is_a:"), "line 19: 'is_a:' is no 'key: value'"),
+    "cut before the namespace": (GOOD + "[Term]\nid: GO:3\nname: x\n", "ends inside term 'GO:3'"),
+    "cut inside the namespace": (GOOD + "[Term]\nid: GO:3\nname: x\nnamespace: molec", "ends inside term 'GO:3'"),
+    "cut inside a definition": (GOOD + term("GO:3") + '[Term]\nid: GO:5\ndef: "The', "ends inside a quoted text"),
     "cut before a parent": (term("GO:2", "is_a: GO:3"), "GO:3, a parent of GO:2, is not in the file"),
     "twice": (GOOD + term("GO:2"), "term GO:2 is defined twice"),
     "alternative id of two": (GOOD + term("GO:3", "alt_id: GO:2"), "GO:2, an alternative id of GO:3, is a term"),
@@ -75,6 +81,62 @@ def test_a_file_that_is_no_ontology_is_refused(tmp_path, kind):
 def test_a_damaged_or_missing_file_is_refused(tmp_path):
     path = tmp_path / "terms.obo.gz"
     path.write_bytes(gzip.compress((HEADER + GOOD * 50).encode())[:-20])
-    for bad in (path, tmp_path / "absent.obo"):
-        with pytest.raises(DataError, match="can't be read"):
-            read_ontology(bad)
+    with pytest.raises(DataError, match="truncated"):
+        read_ontology(path)
+    with pytest.raises(DataError, match="can't be read"):
+        read_ontology(tmp_path / "absent.obo")
+
+
+@pytest.mark.parametrize(
+    ("header", "namespaces"),
+    [
+        ("default-namespace: human_phenotype\n", {"human_phenotype"}),
+        ("ontology: mondo\n", {"mondo"}),
+        ("ontology: hp\ndefault-namespace: human_phenotype ! of all terms\n", {"human_phenotype"}),
+    ],
+)
+def test_terms_without_a_namespace_belong_to_the_file_s_own(tmp_path, header, namespaces):
+    path = tmp_path / "hp.obo"
+    path.write_text(f"format-version: 1.2\n{header}\n[Term]\nid: HP:1\nname: All\n\n[Term]\nid: HP:2\nis_a: HP:1 ! All")
+    aspects = read_ontology(path).aspects
+    assert {name: aspect.terms for name, aspect in aspects.items()} == dict.fromkeys(namespaces, ("HP:1", "HP:2"))
+
+
+def test_a_file_with_neither_namespaces_nor_a_default_is_refused(tmp_path):
+    path = tmp_path / "terms.obo"
+    path.write_text("[Term]\nid: HP:1\nname: All\n")
+    with pytest.raises(DataError, match="term 'HP:1' has no id or no namespace, and the header no default"):
+        read_ontology(path)
+
+
+STANZAS = [
+    term("GO:1").strip(),
+    term("GO:2", 'is_a: GO:1 {source="x"} ! one', "alt_id: GO:20 ! before").strip(),
+    term("GO:3", 'relationship:  BFO:0000050   GO:1 {gci="y"}').strip(),
+    term("GO:4", 'is_obsolete: true {at="z"}', "replaced_by: GO:2").strip(),
+    "[Typedef]\nid: part_of\nname: part of\nis_transitive: true",
+    "[Instance]\nid: x\ninstance_of: GO:1",
+]
+
+
+@given(
+    order=st.permutations(STANZAS),
+    header=st.sampled_from(["", HEADER, "! a comment\n" + HEADER]),
+    gap=st.sampled_from(["\n", "\n\n", "\n\n\n! a comment\n", "\n! a: comment\n\n"]),
+    within=st.sampled_from(["\n", "\n\n", "\n! comment\n", " \n"]),
+    end=st.sampled_from(["", "\n", "\n\n", "\n! end"]),
+    line_break=st.sampled_from(["\n", "\r\n"]),
+    mark=st.booleans(),
+)
+def test_every_layout_of_the_same_terms_is_the_same_ontology(
+    tmp_path_factory, order, header, gap, within, end, line_break, mark
+):
+    text = header + gap.join(stanza.replace("\n", within) for stanza in order) + end
+    path = tmp_path_factory.getbasetemp() / "layout.obo"
+    path.write_bytes(("\ufeff" * mark + text.replace("\n", line_break)).encode())
+    ontology = read_ontology(path)
+    (aspect,) = ontology.aspects.values()
+    child, parent = aspect.parents.nonzero()
+    edges = {(aspect.terms[c], aspect.terms[p]) for c, p in zip(child, parent, strict=True)}
+    assert edges == {("GO:2", "GO:1"), ("GO:3", "GO:1")}
+    assert set(ontology.positions) == {"GO:1", "GO:2", "GO:3", "GO:20"}

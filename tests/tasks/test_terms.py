@@ -86,7 +86,7 @@ def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(fi
         prepared(tmp_path, files | {"annotations": str(tmp_path / "more.tsv")})
     assert "1 protein without a sequence" in caplog.text
     (tmp_path / "none.tsv").write_text("P1\tEX:0000001\n")
-    with pytest.raises(DataError, match="none of its proteins has a sequence"):
+    with pytest.raises(DataError, match=r"only 0 of 1 ids match the sequences: 'P1' on one side, 'family"):
         prepared(tmp_path, files | {"annotations": str(tmp_path / "none.tsv")})
 
 

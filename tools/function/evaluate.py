@@ -14,6 +14,7 @@ Examples:
 import json
 import logging
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from rich.table import Table
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted
+from esmeray.dataset.identifiers import match_ids
 from esmeray.function.annotations import (
     EXPERIMENTAL,
     information_accretion,
@@ -62,15 +64,19 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     # Truth, known annotations and those of the weights by the same rules, or they would not be of the same terms.
     read = partial(read_annotations, ontology=ontology, unknown=unknown, evidence=evidence)
     truth = read(section.truth, aspect=section.aspect, since=section.since, before=section.before)
+    proteins = {name: annotations.proteins for name, annotations in truth.items()}
     known = read(section.known) if section.known else {}
+    if known:
+        # Of few or of all proteins something may be known; of none, the ids are of another kind.
+        known_ids = {*chain(*(annotations.proteins for annotations in known.values()))}
+        match_ids(chain(*proteins.values()), known_ids, section.truth, section.known, share=1e-9)
     terms = read_terms(section.terms, ontology, unknown) if section.terms else {}
     accretion = read_accretion(section.ia, ontology, unknown) if section.ia else {}
     if section.ia_from:
         for name, annotations in read(section.ia_from).items():
             accretion[name] = information_accretion(annotations, ontology.aspects[name])
-    # Scores of other proteins count nowhere; they are not kept.
-    proteins = {name: annotations.proteins for name, annotations in truth.items()}
     evaluations = {}
+    # Scores of other proteins count nowhere; they are not kept.
     scores_of = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
     for name, scores in scores_of.items():
         evaluation = evaluate_functions(

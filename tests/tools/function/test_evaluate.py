@@ -67,8 +67,46 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     command.refused(3, "run in a circle", *evaluate, *files, "--evaluate.ontology", cyclic)
     assert "no score reaches a threshold" in command(*evaluate, low, *files[1:], *OPTIONS).err
     command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
+    (tmp_path / "others.tsv").write_text("sp|X|Y\tGO:0000000\n")
+    others = command(*evaluate, *files, "--evaluate.known", tmp_path / "others.tsv", *OPTIONS)
+    assert others.code == 3 and "ids match" in others.err and "'sp|X|Y'" in others.err
     whole = command(*evaluate, *files, "--evaluate.known", files[2], *OPTIONS)
     assert whole.code == 3 and "with annotations that count" in whole.err
+
+
+FIELD = {
+    # Predictions, truth, ontology: proteins of the molecular functions, Fmax, and what is left out of the truth.
+    ("pred.tsv", "truth.tsv", "go.obo"): (2, 1.0, ""),
+    ("pred.tsv", "truth.tsv", "nonl.obo"): (2, 1.0, ""),
+    ("pred.tsv", "wide.tsv", "go.obo"): (2, 1.0, ""),
+    ("pred.tsv", "uniprot.tsv", "go.obo"): (2, 1.0, ""),
+    # P4 has no prediction: precision 1, recall 2/3.
+    **{
+        ("pred.tsv", truth, "go.obo"): (3, 0.8, ": left out: annotations with NOT: 2, annotations of other evidence: 2")
+        for truth in ("a21.gaf", "a22.gaf", "nohead.gaf", "not_lower.gaf")
+    },
+    ("hp_pred.tsv", "hp_truth.tsv", "hp.obo"): (1, 1.0, ""),
+}
+
+
+@pytest.mark.parametrize("names", FIELD, ids="-".join)
+def test_files_as_people_have_them_are_read(command, shared_data, monkeypatch, tmp_path, caplog, names):
+    monkeypatch.chdir(shared_data.parent / "field" / "annotations")
+    predictions, truth, ontology = names
+    options = f"--evaluate.truth {truth} --evaluate.ontology {ontology} --evaluate.draws 0".split()
+    command.done("function", "evaluate", predictions, *options, "--evaluate.output", tmp_path / "out")
+    aspects = json.loads((tmp_path / "out" / "evaluation.json").read_text())["aspects"]
+    (aspect,) = aspects.values()
+    proteins, fmax, left_out = FIELD[names]
+    assert (aspect["proteins"], aspect["metrics"]["fmax"]["value"]) == (proteins, pytest.approx(fmax))
+    assert left_out in caplog.text and (": left out: " in caplog.text) == bool(left_out)
+
+
+@pytest.mark.parametrize(("truth", "name"), [("a.gpad", "GPAD 1.1"), ("a2.gpad", "GPAD 2.0")])
+def test_other_formats_are_refused_by_their_name(command, shared_data, monkeypatch, truth, name):
+    monkeypatch.chdir(shared_data.parent / "field" / "annotations")
+    options = f"--evaluate.truth {truth} --evaluate.ontology go.obo".split()
+    command.refused(3, f"{truth}: is {name}; get the GAF", "function", "evaluate", "pred.tsv", *options)
 
 
 EXAMPLE = "--evaluate.truth example/ground_truth_partial.tsv --evaluate.ontology example/go-sample.obo \

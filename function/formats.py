@@ -1,0 +1,83 @@
+"""Lines of files of annotations, scores and weights: GAF, and tables of an id and terms.
+
+In: a file, plain or compressed. Out: rows of an id and the words after it, which whoever reads the file understands:
+terms, evidence codes, aspects, numbers. Comments (``!`` and ``#``), a header and CAFA's lines without a protein are
+passed over.
+"""
+
+import re
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from esmeray.common.errors import DataError
+from esmeray.dataset.table import numbered_lines
+
+_GAF = ("GAF 1.0", "GAF 2.0", "GAF 2.1", "GAF 2.2")
+"""Versions with the same columns: before 2.2 the fourth is often empty, or NOT; 1.0 lacks the last two."""
+_VERSION = re.compile(r"!\s*(ga|gp)(\w)\w*-version:?\s*(\S*)", re.IGNORECASE)
+_GPAD = re.compile(r"(?:[^\t]*\t){5}\s*ECO:")
+_NOT = re.compile(r"(?:^|.*[|,\s])NOT(?:$|[|,\s])", re.IGNORECASE)
+_JOINED = str.maketrans(';,|"', "    ")
+"""Separators of terms, and quotes around a field, as blanks."""
+_BLANKS = re.compile(r"[\s,;]+")
+_HEADER = re.compile(r"[^\d:]+")
+_CAFA = {"AUTHOR", "MODEL", "KEYWORDS", "ACCURACY", "END"}
+"""First words of lines of CAFA's files that name no protein."""
+
+
+class Row(NamedTuple):
+    """A line: its number, its id, and the words after it. ``date`` (YYYYMMDD) is None if the format has no dates."""
+
+    number: int
+    id: str
+    words: list[str]
+    date: str | None = None
+
+
+def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
+    """Rows of GAF, with the term, its evidence code and, if it has one, NOT; or those of a table.
+
+    ``known``: terms of the ontology. Raises DataError for other formats and versions, by their name.
+    """
+    is_gaf = False
+    for number, line in numbered_lines(path):
+        version = _VERSION.match(line)
+        if version or _GPAD.match(line):
+            name = (
+                "GPAD" if version is None else f"{version[1]}{version[2]} {version[3]}".upper().replace("GPA", "GPAD")
+            )
+            if name not in _GAF:
+                raise DataError(f"{path}: is {name}; get the GAF of the same annotations (1.0 to 2.2)")
+            is_gaf = True
+        elif line.strip() and not line.startswith("!"):
+            cells = [cell.strip() for cell in line.split("\t")]
+            # Without its first line, GAF is known by its shape.
+            is_gaf = is_gaf or (15 <= len(cells) <= 17 and cells[12].startswith("taxon:"))
+            if not is_gaf:
+                yield from table_rows(path, known)
+                return
+            if len(cells) < 15:
+                raise DataError(f"{path}, line {number}: GAF has 17 columns, got {len(cells)}; get the file again")
+            words = [cells[4], cells[6].upper(), *["NOT"] * bool(_NOT.match(cells[3]))]
+            yield Row(number, cells[1], words, cells[13])
+
+
+def table_rows(path: Path, known: Container[str]) -> Iterator[Row]:
+    """Rows of a table: an id, up to the first tab or blank, in a line without tabs also comma or semicolon, and words.
+
+    Words are separated by tabs, blanks, ``;``, ``,`` or ``|``. The first line is a header if it has no known term and
+    no digit or colon, which ids of proteins and terms have.
+    """
+    is_first = True
+    for number, line in numbered_lines(path):
+        if not line or line[0] in "!#" or line.isspace():
+            continue
+        record_id, *rest = line.split(None, 1) if "\t" in line else _BLANKS.split(line.strip(), 1)
+        words = " ".join(rest).translate(_JOINED).split()
+        is_text = record_id in _CAFA or (is_first and _HEADER.fullmatch(line) is not None)
+        is_first = is_first and record_id in _CAFA
+        if not is_text or any(word in known for word in (record_id, *words)):
+            # An empty second column is a protein without terms, as UniProt's tables have it.
+            record_id = "" if line[0] == "\t" else record_id.strip(' "')
+            yield Row(number, record_id, words or [""] * ("\t" in line))
