@@ -20,6 +20,7 @@ from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
+    TRAINED_ON,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
@@ -63,10 +64,17 @@ def join(
 
     output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
     # Records, and their order, are those of the first; so is their index, of all of its parts.
-    columns = {name: first.column(name) for name in ("id", "length", "hash")}
+    optional = ["second_hash"] if first.has_column("second_hash") else []
+    columns = {name: first.column(name) for name in ("id", "length", "hash", *optional)}
     columns["sequence"] = pa.array(first.sequences)
-    write_index(building, [columns])
-    job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
+    job: dict[str, Any] = {"joined": {name: source.manifest.job for name, source in sources.items()}}
+    trained_N = np.zeros(len(first), dtype=bool)
+    for source, order_N in zip(sources.values(), orders, strict=True):
+        if source.trained is not None:  # one fitted model is enough to have seen a protein
+            trained_N[order_N] |= source.trained
+            job[TRAINED_ON] = max(job.get(TRAINED_ON, 0), source.manifest.job[TRAINED_ON])
+            columns["trained"] = pa.array(trained_N)
+    write_index(building, [columns], [*columns])
     manifest = EmbeddingsManifest(
         num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job
     )
@@ -86,7 +94,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
         # By then each id is there once, so that the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
-        sources[0].refuse_other_sequences(order_N, source.lengths, source.hashes, source.source)
+        sources[0].refuse_other_sequences(order_N, source.identities, source.source)
         orders.append(order_N)
     return orders
 

@@ -2,16 +2,19 @@
 
 ``embeddings.json``     what each output is, its files, and the job that it was made by
 ``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
-                        hash (XXH3-64 of its residues, as stores have it)
+                        hash and second_hash (the key of its residues, as caches have it), and, if a model was fitted to
+                        proteins that its folder lists, trained (whether this sequence is one of them)
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
-``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest
+``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest, which
+                        names the manifest that it continues
 
 Nothing here needs torch or Ray.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
@@ -22,9 +25,10 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import MADE_FILE, PARTS, inner_name, write_atomically, writing
+from esmeray.common.publishing import MADE_FILE, PARTS, file_xxh128, inner_name, write_atomically, writing
 from esmeray.common.remote import local_path, open_ranges, uri_of
 from esmeray.common.verification import verified
+from esmeray.run_folder.job import differences
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
@@ -37,7 +41,14 @@ _INDEX_TYPES = {
     "sequence": pa.int64(),
     "key": pa.string(),
     "hash": pa.uint64(),
+    "second_hash": pa.uint64(),
+    "trained": pa.bool_(),
 }
+_OPTIONAL = ("key", "second_hash", "trained")
+CONTINUES = "continues"
+"""Key of a part's job: XXH3-128 of the manifest before it."""
+TRAINED_ON = "trained_on"
+"""Key of a job: the number of proteins to which the model was fitted, if its folder lists them."""
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
@@ -168,6 +179,11 @@ class Part:
         """(N,) number of each record's distinct sequence in this folder."""
         return self.column("sequence").to_numpy()
 
+    def has_column(self, name: str) -> bool:
+        path = verified(self.folder / INDEX_FILE)
+        with parsing(path, REMEDY):
+            return name in pq.read_schema(path).names
+
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
 
@@ -208,6 +224,8 @@ class Index:
         folders = part_folders(self.folder)
         self.parts = [Part(path, uri and "/".join([uri, *path.relative_to(self.folder).parts])) for path in folders]
         self.manifest = self.parts[0].manifest
+        for before, part in pairwise(self.parts):
+            _refuse_foreign(part, before, self.manifest)
         self.num_records = sum(part.num_records for part in self.parts)
 
     @cached_property
@@ -226,26 +244,40 @@ class Index:
         if len(self.parts) == 1:
             return self.parts[0].sequences
         # Each part counts its own from 0.
-        return np.unique(np.stack([self.hashes, self.lengths]), axis=1, return_inverse=True)[1].reshape(-1)
+        return np.unique(self.identities, axis=0, return_inverse=True)[1].reshape(-1)
 
     def refuse_other_sequences(
         self,
         numbers_n: NDArray[np.integer],
-        lengths_n: NDArray,
-        hashes_n: NDArray,
+        identities_n3: NDArray[np.uint64],
         where: object,
         remedy: str = "embed the same sequences",
     ) -> None:
         """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
-        is_other_n = (self.lengths[numbers_n] != lengths_n) | (self.hashes[numbers_n] != hashes_n)
+        is_other_n = differ(self.identities[numbers_n], identities_n3)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
             raise DataError(f"{self.source}: {name!r} is another sequence than in {where}; {remedy}")
 
     @cached_property
-    def hashes(self) -> NDArray[np.uint64]:
-        """(N,) XXH3-64 of each record's sequence."""
-        return self.column("hash").to_numpy()
+    def identities(self) -> NDArray[np.uint64]:
+        """(N, 3) length, hash and second hash of sequences; a second hash of 0 was not recorded."""
+        return self.identities_of(0, self.num_records)
+
+    def identities_of(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """(n, 3) of the records from ``start`` up to ``stop``."""
+        columns = [self.column(name, start, stop).to_numpy() for name in ("length", "hash")]
+        has_second = self.has_column("second_hash")
+        second = self.column("second_hash", start, stop).to_numpy() if has_second else np.zeros_like(columns[1])
+        return np.column_stack([*columns, second])
+
+    @cached_property
+    def trained(self) -> NDArray[np.bool_] | None:
+        """(N,) whether the model was fitted to each record's sequence; None if the model recorded no such proteins."""
+        return self.column("trained").to_numpy() if self.has_column("trained") else None
+
+    def has_column(self, name: str) -> bool:
+        return all(part.has_column(name) for part in self.parts)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
@@ -263,9 +295,34 @@ class Index:
         return pa.chunked_array(chunks, _INDEX_TYPES[name])
 
 
-def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
-    """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, maybe HDF5's ``key``."""
-    schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])
+def differ(ours_n3: NDArray[np.uint64], theirs_n3: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether sequences differ by their identities; what one side did not record is not compared."""
+    is_recorded_n3 = np.logical_and(ours_n3, theirs_n3)
+    return ((ours_n3 != theirs_n3) & is_recorded_n3).any(axis=1)
+
+
+def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None:
+    """Raise DataError for a part that does not continue the folder or the part before it, as one of another output."""
+    job = part.manifest.job
+    # Keys that a maker left out, as versions before did, say nothing.
+    known = {name: first.job[name] for name in ("model", "settings") if name in first.job and name in job}
+    changes = differences(job, known)
+    continues = file_xxh128(before.folder / MANIFEST_FILE)
+    if job.get(CONTINUES, continues) != continues:
+        changes += differences(job, {CONTINUES: continues})
+    changes += differences(
+        {name: output.description for name, output in part.manifest.outputs.items()},
+        {name: output.description for name, output in first.outputs.items()},
+    )
+    if changes:
+        raise DataError(
+            f"{part.where('')}: is no part of this output ({changes[0]}); remove it, or compute the embeddings again"
+        )
+
+
+def write_index(folder: Path, rows: Iterable[dict[str, Any]], optional: Collection[str] = ()) -> None:
+    """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, and ``optional`` ones."""
+    schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if name not in {*_OPTIONAL} - {*optional}])
     path = folder / INDEX_FILE
     with writing(path), pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for columns in rows:

@@ -14,9 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.statistics import percentile_interval, ratio, resamplings
+from esmeray.common.text import counted
 
 METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
 """Columns of :func:`query_metrics`."""
+
+
+def training_line(trained_n: NDArray[np.bool_] | None, trained_on: int | None, kind: str = "") -> str:
+    """Say how many of n proteins of a kind the model was fitted to. None: not recorded."""
+    if trained_n is None or trained_on is None:
+        return "proteins in the training of the model: not recorded"
+    return (
+        f"{np.count_nonzero(trained_n):,} of {counted(len(trained_n), f'{kind}protein{{s}}')} were in the training of "
+        f"the fitted model ({counted(trained_on, 'protein{s}')})"
+    )
 
 
 def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -101,7 +101,7 @@ def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
         return column(self, *arguments)
 
     monkeypatch.setattr(Embeddings, "column", counted)
-    monkeypatch.setattr(build, "INDEX_ROWS", 70)
+    monkeypatch.setattr("esmeray.inference.index.rows.INDEX_ROWS", 70)
     built = build_index([*sources, sources[0]], section(tmp_path / "blocks"))
     assert (built.new, built.known) == (700, 400)
     assert max(asked) == 70, "their number does not count"
