@@ -17,7 +17,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +173,9 @@ def lengths_of(texts: Sequence[Any]) -> np.ndarray:
     return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
 
 
-def hashes_of(texts: list[bytes]) -> np.ndarray:
+def hashes_of(texts: list[bytes], seed: int = 0) -> np.ndarray:
     """(N,) uint64: XXH3-64 of each."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, texts), dtype=np.uint64, count=len(texts))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, texts, repeat(seed)), dtype=np.uint64, count=len(texts))
 
 
 def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
