@@ -105,7 +105,7 @@ def main(
             without = _reported(values_without, evaluate)
         facts["training"] = {
             "trained_on": trained_on,
-            "proteins": np.count_nonzero(trained_n),
+            "proteins": int(np.count_nonzero(trained_n)),
             "queries_without": len(values_without),
             "levels_without": without,
         }
