@@ -13,6 +13,7 @@ from esmeray.dataset.embeddings.formats.base import Block, Source
 from esmeray.dataset.embeddings.formats.hdf5 import hdf5_key
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
+    TRAINING_FILE,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
@@ -73,8 +74,7 @@ def make_embeddings(
     part |= {"key": keys} if file_format == "hdf5" else {}
     job: dict[str, Any] = {"model": model}
     if learnt is not None:
-        part["trained"] = np.isin(keys_n2[:, 0], keys_of(sequence.encode() for sequence in learnt)[:, 0])
-        job["trained_on"] = len(learnt)
-    write_index(folder, [part], [*part])
+        np.save(folder / TRAINING_FILE, keys_of(sequence.encode() for sequence in learnt)[:, 0])
+    write_index(folder, [part], has_keys="key" in part)
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs=manifests, job=job))
     return folder

@@ -20,11 +20,12 @@ from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
-    TRAINED_ON,
+    TRAINING_FILE,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
     ranges,
+    training_hashes,
     write_index,
     write_manifest,
 )
@@ -64,17 +65,15 @@ def join(
 
     output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
     # Records, and their order, are those of the first; so is their index, of all of its parts.
-    optional = ["second_hash"] if first.has_column("second_hash") else []
-    columns = {name: first.column(name) for name in ("id", "length", "hash", *optional)}
+    columns = {name: first.column(name) for name in ("id", "length", "hash", "second_hash")}
     columns["sequence"] = pa.array(first.sequences)
-    job: dict[str, Any] = {"joined": {name: source.manifest.job for name, source in sources.items()}}
-    trained_N = np.zeros(len(first), dtype=bool)
-    for source, order_N in zip(sources.values(), orders, strict=True):
-        if source.trained is not None:  # one fitted model is enough to have seen a protein
-            trained_N[order_N] |= source.trained
-            job[TRAINED_ON] = max(job.get(TRAINED_ON, 0), source.manifest.job[TRAINED_ON])
-            columns["trained"] = pa.array(trained_N)
-    write_index(building, [columns], [*columns])
+    write_index(building, [columns])
+    trainings = [
+        hashes for hashes in (training_hashes(source.folder) for source in sources.values()) if hashes is not None
+    ]
+    if trainings:  # one fitted model is enough to have seen a protein
+        np.save(building / TRAINING_FILE, np.unique(np.concatenate(trainings)))
+    job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     manifest = EmbeddingsManifest(
         num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job
     )

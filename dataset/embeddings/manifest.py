@@ -2,8 +2,8 @@
 
 ``embeddings.json``     what each output is, its files, and the job that it was made by
 ``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
-                        hash and second_hash (the key of its residues, as caches have it), and, if a model was fitted to
-                        proteins that its folder lists, trained (whether this sequence is one of them)
+                        hash and second_hash (the key of its residues, as caches have it)
+``training.npy``        hashes of the sequences to which the model was fitted, as its own folder has them, if it does
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
 ``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest, which
@@ -12,7 +12,7 @@
 Nothing here needs torch or Ray.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -32,7 +32,9 @@ from esmeray.run_folder.job import differences
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
-_ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, MADE_FILE)
+TRAINING_FILE = "training.npy"
+"""(L,) uint64, XXH3-64 of the sequences to which a model was fitted: of a model, of embeddings, and of an index."""
+_ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, TRAINING_FILE, MADE_FILE)
 """Files of a folder at a URI that are copied whole: the others are read by them, and are many times as large."""
 REMEDY = "compute or copy the embeddings again"
 _INDEX_TYPES = {
@@ -42,13 +44,9 @@ _INDEX_TYPES = {
     "key": pa.string(),
     "hash": pa.uint64(),
     "second_hash": pa.uint64(),
-    "trained": pa.bool_(),
 }
-_OPTIONAL = ("key", "second_hash", "trained")
 CONTINUES = "continues"
 """Key of a part's job: XXH3-128 of the manifest before it."""
-TRAINED_ON = "trained_on"
-"""Key of a job: the number of proteins to which the model was fitted, if its folder lists them."""
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
@@ -179,11 +177,6 @@ class Part:
         """(N,) number of each record's distinct sequence in this folder."""
         return self.column("sequence").to_numpy()
 
-    def has_column(self, name: str) -> bool:
-        path = verified(self.folder / INDEX_FILE)
-        with parsing(path, REMEDY):
-            return name in pq.read_schema(path).names
-
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
 
@@ -200,6 +193,8 @@ class Part:
             bounds = np.cumsum([0, *sizes])
             first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
             last = int(bounds.searchsorted(self.num_records if stop is None else stop))
+            if name == "second_hash" and name not in file.schema_arrow.names:  # as earlier versions wrote it
+                return pa.chunked_array([np.zeros((self.num_records if stop is None else stop) - start, np.uint64)])
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
             column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
             if column.type != _INDEX_TYPES[name] or column.null_count:
@@ -266,18 +261,8 @@ class Index:
 
     def identities_of(self, start: int, stop: int) -> NDArray[np.uint64]:
         """(n, 3) of the records from ``start`` up to ``stop``."""
-        columns = [self.column(name, start, stop).to_numpy() for name in ("length", "hash")]
-        has_second = self.has_column("second_hash")
-        second = self.column("second_hash", start, stop).to_numpy() if has_second else np.zeros_like(columns[1])
-        return np.column_stack([*columns, second])
-
-    @cached_property
-    def trained(self) -> NDArray[np.bool_] | None:
-        """(N,) whether the model was fitted to each record's sequence; None if the model recorded no such proteins."""
-        return self.column("trained").to_numpy() if self.has_column("trained") else None
-
-    def has_column(self, name: str) -> bool:
-        return all(part.has_column(name) for part in self.parts)
+        names = ("length", "hash", "second_hash")
+        return np.column_stack([self.column(name, start, stop).to_numpy() for name in names])
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
@@ -305,24 +290,30 @@ def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None
     """Raise DataError for a part that does not continue the folder or the part before it, as one of another output."""
     job = part.manifest.job
     # Keys that a maker left out, as versions before did, say nothing.
-    known = {name: first.job[name] for name in ("model", "settings") if name in first.job and name in job}
-    changes = differences(job, known)
-    continues = file_xxh128(before.folder / MANIFEST_FILE)
-    if job.get(CONTINUES, continues) != continues:
-        changes += differences(job, {CONTINUES: continues})
-    changes += differences(
-        {name: output.description for name, output in part.manifest.outputs.items()},
-        {name: output.description for name, output in first.outputs.items()},
-    )
+    wanted = {**first.job, CONTINUES: file_xxh128(before.folder / MANIFEST_FILE)}
+    names = {"model", "settings", CONTINUES} & wanted.keys() & job.keys()
+    changes = differences(job, {name: wanted[name] for name in sorted(names)})
+    outputs = [{name: output.description for name, output in made.outputs.items()} for made in (part.manifest, first)]
+    changes += differences(*outputs)
     if changes:
         raise DataError(
             f"{part.where('')}: is no part of this output ({changes[0]}); remove it, or compute the embeddings again"
         )
 
 
-def write_index(folder: Path, rows: Iterable[dict[str, Any]], optional: Collection[str] = ()) -> None:
-    """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, and ``optional`` ones."""
-    schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if name not in {*_OPTIONAL} - {*optional}])
+def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
+    """(L,) XXH3-64 of the sequences to which a model was fitted, of a folder that has them; else None."""
+    path = folder / TRAINING_FILE
+    if not path.is_file():
+        return None
+    with parsing(path, REMEDY):
+        hashes_L: NDArray[np.uint64] = np.load(verified(path))
+    return hashes_L
+
+
+def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
+    """Write the index from parts of it: columns ``id``, ``length``, ``sequence`` and hashes, maybe HDF5's ``key``."""
+    schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])
     path = folder / INDEX_FILE
     with writing(path), pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for columns in rows:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esmeray.dataset.embeddings.arrays import as_float32
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
@@ -42,12 +41,10 @@ class Assembly:
         shards: ShardFiles,
         rows: Sequence[ShardRow],
         settings: EmbedSection,
-        trained: NDArray[np.uint64] | None = None,
     ) -> None:
-        """``rows``: of all shards, in order; ``trained``: hashes of the sequences that the model was fitted to."""
+        """``rows``: of all shards, in order."""
         self._building, self._plan, self._store = building, plan, store
         self._shards, self._rows, self._settings = shards, rows, settings
-        self._trained = trained
         # Mapped and verified once, not once a record; bounded, since each is an open file.
         self._open = lru_cache(maxsize=1024)(lambda output, number: shards.arrays(output, rows[number]))
 
@@ -59,10 +56,11 @@ class Assembly:
             manifests[output.name] = self._merged(output)
         show("writing the index")
         records = self._plan.chosen.size
-        parts = (self._index_part(*rows) for rows in ranges(records, INDEX_ROWS))
-        has_keys = FORMATS[self._settings.format].has_keys
-        optional = {"second_hash": True, "key": has_keys, "trained": self._trained is not None}
-        write_index(self._building, parts, [name for name, is_there in optional.items() if is_there])
+        write_index(
+            self._building,
+            (self._index_part(*rows) for rows in ranges(records, INDEX_ROWS)),
+            has_keys=FORMATS[self._settings.format].has_keys,
+        )
         manifest = EmbeddingsManifest(
             num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )
@@ -129,15 +127,13 @@ class Assembly:
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
         records = self._plan.chosen[start:stop]
         keys_n2 = self._store.sequence_keys(records)
-        index: dict[str, Any] = {
+        index = {
             "id": [self._store.id(record) for record in records.tolist()],
             "length": self._store.lengths[records],
             "sequence": self._plan.sequences[start:stop],
             "hash": keys_n2[:, 0],
             "second_hash": keys_n2[:, 1],
         }
-        if self._trained is not None:
-            index["trained"] = np.isin(keys_n2[:, 0], self._trained)
         if FORMATS[self._settings.format].has_keys:
             index["key"] = [self._key(record) for record in records.tolist()]
         return index

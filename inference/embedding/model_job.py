@@ -19,7 +19,15 @@ from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import file_xxh128, write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
-from esmeray.dataset.embeddings.manifest import CONTINUES, INDEX_ROWS, MANIFEST_FILE, TRAINED_ON, Index, ranges
+from esmeray.dataset.embeddings.manifest import (
+    CONTINUES,
+    INDEX_ROWS,
+    MANIFEST_FILE,
+    TRAINING_FILE,
+    Index,
+    ranges,
+    training_hashes,
+)
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
@@ -28,7 +36,7 @@ from esmeray.inference.embedding.report import Spent, performance, report_name
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 from esmeray.inference.embedding.shard_files import Cache, ShardFiles
 from esmeray.inference.embedding.worker import LocalEngine
-from esmeray.inference.models.source import training_hashes
+from esmeray.inference.models.source import find_model
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
 log = logging.getLogger(__name__)
@@ -110,9 +118,10 @@ class ModelJob:
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
-        assembly = Assembly(
-            building, self.plan, self.store, self.files, rows, self.settings, training_hashes(self.source)
-        )
+        assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
+        training = training_hashes(find_model(self.source).folder)
+        if training is not None:
+            np.save(building / TRAINING_FILE, training)
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
@@ -164,9 +173,6 @@ class ModelJob:
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
         # After that: a job may be resumed on another processor. Said, and not refused, as above.
         self.job["arithmetic"] = self.facts.arithmetic
-        trained = training_hashes(self.source)
-        if trained is not None:
-            self.job[TRAINED_ON] = len(trained)
         earlier = [] if self.before is None else [self.before]
         for index in [*earlier, *(other.index for other in others)]:
             theirs = index.manifest.job.get("arithmetic")

@@ -21,7 +21,7 @@ from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, TRAINED_ON, ranges
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, TRAINING_FILE, ranges, training_hashes
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import MetricName, prepared, unusable
@@ -35,7 +35,7 @@ from esmeray.inference.index.parts import (
     id_arrays,
     read_index_manifest,
 )
-from esmeray.inference.index.rows import NewRows, Rows
+from esmeray.inference.index.rows import NewRows, new_rows
 from esmeray.inference.index.section import IndexSection
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 
@@ -52,16 +52,11 @@ _BLOCK = 16_384
 
 
 class Built(NamedTuple):
-    """An index as it is now.
-
-    ``new`` vectors were added, ``known`` ones of the sources left out by their ids. ``unchecked`` known ones were not
-    compared by sequence, which the index, of an earlier version, does not have.
-    """
+    """An index as it is now; how many vectors are ``new``, and how many of the sources were ``known`` by their ids."""
 
     manifest: IndexManifest
     new: int
     known: int
-    unchecked: int = 0
 
 
 def build_index(
@@ -85,12 +80,11 @@ def build_index(
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        table = Rows(opened, None if base is None else open_index(base), partial)
-        rows = [table.new_rows(number) for number in range(len(opened))]
+        rows = [*new_rows(opened, None if base is None else open_index(base), partial)]
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
-            return Built(before, 0, total, table.unchecked)
+            return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),
             "lists": section.lists,
@@ -100,15 +94,20 @@ def build_index(
         with journal(partial) as done, record_bar("indexing") as bar:
             trained = _trained(partial, base, manifest, section, rows)
             entries = list(_parts(partial, done, manifest, rows, trained, lambda count: bar(count / new, count)))
-        complete = manifest.extended(entries)
+        continues = {"continues": manifest.identity(len(manifest.parts))}
+        parts = [*manifest.parts, *(entry.model_copy(update=continues) for entry in entries)]
+        complete = manifest.model_copy(update={"parts": parts})
+        training = training_hashes(opened[0].folder)
         making = made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
         with making as building:
             names = [name for entry in entries for name in entry.files]
             for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
                 link(partial / name, building / name)
+            if base is None and training is not None:
+                np.save(building / TRAINING_FILE, training)
             write_atomically(building / INDEX_FILE, complete.model_dump_json(indent=1) + "\n")
         publish(section.output)
-        return Built(complete, new, total - new, table.unchecked)
+        return Built(complete, new, total - new)
 
 
 def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
@@ -142,7 +141,6 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
             channels=first.channels,
             made_of=first.manifest.space(first.name),
             model=_model_of(first),
-            trained_on=first.manifest.job.get(TRAINED_ON),
             parts=[],
         )
     for name, wanted, there in (

@@ -72,19 +72,11 @@ class Index(ABC):
         return np.concatenate([part["id_hashes"][:] for part in self._parts], out=out)
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(n, 3) identities of the sequences of rows; zeros for parts of earlier versions, which have none."""
-        identities_n3 = np.zeros((len(rows_n), 3), np.uint64)
+        """(n, 3) length and hashes of the sequences of rows; zeros for parts of earlier versions, which have none."""
+        sequences_n3 = np.empty((len(rows_n), 3), np.uint64)
         for part, chosen, rows_of_part in self._by_part(rows_n):
-            if "sequences" in part:
-                identities_n3[chosen] = part["sequences"][rows_of_part]
-        return identities_n3
-
-    @cached_property
-    def trained(self) -> NDArray[np.bool_] | None:
-        """(N,) whether the model was fitted to each row's sequence; None if that was not recorded for all of them."""
-        if self.manifest.trained_on is None or not all("trained" in part for part in self._parts):
-            return None
-        return np.concatenate([part["trained"][:] for part in self._parts]).astype(bool)
+            sequences_n3[chosen] = part["sequences"][rows_of_part]
+        return sequences_n3
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
@@ -114,8 +106,7 @@ class Index(ABC):
             left = left[places_n[left] < self.count]
             left = left[hashes_N[places_n[left]] == hashes_n[left]]
             rows = order_N[places_n[left]]
-            pairs = zip(self.ids(rows), left.tolist(), strict=True)
-            is_there = np.array([name == ids[number] for name, number in pairs], dtype=bool)
+            is_there = np.array(self.ids(rows), dtype=object) == np.array(ids, dtype=object)[left]
             rows_n[left[is_there]] = rows[is_there]
             left = left[~is_there]
             places_n[left] += 1

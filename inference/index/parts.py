@@ -3,8 +3,7 @@
 ``index.json``             kind, measure, what its vectors are of, and its parts
 ``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,), ``id_hashes`` (n,), the
                            XXH3-64 of each, ``sequences`` (n, 3), their length, hash and second hash as embeddings have
-                           them, maybe ``trained`` (n,), 1 for those that the model was fitted to, and the arrays of the
-                           kind
+                           them, and the arrays of the kind
 ``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
 ``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
 ``trained.faiss``          of a compressed index, the clusters, without lists
@@ -18,7 +17,7 @@ Shape legend: n rows of a part, C channels.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -36,14 +35,12 @@ from esmeray.inference.index.section import Kind
 INDEX_FILE = "index.json"
 TRAINED_FILE = "trained.faiss"
 REMEDY = "make or copy the index again"
-_OPTIONAL = ("sequences", "trained")
-"""Arrays that indexes of earlier versions lack, and, the second, those of models that were fitted to nothing."""
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):
     """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
 
-    ``continues``: :meth:`IndexManifest.identity` of the index before the part; None in indexes of earlier versions.
+    ``continues``: :meth:`IndexManifest.identity` of the index that it was added to; None in those of earlier versions.
     """
 
     rows: int
@@ -65,11 +62,7 @@ class SourceModel(BaseModel, extra="forbid", frozen=True):
 
 
 class IndexManifest(BaseModel, extra="forbid", frozen=True):
-    """``index.json``.
-
-    ``made_of``: identity of model, layer and pooling, None where the maker left none. ``trained_on``: proteins to which
-    the model was fitted, None if it recorded none.
-    """
+    """``index.json``. ``made_of``: identity of model, layer and pooling, None where the maker left none."""
 
     format: Literal["esmeray-index"] = "esmeray-index"
     format_version: Literal[1] = 1
@@ -79,21 +72,12 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
     channels: PositiveInt
     made_of: str | None
     model: SourceModel | None
-    trained_on: int | None = None
     parts: list[PartEntry]
 
     def identity(self, parts: int) -> str:
         """Identity of model, kind and the first parts, hex."""
         described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts[:parts])]
         return xxhash.xxh3_128_hexdigest(json.dumps(described).encode())
-
-    def extended(self, entries: Sequence[PartEntry]) -> "IndexManifest":
-        """The manifest with further parts, each of which records the index that it continues."""
-        manifest = self
-        for entry in entries:
-            continued = entry.model_copy(update={"continues": manifest.identity(len(manifest.parts))})
-            manifest = manifest.model_copy(update={"parts": [*manifest.parts, continued]})
-        return manifest
 
     @property
     def count(self) -> int:
@@ -111,8 +95,10 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
+    known = [None]
     for number, part in enumerate(manifest.parts):
-        if part.continues not in (None, manifest.identity(number)):
+        known.append(manifest.identity(number))
+        if part.continues not in known:
             raise DataError(f"{path}: its part {part.name} continues another index, of other vectors; {REMEDY}")
     return manifest
 
@@ -121,47 +107,35 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
     """The arrays of a part, verified, or ``by_blocks``. Raises DataError where one is missing or of another shape."""
     path = entry.path(folder, ".safetensors")
     # By the index's own manifest: a part that was copied from another index has other checksums.
-    for name in entry.files:
+    for name, checksum in entry.files.items():
         if not by_blocks or name.endswith(BLOCKS):
-            check_file(folder / name, REMEDY, xxh128=entry.files[name])
+            check_file(folder / name, REMEDY, xxh128=checksum)
     arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
     rows = entry.rows
-    shapes = {**shapes, "id_offsets": (rows + 1,), "id_hashes": (rows,), "sequences": (rows, 3), "trained": (rows,)}
+    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), (rows, 3)))  # not recorded by earlier versions
     with parsing(path, REMEDY):
-        for name, shape in shapes.items():
-            if name not in arrays and name in _OPTIONAL:
-                continue
+        of_ids = {"id_offsets": (rows + 1,), "id_hashes": (rows,), "sequences": (rows, 3)}
+        for name, shape in {**shapes, **of_ids}.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
     return arrays
 
 
-class Identities(NamedTuple):
-    """Ids of n rows, their sequences (n, 3), and whether the model was fitted to these (n,), if that was recorded."""
-
-    ids: list[str]
-    sequences: NDArray[np.uint64]
-    trained: NDArray[np.bool_] | None
-
-
-def id_arrays(blocks: Iterable[Identities]) -> dict[str, NDArray]:
-    """Arrays kept of a part's ids, which come in blocks: as strings of Python all would take gigabytes."""
+def id_arrays(blocks: Iterable[tuple[Sequence[str], NDArray[np.uint64]]]) -> dict[str, NDArray]:
+    """Arrays kept of a part's ids and sequences, in blocks: as strings of Python all ids would take gigabytes."""
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]
     sequences = [np.empty((0, 3), np.uint64)]
-    trained = []
-    for block in blocks:
-        texts = [record_id.encode() for record_id in block.ids]
+    for block, sequences_n3 in blocks:
+        texts = [record_id.encode() for record_id in block]
         ids += b"".join(texts)
         sizes.append(np.array([*map(len, texts)], np.int64))
         hashes.append(hashes_of(texts))
-        sequences.append(block.sequences)
-        trained += [] if block.trained is None else [block.trained.astype(np.int8)]
+        sequences.append(sequences_n3)
     return {
         "ids": np.frombuffer(ids, np.int8),
         "id_offsets": np.concatenate(sizes).cumsum(),
         "id_hashes": np.concatenate(hashes),
         "sequences": np.concatenate(sequences),
-        **({"trained": np.concatenate(trained)} if trained else {}),
     }

@@ -19,7 +19,6 @@ from esmeray.dataset.embeddings.manifest import INDEX_ROWS, differ, ranges
 from esmeray.dataset.embeddings.reader import Embeddings
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.index import Index
-from esmeray.inference.index.parts import Identities
 
 
 class NewRows(NamedTuple):
@@ -35,121 +34,99 @@ class NewRows(NamedTuple):
             if len(chosen):  # else nothing of the block is new, and it is not read
                 yield start, stop, chosen - start
 
-    def identities(self) -> Iterator[Identities]:
-        """Their ids and sequences, in blocks."""
-        trained_N = self.source.trained
+    def identities(self) -> Iterator[tuple[list[str], NDArray[np.uint64]]]:
+        """Their ids and sequences (n, 3), in blocks."""
         for start, stop, chosen in self.blocks(INDEX_ROWS):
             ids = self.source.column("id", start, stop).take(chosen).to_pylist()
-            trained_n = None if trained_N is None else trained_N[start + chosen]
-            yield Identities(ids, self.source.identities_of(start, stop)[chosen], trained_n)
+            yield ids, self.source.identities_of(start, stop)[chosen]
 
 
-class Rows:
-    """Rows of an index, then of its sources, numbered through.
+def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
+    """Records of each source whose ids the index and the sources before it lack; ``folder`` has room for the keys.
 
-    ``unchecked``: records of ids that are there, for which an index of an earlier version does not have the sequence.
+    Raises DataError for sources that the index can't be compared with, and for an id with another sequence than before,
+    in its own source, too.
     """
-
-    def __init__(self, sources: Sequence[Embeddings], index: Index | None, folder: Path) -> None:
-        """``folder`` has room for the keys. Raises DataError for sources that the index can't be compared with."""
-        for source in sources if index is not None else []:
+    tables: list[Index | Embeddings] = [*sources]
+    counts = [*map(len, sources)]
+    if index is not None:
+        for source in sources:
             source.refuse_other_space(index)
-        self.unchecked = 0
-        self._index = index
-        self._sources = sources
-        self._folder = folder
-        self._firsts = np.cumsum([0 if index is None else index.count, *map(len, sources)])
-        total = int(self._firsts[-1])
-        # The lower bits of a key are its row. A second array for rows could not be sorted in place along with the keys.
-        self._row_bits = np.uint64((1 << total.bit_length()) - 1)
-        self._keys = scratch_array(folder, [total], np.uint64)
-        if index is not None:
-            self._add(0, index.id_hashes(out=self._keys[: index.count]))
-
-    def new_rows(self, number: int) -> NewRows:
-        """Records of a source whose ids the index and the sources before lack. Call it once per source, in order.
-
-        Raises DataError if an id has another sequence than before, in this source or in another.
-        """
-        source = self._sources[number]
-        first = int(self._firsts[number])
+        tables.insert(0, index)
+        counts.insert(0, index.count)
+    # Rows of all are numbered through. The lower bits of a key are its row: rows in an array of their own could not be
+    # sorted in place along with the hashes.
+    firsts = np.cumsum([0, *counts])
+    keys = scratch_array(folder, [sum(counts)], np.uint64)
+    row_bits = np.uint64((1 << sum(counts).bit_length()) - 1)
+    if index is not None:
+        keys[: index.count] = _keys(index.id_hashes(), 0, row_bits)
+    for number, source in enumerate(sources, len(tables) - len(sources)):
+        first = int(firsts[number])
         for start, stop in ranges(len(source), INDEX_ROWS):
-            self._add(first + start, _hashes(_ids(source, start, stop)))
-        keys = self._keys[: first + len(source)]
-        keys.sort()
-        records = scratch_array(self._folder, [len(source)], np.min_scalar_type(len(source)))
+            keys[first + start : first + stop] = _keys(_hashes(source, start, stop), first + start, row_bits)
+        sorted_keys = keys[: first + len(source)]
+        sorted_keys.sort()
+        records = scratch_array(folder, [len(source)], np.min_scalar_type(len(source)))
         new = 0
         for start, stop in ranges(len(source), INDEX_ROWS):
-            chosen = start + np.flatnonzero(~self._are_known(keys, number, start, stop))
+            chosen = start + np.flatnonzero(_are_new(tables, firsts, number, start, stop, sorted_keys, row_bits))
             records[new : new + len(chosen)] = chosen
             new += len(chosen)
-        return NewRows(source, records[:new])
-
-    def _add(self, first: int, hashes_n: NDArray[np.uint64]) -> None:
-        rows_n = np.arange(first, first + len(hashes_n), dtype=np.uint64)
-        self._keys[first : first + len(hashes_n)] = (hashes_n & ~self._row_bits) | rows_n
-
-    def _are_known(self, keys: NDArray[np.uint64], number: int, start: int, stop: int) -> NDArray[np.bool_]:
-        """(n,) whether the id of each record from ``start`` up to ``stop`` is there before its source."""
-        first = int(self._firsts[number])
-        ids = np.array(_ids(self._sources[number], start, stop), dtype=object)
-        places_n = keys.searchsorted(_hashes(ids) & ~self._row_bits)
-        known_n = np.zeros(len(ids), dtype=bool)
-        left = np.arange(len(ids))
-        # Of keys with equal upper bits the earliest row comes first: a search ends at the same id, or at its own row.
-        while left.size:
-            rows = (keys[places_n[left]] & self._row_bits).astype(np.int64)
-            is_before = rows < first + start + left
-            left = left[is_before]
-            rows = rows[is_before]
-            there, sequences_n3 = self._at(rows)
-            is_same = there == ids[left]
-            known_n[left[is_same]] = rows[is_same] < first
-            self._check(number, start + left[is_same], rows[is_same], sequences_n3[is_same])
-            left = left[~is_same]
-            places_n[left] += 1
-        return known_n
-
-    def _check(
-        self, number: int, records_n: NDArray[np.int64], rows_n: NDArray[np.int64], sequences_n3: NDArray[np.uint64]
-    ) -> None:
-        """Raise DataError if a record of a source has another sequence than the row with its id."""
-        if not records_n.size:
-            return
-        source = self._sources[number]
-        start = int(records_n[0])
-        is_other_n = differ(source.identities_of(start, int(records_n[-1]) + 1)[records_n - start], sequences_n3)
-        if is_other_n.any():
-            index = int(is_other_n.argmax())
-            owner = int(self._firsts.searchsorted(rows_n[index], side="right")) - 1
-            where = self._sources[owner].source if owner >= 0 or self._index is None else self._index.source
-            (name,) = _ids(source, int(records_n[index]), int(records_n[index]) + 1)
-            raise DataError(f"{source.source}: {name!r} is another sequence than in {where}; give it another id")
-        self.unchecked += int(np.count_nonzero(sequences_n3[:, 0] == 0))
-
-    def _at(self, rows_n: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.uint64]]:
-        """(n,) ids and (n, 3) sequences of rows."""
-        ids_n = np.empty(len(rows_n), dtype=object)
-        sequences_n3 = np.zeros((len(rows_n), 3), np.uint64)
-        owners_n = self._firsts.searchsorted(rows_n, side="right") - 1
-        for owner in np.unique(owners_n).tolist():
-            chosen = np.flatnonzero(owners_n == owner)
-            if owner < 0 and self._index is not None:
-                ids_n[chosen] = self._index.ids(rows_n[chosen])
-                sequences_n3[chosen] = self._index.sequences(rows_n[chosen])
-                continue
-            # Ascending, so that each block of the source is read once.
-            records, order = np.unique(rows_n[chosen] - self._firsts[owner], return_inverse=True)
-            blocks = [*NewRows(self._sources[owner], records).identities()]
-            ids_n[chosen] = np.concatenate([np.array(block.ids, dtype=object) for block in blocks])[order]
-            sequences_n3[chosen] = np.concatenate([block.sequences for block in blocks])[order]
-        return ids_n, sequences_n3
+        yield NewRows(source, records[:new])
 
 
-def _ids(source: Embeddings, start: int, stop: int) -> list[str]:
-    ids: list[str] = source.column("id", start, stop).to_pylist()
-    return ids
+def _are_new(
+    tables: Sequence[Index | Embeddings],
+    firsts: NDArray[np.int64],
+    number: int,
+    start: int,
+    stop: int,
+    keys: NDArray[np.uint64],
+    row_bits: np.uint64,
+) -> NDArray[np.bool_]:
+    """(n,) whether no table before has the id, of the records of table ``number`` from ``start`` up to ``stop``."""
+    ids_n, sequences_n3 = _at(tables[number], np.arange(start, stop))
+    places_n = keys.searchsorted(hashes_of([name.encode() for name in ids_n]) & ~row_bits)
+    is_new_n = np.ones(len(ids_n), dtype=bool)
+    left = np.arange(len(ids_n))
+    # Of keys with equal upper bits the earliest row comes first: a search ends at the same id, or at its own row.
+    while left.size:
+        rows = (keys[places_n[left]] & row_bits).astype(np.int64)
+        is_before = rows < firsts[number] + start + left
+        left = left[is_before]
+        rows = rows[is_before]
+        is_same = np.zeros(len(left), dtype=bool)
+        owners = firsts.searchsorted(rows, side="right") - 1
+        for owner in np.unique(owners).tolist():
+            chosen = np.flatnonzero(owners == owner)
+            ids, sequences = _at(tables[owner], rows[chosen] - firsts[owner])
+            is_same[chosen] = ids == ids_n[left[chosen]]
+            is_other = is_same[chosen] & differ(sequences, sequences_n3[left[chosen]])
+            if is_other.any():
+                raise DataError(
+                    f"{tables[number].source}: {ids[is_other.argmax()]!r} is another sequence than in "
+                    f"{tables[owner].source}; give it another id"
+                )
+        is_new_n[left[is_same]] = rows[is_same] >= firsts[number]
+        left = left[~is_same]
+        places_n[left] += 1
+    return is_new_n
 
 
-def _hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
-    return hashes_of([name.encode() for name in ids])
+def _at(table: Index | Embeddings, rows_n: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.uint64]]:
+    """(n,) ids and (n, 3) sequences of rows."""
+    if isinstance(table, Index):
+        return np.array(table.ids(rows_n), dtype=object), table.sequences(rows_n)
+    # Ascending, so that each block of a source is read once.
+    records, order = np.unique(rows_n, return_inverse=True)
+    ids, sequences = zip(*NewRows(table, records).identities(), strict=True)
+    return np.concatenate([np.array(block, dtype=object) for block in ids])[order], np.concatenate(sequences)[order]
+
+
+def _keys(hashes_n: NDArray[np.uint64], first: int, row_bits: np.uint64) -> NDArray[np.uint64]:
+    return hashes_n & ~row_bits | np.arange(first, first + len(hashes_n), dtype=np.uint64)
+
+
+def _hashes(source: Embeddings, start: int, stop: int) -> NDArray[np.uint64]:
+    return hashes_of([name.encode() for name in source.column("id", start, stop).to_pylist()])

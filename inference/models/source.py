@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from esmeray.common.errors import ConfigError, EsmerayError, parsing
+from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.common.verification import verified
 from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
@@ -19,7 +16,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.model_folder import local_folder
 from esmeray.inference.models.kinds import Limit
 from esmeray.model.backbones.source import SOURCE_KEY, has_random_weights, source_type
-from esmeray.model.export.exported_folder import REMEDY, TRAINING_FILE, read_settings, task_of
+from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Overrides
 from esmeray.training.config import Config, load_config, load_recorded
@@ -88,16 +85,6 @@ def exported_by(task: str, source: str | Path) -> Path:
             "its end, and 'esmeray train export RUN' does so from a checkpoint"
         )
     return located.folder
-
-
-def training_hashes(source: str | Path) -> NDArray[np.uint64] | None:
-    """(L,) XXH3-64 of the sequences to which ``embed fit`` fitted a model; None if the model's folder lists none."""
-    path = find_model(source).folder / TRAINING_FILE
-    if not path.is_file():
-        return None
-    with parsing(verified(path), REMEDY):
-        hashes_L: NDArray[np.uint64] = np.load(path)
-    return hashes_L
 
 
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:

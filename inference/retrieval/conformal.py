@@ -24,7 +24,7 @@ from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.label_space import level_ids
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
-from esmeray.inference.retrieval.metrics import training_line
+from esmeray.inference.retrieval.metrics import in_training
 
 Scores = TypeVar("Scores", float, NDArray[np.floating])
 
@@ -103,8 +103,7 @@ def calibrated(
         is_known_k = groups_N[hits_k] >= 0
         is_false_k = groups_N[hits_k] != groups_N[row]
         hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
-    trained_n = None if index.trained is None else index.trained[rows_n]
-    training = training_line(trained_n, index.manifest.trained_on, "calibrating ")
+    trained_n, training = in_training(index.folder, index.sequences(rows_n), "calibrating ")
     if trained_n is not None:
         # As queries alone: a query of the search meets the proteins of the training in the database as well.
         others = [hits[number] for number in np.flatnonzero(~trained_n).tolist()]

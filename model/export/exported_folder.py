@@ -23,8 +23,6 @@ REMEDY = "export the model again"
 MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
-TRAINING_FILE = "training.npy"
-"""(L,) uint64, XXH3-64 of the sequences to which a model was fitted."""
 MADE_BY = "export"
 """Name in the manifest of an exported model, whether a run or the tool made it."""
 

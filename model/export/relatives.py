@@ -10,9 +10,10 @@ from torch import Tensor
 
 from esmeray.common.errors import DataError
 from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.manifest import TRAINING_FILE
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.gapped_kmers import KmerBackbone
-from esmeray.model.export.exported_folder import REMEDY, TRAINING_FILE, exported_folder
+from esmeray.model.export.exported_folder import REMEDY, exported_folder
 from esmeray.model.heads.relatives import RelativesHead
 
 TASK = "relatives"

@@ -38,7 +38,7 @@ from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import chosen
-from esmeray.inference.retrieval.metrics import METRICS, means, query_metrics, training_line
+from esmeray.inference.retrieval.metrics import METRICS, in_training, means, query_metrics
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import PositiveInt, Section
 
@@ -80,35 +80,30 @@ def main(
     queries = chosen(evaluate.queries, numbers, evaluate.labels)
     groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
     ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
-    trained_N = None if index is None else index.trained
+    labelled = np.array([*numbers.values()])
+    # Of a list of hits there are no sequences.
+    sequences_n3 = np.zeros((len(labelled), 3), np.uint64) if index is None else index.sequences(labelled)
+    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n3)
     # Those to which the model was fitted are neither queries nor hits.
-    untrained_NL = groups_NL if trained_N is None else np.where(trained_N[:, None], -1, groups_NL)
+    others_NL = groups_NL.copy()
+    if trained_n is not None:
+        others_NL[labelled[trained_n]] = -1
     values = []
     values_without = []
     with record_bar("evaluating") as bar:
         for query, hits_K, *_ in ranked:
             values.append(query_metrics(groups_NL, query, hits_K))
-            if trained_N is not None and not trained_N[query]:
-                values_without.append(query_metrics(untrained_NL, query, hits_K))
+            if trained_n is not None:
+                values_without.append(query_metrics(others_NL, query, hits_K))
             bar(len(values) / len(queries), len(values))
     facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers)}
     facts["levels"] = _reported(values, evaluate)
     print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label")
-    trained_n = None if trained_N is None else trained_N[[*numbers.values()]]
-    trained_on = None if index is None else index.manifest.trained_on
-    print(training_line(trained_n, trained_on))
-    facts["training"] = None
+    facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
+    print(training)
     if trained_n is not None:
-        without = None
-        if values_without:
-            print(f"without them, {counted(len(values_without), 'quer{ies}')}:")
-            without = _reported(values_without, evaluate)
-        facts["training"] = {
-            "trained_on": trained_on,
-            "proteins": int(np.count_nonzero(trained_n)),
-            "queries_without": len(values_without),
-            "levels_without": without,
-        }
+        print("without them:")
+        facts["levels_without_training"] = _reported(values_without, evaluate)
     made.write_json(evaluate.output, facts)
 
 

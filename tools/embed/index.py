@@ -39,7 +39,5 @@ def main(
     manifest = built.manifest
     known = f", {built.known:,} were there by their ids" if built.known else ""
     kind = f"{manifest.kind}, {manifest.metric}, {counted(len(manifest.parts), 'part{s}')}"
-    if built.unchecked:
-        known += f" ({built.unchecked:,} not compared by sequence: the index is of an earlier version)"
     added = f"{counted(built.new, 'vector{s}')} added{known}"
     print(f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} of {manifest.channels:,} ({kind})")

@@ -19,10 +19,9 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted
-from esmeray.dataset.embeddings.manifest import TRAINED_ON
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import labels_by_id, labels_of
-from esmeray.inference.retrieval.metrics import training_line
+from esmeray.inference.retrieval.metrics import in_training
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
@@ -80,8 +79,7 @@ def main(
     points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
-    trained_P = None if embeddings.trained is None else embeddings.trained[chosen_N]
-    training = training_line(trained_P, embeddings.manifest.job.get(TRAINED_ON))
+    trained_P, training = in_training(embeddings.folder, embeddings.identities[chosen_N])
     title = f"{embeddings.name}: {drawn}" + f"; {training}" * (trained_P is not None)
     texts = title, *axes, plot.label_column if plot.labels else "residues"
     with made.folder(plot.output) as building:

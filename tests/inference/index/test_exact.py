@@ -7,16 +7,12 @@ import pytest
 
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import prepared, scores
-from esmeray.inference.index.parts import Identities, IndexManifest, PartEntry, id_arrays
+from esmeray.inference.index.parts import IndexManifest, PartEntry, id_arrays
 
 CHANNELS = 48
 
 
 KINDS = ("near duplicates", "common", "ties", "equal", "huge ranges", "zeros")
-
-
-def identities(rows: int) -> Identities:
-    return Identities(["p"] * rows, np.ones((rows, 3), np.uint64), None)
 
 
 def rows_of(kind: str, random: np.random.Generator) -> np.ndarray:
@@ -52,7 +48,10 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf
     cut = 257  # parts end within a group
     vectors = prepared(metric, rows)
     pieces = [vectors[:cut], vectors[cut:]]
-    parts = [{**id_arrays([identities(len(piece))]), **exact_arrays(metric, piece)} for piece in pieces]
+    parts = [
+        {**id_arrays([(["p"] * len(piece), np.ones((len(piece), 3), np.uint64))]), **exact_arrays(metric, piece)}
+        for piece in pieces
+    ]
     entries = [PartEntry(rows=len(piece)) for piece in pieces]
     manifest = IndexManifest(
         kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries

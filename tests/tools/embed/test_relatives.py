@@ -156,13 +156,13 @@ def fitted_vectors(folder: Path, learnt: list[str]) -> Path:
 def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command, labels):
     fitted_vectors(labels / "vectors", ["family1", "foreign1"])
     assert evaluated(command, "vectors")["family"]["sensitivity"] == pytest.approx(2 / 3)
-    training = json.loads(Path("result.json").read_text())["training"]
-    assert (training["trained_on"], training["proteins"], training["queries_without"]) == (4, 2, 1)
+    result = json.loads(Path("result.json").read_text())
     # Without foreign1 family2 is the first of the list, and without family1 the only one of the family.
-    assert training["levels_without"]["family"]["sensitivity"]["value"] == 1
+    assert result["proteins_in_training"] == 2
+    assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
     done = command.done(evaluate)
-    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nwithout them, 7 queries:" in done.out
+    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nwithout them:" in done.out
     command.done("embed index vectors --index.output index")
     search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
     thresholds = set()
@@ -188,7 +188,7 @@ def test_what_is_not_recorded_of_the_training_is_said(command, labels):
         "embed plot vectors --plot.output plot",
     ):
         assert "proteins in the training of the model: not recorded" in command.done(words).out
-    assert json.loads(Path("result.json").read_text())["training"] is None
+    assert json.loads(Path("result.json").read_text())["proteins_in_training"] is None
 
 
 def test_ids_as_databases_write_them_join_with_accessions(command, labels):
