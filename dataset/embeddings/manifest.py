@@ -193,7 +193,8 @@ class Part:
             bounds = np.cumsum([0, *sizes])
             first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
             last = int(bounds.searchsorted(self.num_records if stop is None else stop))
-            if name == "second_hash" and name not in file.schema_arrow.names:  # as earlier versions wrote it
+            # Earlier versions wrote one hash, another program maybe none: zeros are not compared.
+            if name in ("hash", "second_hash") and name not in file.schema_arrow.names:
                 return pa.chunked_array([np.zeros((self.num_records if stop is None else stop) - start, np.uint64)])
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
             column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
@@ -293,8 +294,8 @@ def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None
     wanted = {**first.job, CONTINUES: file_xxh128(before.folder / MANIFEST_FILE)}
     names = {"model", "settings", CONTINUES} & wanted.keys() & job.keys()
     changes = differences(job, {name: wanted[name] for name in sorted(names)})
-    outputs = [{name: output.description for name, output in made.outputs.items()} for made in (part.manifest, first)]
-    changes += differences(*outputs)
+    ours, theirs = ({name: output.description for name, output in of.outputs.items()} for of in (first, part.manifest))
+    changes += differences(theirs, ours)
     if changes:
         raise DataError(
             f"{part.where('')}: is no part of this output ({changes[0]}); remove it, or compute the embeddings again"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,11 +129,12 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-
-    def check(path: Path) -> None:
-        check_source(path, Store(path).manifest.source, data, find_files)
-
-    return location(data, source_store(data), lambda is_exact: default_root / _store_name(data, is_exact), check)
+    return location(
+        data,
+        source_store(data),
+        lambda is_exact: default_root / _store_name(data, is_exact),
+        lambda path: check_source(path, Store(path).manifest.source, data, find_files),
+    )
 
 
 def location(
@@ -249,12 +251,8 @@ def file_identities(paths: list[Path], is_exact: bool = True) -> list[tuple]:
 
     ``is_exact``: with change time and inode, which also differ where the content does not, as of a copy.
     """
-    identities: list[tuple] = []
-    for path in paths:
-        status = path.stat()
-        more = (status.st_ctime_ns, status.st_ino) if is_exact else ()
-        identities.append((str(path.resolve()), status.st_size, status.st_mtime_ns, *more))
-    return identities
+    facts = attrgetter("st_size", "st_mtime_ns", *(["st_ctime_ns", "st_ino"] if is_exact else []))
+    return [(str(path.resolve()), *facts(path.stat())) for path in paths]
 
 
 def name_of_content(first_name: str, described: list) -> str:

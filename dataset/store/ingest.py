@@ -122,17 +122,17 @@ class Ingest:
             every_id = records.ids.split()
             ids = [every_id[index] for index in kept]
             # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
-            return self._block(batch, kept, ids, sequences, self._are_new(hashes_of(ids), lambda: ids))
+            return self._block(batch, kept, ids, sequences, self._are_new(ids))
         # From here on the batch is as it goes into the store, unless an id repeats: no record becomes an object.
-        fresh_N = self._are_new(records.id_hashes, records.ids.split)
+        fresh_N = self._are_new(records.ids.split() if self._seed else [], records.id_hashes)
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
 
-    def _are_new(self, hashes_N: np.ndarray, ids: Callable[[], list[bytes]]) -> np.ndarray:
-        """(N,) bool: which ids were not met before, by their hashes; remembers them."""
-        fresh_N = self._seen.add(hashes_N)
-        return fresh_N | self._seen_by_seed.add(hashes_of(ids(), self._seed)) if self._seed else fresh_N
+    def _are_new(self, ids: list[bytes], hashes_N: np.ndarray | None = None) -> np.ndarray:
+        """(N,) bool: which ids were not met before, by their hashes; remembers them. Only a seed needs the ids."""
+        fresh_N = self._seen.add(hashes_of(ids) if hashes_N is None else hashes_N)
+        return fresh_N | self._seen_by_seed.add(hashes_of(ids, self._seed)) if self._seed else fresh_N
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
         """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
@@ -262,13 +262,10 @@ class Ingest:
         # From the last number on: thousands of records of one id would else try all before theirs.
         number = self._next_suffix.get(record_id, 2)
         # The name must be new in turn: the file may hold an id that looks renamed.
-        while True:
-            renamed = b"%b.%d" % (record_id, number)
+        while not self._are_new([b"%b.%d" % (record_id, number)])[0]:
             number += 1
-            if self._are_new(hashes_of([renamed]), lambda name=renamed: [name])[0]:
-                break
-        self._next_suffix[record_id] = number
-        return renamed
+        self._next_suffix[record_id] = number + 1
+        return b"%b.%d" % (record_id, number)
 
 
 def _share_of_nucleotides(letters: bytes) -> float:

@@ -168,7 +168,6 @@ class ModelJob:
         if settings.known:
             self.job["known"] = [f"{other.index.source} ({other.index.manifest.job.get('device')})" for other in others]
         if self.before is not None:
-            self.job["records_before"] = self.before.num_records
             self.job[CONTINUES] = file_xxh128(self.before.parts[-1].folder / MANIFEST_FILE)
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
         # After that: a job may be resumed on another processor. Said, and not refused, as above.

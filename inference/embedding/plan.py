@@ -176,8 +176,8 @@ def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
     # With the one before it: of a pair that alternates, a sequence is computed more than once, which is no error.
-    for rank in np.flatnonzero(~new).tolist():
-        new[rank] = store.text(chosen[order[rank]]) != store.text(chosen[order[rank - 1]])
+    for place in np.flatnonzero(~new).tolist():
+        new[place] = store.text(chosen[order[place]]) != store.text(chosen[order[place - 1]])
     group = np.cumsum(new) - 1
     first = np.minimum.reduceat(order, new.nonzero()[0])
     # Back to the order of the input: a shard then reads records that lie together in the store.

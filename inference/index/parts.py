@@ -95,7 +95,7 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
-    known = [None]
+    known: list[str | None] = [None]
     for number, part in enumerate(manifest.parts):
         known.append(manifest.identity(number))
         if part.continues not in known:

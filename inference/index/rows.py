@@ -60,7 +60,9 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
     keys = scratch_array(folder, [sum(counts)], np.uint64)
     row_bits = np.uint64((1 << sum(counts).bit_length()) - 1)
     if index is not None:
-        keys[: index.count] = _keys(index.id_hashes(), 0, row_bits)
+        index.id_hashes(out=keys[: index.count])
+        for start, stop in ranges(index.count, INDEX_ROWS):  # in blocks, for memory
+            keys[start:stop] = _keys(keys[start:stop], start, row_bits)
     for number, source in enumerate(sources, len(tables) - len(sources)):
         first = int(firsts[number])
         for start, stop in ranges(len(source), INDEX_ROWS):
