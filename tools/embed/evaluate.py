@@ -101,7 +101,7 @@ def main(
     print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label")
     facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
     print(training)
-    if trained_n is not None:
+    if trained_n is not None and not trained_n.all():
         print("without them:")
         facts["levels_without_training"] = _reported(values_without, evaluate)
     made.write_json(evaluate.output, facts)
