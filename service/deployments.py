@@ -5,6 +5,7 @@ A changed version replaces the replicas one after the other. ``build`` is what `
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,15 @@ def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 def version_of(source: str) -> str:
-    """Identity of a model's files: their names, sizes and times of change; of a hub name, the name."""
+    """Identity of this deployment of a model's files: their names, sizes and times of change, and a random number.
+
+    So each deployment, at the start and at SIGHUP, takes the files as they are, also those of a hub name.
+    """
     folder = Path(source).expanduser()
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
     # Not their content: gigabytes of weights would be read at each start and SIGHUP.
     facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]
+    return f"{hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]}-{secrets.token_hex(4)}"
 
 
 def _in_precision(model: ServedModel, device: str) -> ServedModel:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from esmeray.dataset.embeddings.formats.base import Block, Source
 from esmeray.dataset.embeddings.formats.hdf5 import hdf5_key
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
+    TRAINING_FILE,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
@@ -19,7 +21,7 @@ from esmeray.dataset.embeddings.manifest import (
     write_index,
     write_manifest,
 )
-from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.fasta.records import keys_of
 
 INSTALLED = [name for name in FORMATS if name != "lance" or find_spec("lance")]
 """Formats whose library is there."""
@@ -39,10 +41,12 @@ def make_embeddings(
     block: int = 7,
     model: str | None = "small",
     sequences: Sequence[str] | None = None,
+    learnt: Sequence[str] | None = None,
 ) -> Path:
     """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output.
 
-    ``sequences``: by default as long as 10 more than the number in the id.
+    ``sequences``: by default as long as 10 more than the number in the id. ``learnt``: those to which the
+    model was fitted.
     """
     outputs = vectors if isinstance(vectors, dict) else {"mean": vectors}
     number = len(next(iter(outputs.values())))
@@ -50,7 +54,6 @@ def make_embeddings(
     keys = [hdf5_key(record_id) for record_id in ids]
     sequences = sequences or ["M" * (10 + int(re.sub(r"\D", "", name) or 0)) for name in ids]
     lengths = np.array([len(sequence) for sequence in sequences])
-    hashes = hashes_of([sequence.encode() for sequence in sequences])
     folder.mkdir(parents=True)
     manifests = {}
     for name, values in outputs.items():
@@ -65,9 +68,13 @@ def make_embeddings(
 
         source = Source(number, blocks, lambda values=values: np.abs(values).max(axis=0))
         manifests[name] = FORMATS[file_format].merge(folder, name, output, source)
-    part = {"id": ids, "length": lengths, "sequence": np.arange(number), "hash": hashes}
-    has_keys = file_format == "hdf5"
-    write_index(folder, [{**part, "key": keys} if has_keys else part], has_keys)
-    job = {"model": model}
+    keys_n2 = keys_of(sequence.encode() for sequence in sequences)
+    part = {"id": ids, "length": lengths, "sequence": np.arange(number)}
+    part |= {"hash": keys_n2[:, 0], "second_hash": keys_n2[:, 1]}
+    part |= {"key": keys} if file_format == "hdf5" else {}
+    job: dict[str, Any] = {"model": model}
+    if learnt is not None:
+        np.save(folder / TRAINING_FILE, keys_of(sequence.encode() for sequence in learnt)[:, 0])
+    write_index(folder, [part], has_keys="key" in part)
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs=manifests, job=job))
     return folder

@@ -97,7 +97,7 @@ def write_blend(folder: Path) -> None:
     """``both.tsv``: the validation queries' hits by the blend of align and vectors, as the tuning queries weight it."""
     embeddings = open_vectors(folder / "vectors")
     vectors_NC = prepared("cosine", embeddings[:])
-    labels = labels_by_id(folder / "labels.tsv", "id", "label", "")
+    labels = labels_by_id(folder / "labels.tsv", "label", "")
     groups_NL = level_ids([labels[name] for name in embeddings.ids], len(LEVELS))
     queries, targets, evalues = np.loadtxt(folder / "align.tsv", dtype=str, usecols=(0, 1, 10), unpack=True)
     domains = np.array([embeddings.numbers[name] for name in targets])

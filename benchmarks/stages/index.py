@@ -100,8 +100,8 @@ def write_vectors(folder: Path, number: int, vectors: Callable[[int, int], Value
     output = OutputManifest(description="mean", per="protein", channels=CHANNELS, dtype="fp32", format="npy")
     output = FORMATS["npy"].merge(folder, "mean", output, Source(number, blocks))
     numbers = np.arange(number)
-    columns = {"id": [f"p{row}" for row in numbers], "length": numbers, "sequence": numbers, "hash": numbers}
-    write_index(folder, [columns])
+    columns = {"id": [f"p{row}" for row in numbers], "length": numbers + 1, "sequence": numbers}
+    write_index(folder, [{**columns, "hash": numbers + 1, "second_hash": numbers + 1}])
     write_manifest(folder, EmbeddingsManifest(num_records=number, num_sequences=number, outputs={"mean": output}))
     return np.load(folder / "mean.npy", mmap_mode="r")
 

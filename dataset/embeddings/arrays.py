@@ -24,6 +24,8 @@ Arrays: TypeAlias = Mapping[str, NDArray]
 _NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8"}
 _NAMES |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
+BLOCKS = ".blocks"
+"""Suffix of the file of a file's checksums, one for each of its blocks."""
 _ALIGNMENT = 64
 _BLOCK = 2**16
 """Bytes of a checksum: the fewer, the less is read for a row; the more, the fewer checksums are in memory."""
@@ -65,7 +67,7 @@ def write_checksums(path: Path) -> None:
 
 
 def _checksums(path: Path) -> Path:
-    return path.with_name(f"{path.name}.blocks")
+    return path.with_name(f"{path.name}{BLOCKS}")
 
 
 class CheckedFile:

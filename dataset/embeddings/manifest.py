@@ -2,16 +2,19 @@
 
 ``embeddings.json``     what each output is, its files, and the job that it was made by
 ``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
-                        hash (XXH3-64 of its residues, as stores have it)
+                        hash and second_hash (the key of its residues, as caches have it)
+``training.npy``        hashes of the sequences to which the model was fitted, as its own folder has them, if it does
 ``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
 ``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
-``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest
+``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest, which
+                        names the manifest that it continues
 
 Nothing here needs torch or Ray.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
@@ -22,13 +25,16 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import MADE_FILE, PARTS, inner_name, write_atomically, writing
+from esmeray.common.publishing import MADE_FILE, PARTS, file_xxh128, inner_name, write_atomically, writing
 from esmeray.common.remote import local_path, open_ranges, uri_of
 from esmeray.common.verification import verified
+from esmeray.run_folder.job import differences
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
-_ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, MADE_FILE)
+TRAINING_FILE = "training.npy"
+"""(L,) uint64, XXH3-64 of the sequences to which a model was fitted: of a model, of embeddings, and of an index."""
+_ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, TRAINING_FILE, MADE_FILE)
 """Files of a folder at a URI that are copied whole: the others are read by them, and are many times as large."""
 REMEDY = "compute or copy the embeddings again"
 _INDEX_TYPES = {
@@ -37,7 +43,10 @@ _INDEX_TYPES = {
     "sequence": pa.int64(),
     "key": pa.string(),
     "hash": pa.uint64(),
+    "second_hash": pa.uint64(),
 }
+CONTINUES = "continues"
+"""Key of a part's job: XXH3-128 of the manifest before it."""
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
@@ -184,6 +193,9 @@ class Part:
             bounds = np.cumsum([0, *sizes])
             first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
             last = int(bounds.searchsorted(self.num_records if stop is None else stop))
+            # Earlier versions wrote one hash, another program maybe none: zeros are not compared.
+            if name in ("hash", "second_hash") and name not in file.schema_arrow.names:
+                return pa.chunked_array([np.zeros((self.num_records if stop is None else stop) - start, np.uint64)])
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
             column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
             if column.type != _INDEX_TYPES[name] or column.null_count:
@@ -208,6 +220,8 @@ class Index:
         folders = part_folders(self.folder)
         self.parts = [Part(path, uri and "/".join([uri, *path.relative_to(self.folder).parts])) for path in folders]
         self.manifest = self.parts[0].manifest
+        for before, part in pairwise(self.parts):
+            _refuse_foreign(part, before, self.manifest)
         self.num_records = sum(part.num_records for part in self.parts)
 
     @cached_property
@@ -226,26 +240,30 @@ class Index:
         if len(self.parts) == 1:
             return self.parts[0].sequences
         # Each part counts its own from 0.
-        return np.unique(np.stack([self.hashes, self.lengths]), axis=1, return_inverse=True)[1].reshape(-1)
+        return np.unique(self.identities, axis=0, return_inverse=True)[1].reshape(-1)
 
     def refuse_other_sequences(
         self,
         numbers_n: NDArray[np.integer],
-        lengths_n: NDArray,
-        hashes_n: NDArray,
+        identities_n3: NDArray[np.uint64],
         where: object,
         remedy: str = "embed the same sequences",
     ) -> None:
         """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
-        is_other_n = (self.lengths[numbers_n] != lengths_n) | (self.hashes[numbers_n] != hashes_n)
+        is_other_n = differ(self.identities[numbers_n], identities_n3)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
             raise DataError(f"{self.source}: {name!r} is another sequence than in {where}; {remedy}")
 
     @cached_property
-    def hashes(self) -> NDArray[np.uint64]:
-        """(N,) XXH3-64 of each record's sequence."""
-        return self.column("hash").to_numpy()
+    def identities(self) -> NDArray[np.uint64]:
+        """(N, 3) length, hash and second hash of sequences; a second hash of 0 was not recorded."""
+        return self.identities_of(0, self.num_records)
+
+    def identities_of(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """(n, 3) of the records from ``start`` up to ``stop``."""
+        names = ("length", "hash", "second_hash")
+        return np.column_stack([self.column(name, start, stop).to_numpy() for name in names])
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
@@ -263,8 +281,39 @@ class Index:
         return pa.chunked_array(chunks, _INDEX_TYPES[name])
 
 
+def differ(ours_n3: NDArray[np.uint64], theirs_n3: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether sequences differ by their identities; what one side did not record is not compared."""
+    is_recorded_n3 = np.logical_and(ours_n3, theirs_n3)
+    return ((ours_n3 != theirs_n3) & is_recorded_n3).any(axis=1)
+
+
+def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None:
+    """Raise DataError for a part that does not continue the folder or the part before it, as one of another output."""
+    job = part.manifest.job
+    # Keys that a maker left out, as versions before did, say nothing.
+    wanted = {**first.job, CONTINUES: file_xxh128(before.folder / MANIFEST_FILE)}
+    names = {"model", "settings", CONTINUES} & wanted.keys() & job.keys()
+    changes = differences(job, {name: wanted[name] for name in sorted(names)})
+    ours, theirs = ({name: output.description for name, output in of.outputs.items()} for of in (first, part.manifest))
+    changes += differences(theirs, ours)
+    if changes:
+        raise DataError(
+            f"{part.where('')}: is no part of this output ({changes[0]}); remove it, or compute the embeddings again"
+        )
+
+
+def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
+    """(L,) XXH3-64 of the sequences to which a model was fitted, of a folder that has them; else None."""
+    path = folder / TRAINING_FILE
+    if not path.is_file():
+        return None
+    with parsing(path, REMEDY):
+        hashes_L: NDArray[np.uint64] = np.load(verified(path))
+    return hashes_L
+
+
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
-    """Write the index from parts of it: columns ``id``, ``length``, ``sequence``, ``hash``, maybe HDF5's ``key``."""
+    """Write the index from parts of it: columns ``id``, ``length``, ``sequence`` and hashes, maybe HDF5's ``key``."""
     schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])
     path = folder / INDEX_FILE
     with writing(path), pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:

@@ -1,5 +1,7 @@
 """A manifest's record of reading: the files, and counts of what was changed, left out or noticed."""
 
+import os
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -9,23 +11,47 @@ from esmeray.common.text import counted
 
 
 class SourceFile(BaseModel, extra="forbid", frozen=True):
-    """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not."""
+    """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not.
+
+    Manifests of earlier versions lack ``ctime_ns`` and ``inode``.
+    """
 
     path: str
-    # Both are compared first: a file of hundreds of gigabytes is not read again to find that it is the same.
+    # All are compared first: a file of hundreds of gigabytes is not read again to find that it is the same.
     bytes: int
     mtime_ns: int
+    ctime_ns: int | None = None
+    inode: int | None = None
     xxh128: str
 
     @classmethod
-    def of(cls, path: Path) -> "SourceFile":
-        status = path.stat()
+    def of(cls, path: Path, status: os.stat_result | None = None, xxh128: str = "") -> "SourceFile":
+        """``status`` and ``xxh128``: of the file as it was read; default: of the file as it is now."""
+        status = status or path.stat()
         return cls(
             path=str(path.resolve()),
             bytes=status.st_size,
             mtime_ns=status.st_mtime_ns,
-            xxh128=file_xxh128(path),
+            ctime_ns=status.st_ctime_ns,
+            inode=status.st_ino,
+            xxh128=xxh128 or _xxh128(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino),
         )
+
+    def is_content_of(self, path: Path) -> bool:
+        """Test for a file of the same path, size, times and inode; if one of these differs, of the same content.
+
+        An editor that keeps size and modification time still changes ctime; a copy or a touched file has the content.
+        """
+        status = path.stat()
+        if status.st_size != self.bytes:
+            return False
+        return self == SourceFile.of(path, status, self.xxh128) or self.xxh128 == SourceFile.of(path, status).xxh128
+
+
+@lru_cache(maxsize=1024)
+def _xxh128(path: Path, *_status: int) -> str:
+    """Of a file in this state, read once: several checks of a run ask for it."""
+    return file_xxh128(path)
 
 
 class Counts(BaseModel, extra="forbid"):

@@ -116,12 +116,7 @@ class ReadAhead:
 
     def source_file(self) -> SourceFile:
         """The file as it was read; ask after its end."""
-        return SourceFile(
-            path=str(self._path.resolve()),
-            bytes=self._status.st_size,
-            mtime_ns=self._status.st_mtime_ns,
-            xxh128=self._raw.checksum.hexdigest(),
-        )
+        return SourceFile.of(self._path, self._status, self._raw.checksum.hexdigest())
 
     def _begin(self) -> None:
         self._buffers.reverse()  # the one that was handed out stays as it is until the next call

@@ -15,9 +15,9 @@ Shape legend: N records or hashes, B buckets, S slots of a bucket.
 import ctypes
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -168,14 +168,14 @@ def stretches(lengths_N: NDArray[np.integer], budget: int, most: int | None = No
         first, used = last, ends[last - 1]
 
 
-def lengths_of(texts: list[bytes]) -> np.ndarray:
+def lengths_of(texts: Sequence[Any]) -> np.ndarray:
     """(N,) uint32: bytes of each."""
     return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
 
 
-def hashes_of(texts: list[bytes]) -> np.ndarray:
+def hashes_of(texts: list[bytes], seed: int = 0) -> np.ndarray:
     """(N,) uint64: XXH3-64 of each."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, texts), dtype=np.uint64, count=len(texts))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, texts, repeat(seed)), dtype=np.uint64, count=len(texts))
 
 
 def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
@@ -186,6 +186,11 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     """
     halves = [(xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences]
     return np.array(halves, dtype=np.uint64).reshape(-1, 2)
+
+
+def identities_of(sequences: Sequence[Any]) -> NDArray[np.uint64]:
+    """(N, 3) uint64: length and key (:func:`keys_of`) of each sequence, by which sequences are compared."""
+    return np.column_stack([lengths_of(sequences), keys_of(sequences)])
 
 
 def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:

@@ -4,8 +4,7 @@ import ast
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
+from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import LabelsSection
 from esmeray.dataset.table import Table, is_missing, numbered_lines
@@ -64,17 +64,38 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def labels_by_id(path: Path, id_column: str, label_column: str, section: str) -> dict[str, str]:
-    """Labels of a table as text, empty where there is none; the columns are settings of the section.
+def labels_by_id(
+    path: Path, label_column: str, section: str, not_missing: Collection[str] = (), id_column: str | None = None
+) -> dict[str, str]:
+    """Labels of a table as text by its ids, empty for a missing label; ``label_column`` is a setting of the section.
 
-    Raises DataError for a table that can't be read, or repeats an id.
+    ``id_column``: a setting, too; default: ``id``. Raises DataError for a table that can't be read, for a missing id,
+    and for one that repeats.
     """
-    columns = Table(path, {id_column: f"{section}.id_column", label_column: f"{section}.label_column"}).columns()
-    ids = [text_of(value) for value in columns[id_column]]
-    repeated = [record_id for record_id, count in Counter(ids).items() if count > 1]
-    if repeated:
-        raise DataError(f"{path}: id {repeated[0]!r} repeats; leave one row of it")
-    return dict(zip(ids, map(text_of, columns[label_column]), strict=True))
+    ids = id_column or "id"
+    wanted = {ids: f"{section}.id_column" if id_column else "", label_column: f"{section}.label_column"}
+    columns = Table(path, wanted, not_missing).columns()
+    labels: dict[str, str] = {}
+    for row, values in enumerate(zip(columns[ids], columns[label_column], strict=True), 1):
+        try:
+            name, label = (text_of(value).strip() for value in values)
+        except ValueError as error:
+            raise DataError(f"{path}, row {row}: {error}") from error
+        if not name:
+            raise DataError(f"{path}, row {row}: no id in column {ids!r}; write one, or remove the row")
+        if name in labels:
+            raise DataError(f"{path}, row {row}: id {name!r} repeats; leave one row of it")
+        labels[name] = label
+    return labels
+
+
+def labels_of(ids: Iterable[str], labels: Mapping[str, str], source: object, labels_source: object) -> dict[str, str]:
+    """The labels of ``ids`` of ``source``, matched to those of a table; ids without a label are left out.
+
+    Raises DataError as :func:`~esmeray.dataset.identifiers.match_ids`.
+    """
+    matches = match_ids(ids, labels, source, labels_source)
+    return {record_id: labels[name] for record_id, name in matches.items() if labels[name]}
 
 
 def number(value: Any) -> float:

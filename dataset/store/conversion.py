@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
-from esmeray.common.publishing import exclusive, file_xxh128, published, refuse_existing
+from esmeray.common.publishing import exclusive, published, refuse_existing
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
@@ -128,12 +129,32 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-    return location(data, source_store(data), lambda: default_root / _store_name(data))
+    return location(
+        data,
+        source_store(data),
+        lambda is_exact: default_root / _store_name(data, is_exact),
+        lambda path: check_source(path, Store(path).manifest.source, data, find_files),
+    )
 
 
-def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
-    """Path of the source where it is a store itself, of ``data.store``, or the default one, which its content names."""
-    return absolute(source or (Path(data.store) if data.store else default()))
+def location(
+    data: DataSection, source: Path | None, default: Callable[[bool], Path], check: Callable[[Path], None]
+) -> Path:
+    """Path of the source if it is a store itself, of ``data.store``, or the default one, which its files name.
+
+    ``default`` takes whether names are :func:`file_identities` with all that the system knows of a file; ``check``
+    raises OtherSourceError for a store of other content.
+    """
+    if source or data.store:
+        return absolute(source or Path(str(data.store)))
+    path = absolute(default(False))
+    try:
+        if path.exists():
+            check(path)
+    except OtherSourceError:
+        # A file was changed in place. The store of its old content stays for those who read it.
+        path = absolute(default(True))
+    return path
 
 
 def _convert_locked(
@@ -219,17 +240,21 @@ def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: st
     return stores[0]
 
 
-def _store_name(data: DataSection) -> str:
+def _store_name(data: DataSection, is_exact: bool) -> str:
     described = [FORMAT_VERSION, data.ingest.repairs()]
     if data.source == [SAMPLE]:
         return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
     paths = find_files(data.source)
-    return name_of_content(paths[0].name, [*described, file_identities(paths)])
+    return name_of_content(paths[0].name, [*described, file_identities(paths, is_exact)])
 
 
-def file_identities(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of each file: they identify it without reading it."""
-    return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+def file_identities(paths: list[Path], is_exact: bool = True) -> list[tuple]:
+    """Path, size and modification time of each file, by which it is known without being read.
+
+    ``is_exact``: with change time and inode, which also differ where the content does not, as of a copy.
+    """
+    facts = attrgetter("st_size", "st_mtime_ns", *(["st_ctime_ns", "st_ino"] if is_exact else []))
+    return [(str(path.resolve()), *facts(path.stat())) for path in paths]
 
 
 def name_of_content(first_name: str, described: list) -> str:
@@ -239,12 +264,16 @@ def name_of_content(first_name: str, described: list) -> str:
     return f"{stem}-{hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]}"
 
 
+class OtherSourceError(DataError):
+    """A store was made of other content than its sources have now."""
+
+
 def check_source(
     path: Path, made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
 ) -> None:
-    """Raise DataError for a store that was made of other files, or of another sample, than ``data.source`` names."""
+    """Raise OtherSourceError for a store of other files, or of another sample, than ``data.source`` names."""
     if not _is_made_of(made_of, data, find):
-        raise DataError(
+        raise OtherSourceError(
             f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
         )
 
@@ -263,12 +292,8 @@ def other_store(path: Path) -> str:
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    """Compare files by path, size and time; where one of these differs by content."""
-    # Only then by content, which takes a minute for 100 GB; a copy or a touched file is still the same.
-    return len(recorded) == len(paths) and all(
-        identity == (file.path, file.bytes, file.mtime_ns) or file_xxh128(path) == file.xxh128
-        for file, path, identity in zip(recorded, paths, file_identities(paths), strict=True)
-    )
+    """Compare files by what the system knows of them, and, if that differs, by content, a minute for 100 GB."""
+    return len(recorded) == len(paths) and all(map(SourceFile.is_content_of, recorded, paths))
 
 
 def _described(source: list[SourceFile] | SampleSource) -> str:

@@ -9,6 +9,7 @@ pass, so that a file can be mended in one go.
 Shape legend: N records of the block.
 """
 
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,9 +92,9 @@ class CleanBlock:
 class Ingest:
     """Applies the policies to one batch after the other, remembering the ids that it has met.
 
-    Ids are compared by XXH3-64. Two different ids of one source meet in it with a probability of n**2 / 2**65 (one in
-    37,000 for 30 million records); the policy ``error`` looks them up before it refuses, the others would count one
-    record as a duplicate. ``faults`` are raised at the end by whoever reads, who makes nothing of the blocks then.
+    Ids are compared by XXH3-64, for which pairs of different ids with one hash can be constructed. The policy ``error``
+    looks ids up before it refuses; the others, which would drop or rename a record, compare a second hash by a secret
+    seed, too. ``faults`` are raised at the end by whoever reads, who makes nothing of the blocks then.
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class Ingest:
         self._policies = policies
         self._is_text = content == "text"
         self._seen = HashSet64(kernel)
+        self._seen_by_seed = HashSet64(kernel)
+        self._seed = 0 if policies.duplicate_ids == "error" else 1 + secrets.randbits(63)
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
@@ -125,12 +128,17 @@ class Ingest:
             every_id = records.ids.split()
             ids = [every_id[index] for index in kept]
             # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
-            return self._block(batch, kept, ids, sequences, self._seen.add(hashes_of(ids)))
+            return self._block(batch, kept, ids, sequences, self._are_new(ids))
         # From here on the batch is as it goes into the store, unless an id repeats: no record becomes an object.
-        fresh_N = self._seen.add(records.id_hashes)
+        fresh_N = self._are_new(records.ids.split() if self._seed else [], records.id_hashes)
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
+
+    def _are_new(self, ids: list[bytes], hashes_N: np.ndarray | None = None) -> np.ndarray:
+        """(N,) bool: which ids were not met before, by their hashes; remembers them. Only a seed needs the ids."""
+        fresh_N = self._seen.add(hashes_of(ids) if hashes_N is None else hashes_N)
+        return fresh_N | self._seen_by_seed.add(hashes_of(ids, self._seed)) if self._seed else fresh_N
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
         """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
@@ -260,7 +268,7 @@ class Ingest:
         # From the last number on: thousands of records of one id would else try all before theirs.
         number = self._next_suffix.get(record_id, 2)
         # The name must be new in turn: the file may hold an id that looks renamed.
-        while not self._seen.add(hashes_of([b"%b.%d" % (record_id, number)]))[0]:
+        while not self._are_new([b"%b.%d" % (record_id, number)])[0]:
             number += 1
         self._next_suffix[record_id] = number + 1
         return b"%b.%d" % (record_id, number)

@@ -126,11 +126,13 @@ class Assembly:
 
     def _index_part(self, start: int, stop: int) -> dict[str, Any]:
         records = self._plan.chosen[start:stop]
+        keys_n2 = self._store.sequence_keys(records)
         index = {
             "id": [self._store.id(record) for record in records.tolist()],
             "length": self._store.lengths[records],
             "sequence": self._plan.sequences[start:stop],
-            "hash": self._store.sequence_hashes[records],
+            "hash": keys_n2[:, 0],
+            "second_hash": keys_n2[:, 1],
         }
         if FORMATS[self._settings.format].has_keys:
             index["key"] = [self._key(record) for record in records.tolist()]

@@ -17,9 +17,17 @@ import pyarrow.compute as pc
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
-from esmeray.common.publishing import write_atomically, writing
+from esmeray.common.publishing import file_xxh128, write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
-from esmeray.dataset.embeddings.manifest import INDEX_ROWS, Index, ranges
+from esmeray.dataset.embeddings.manifest import (
+    CONTINUES,
+    INDEX_ROWS,
+    MANIFEST_FILE,
+    TRAINING_FILE,
+    Index,
+    ranges,
+    training_hashes,
+)
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
@@ -29,6 +37,7 @@ from esmeray.inference.embedding.report import Spent, performance, report_name
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 from esmeray.inference.embedding.shard_files import Cache, ShardFiles
 from esmeray.inference.embedding.worker import LocalEngine
+from esmeray.inference.models.source import find_model
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
 log = logging.getLogger(__name__)
@@ -111,6 +120,9 @@ class ModelJob:
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
         assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
+        training = training_hashes(find_model(self.source).folder)
+        if training is not None:
+            np.save(building / TRAINING_FILE, training)
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
@@ -158,7 +170,7 @@ class ModelJob:
         if settings.known:
             self.job["known"] = [f"{other.index.source} ({other.index.manifest.job.get('device')})" for other in others]
         if self.before is not None:
-            self.job["records_before"] = self.before.num_records
+            self.job[CONTINUES] = file_xxh128(self.before.parts[-1].folder / MANIFEST_FILE)
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
         # After that: a job may be resumed on another processor. Said, and not refused, as above.
         self.job["arithmetic"] = self.facts.arithmetic
@@ -223,8 +235,7 @@ def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indi
     source = ", ".join(settings.input)
     before.refuse_other_sequences(
         numbers.drop_null().to_numpy(),
-        store.lengths[is_there],
-        store.sequence_hashes[is_there],
+        store.sequence_identities(np.flatnonzero(is_there)),
         source,
         f"give it another id in {source}, or {OTHER_OUTPUT}",
     )

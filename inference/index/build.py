@@ -1,9 +1,9 @@
 """Build an index, or extend one: from folders of embeddings to a folder of parts.
 
-Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). Hashes of the
-ids, which are all compared before, lie in a file, 12 bytes an id. The parts that are done lie in ``OUTPUT.partial``,
-where the same command resumes; the index appears when it is complete. An extension adds parts to links of those that
-are there: none is written anew, and whoever has the old one open keeps it.
+Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). All ids are
+compared before (:mod:`esmeray.inference.index.rows`), by 12 bytes an id in files. The parts that are done lie in
+``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
+links of the existing ones: none is written again, and whoever has the old index open keeps it.
 
 Shape legend: N records of a source, n rows of a part, C channels.
 """
@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, parsing, read_json
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
 from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
-from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays, write_checksums
+from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, ranges
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, TRAINING_FILE, ranges, training_hashes
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
-from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
-from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, prepared, unusable
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import (
@@ -38,6 +35,7 @@ from esmeray.inference.index.parts import (
     id_arrays,
     read_index_manifest,
 )
+from esmeray.inference.index.rows import NewRows, new_rows
 from esmeray.inference.index.section import IndexSection
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 
@@ -51,25 +49,6 @@ _SAMPLED = 64
 _FEWEST_SAMPLED = 39
 """For which faiss asks."""
 _BLOCK = 16_384
-
-
-class NewRows(NamedTuple):
-    """Records of a source whose ids are in none before it."""
-
-    source: Embeddings
-    records: NDArray[np.integer]
-
-    def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.integer]]]:
-        """Start and stop of each block of the source that has some of them, and which these are, from its start."""
-        for start, stop in ranges(len(self.source), size):
-            chosen = self.records[slice(*self.records.searchsorted([start, stop]))]
-            if len(chosen):  # else nothing of the block is new, and it is not read
-                yield start, stop, chosen - start
-
-    def ids(self) -> Iterator[list[str]]:
-        """Their ids, in blocks."""
-        for start, stop, chosen in self.blocks(INDEX_ROWS):
-            yield self.source.column("id", start, stop).take(chosen).to_pylist()
 
 
 class Built(NamedTuple):
@@ -101,7 +80,7 @@ def build_index(
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        rows = list(_new_rows(opened, None if base is None else open_index(base), partial))
+        rows = [*new_rows(opened, None if base is None else open_index(base), partial)]
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
@@ -115,12 +94,17 @@ def build_index(
         with journal(partial) as done, record_bar("indexing") as bar:
             trained = _trained(partial, base, manifest, section, rows)
             entries = list(_parts(partial, done, manifest, rows, trained, lambda count: bar(count / new, count)))
-        complete = manifest.model_copy(update={"parts": [*manifest.parts, *entries]})
+        continues = {"continues": manifest.identity(len(manifest.parts))}
+        parts = [*manifest.parts, *(entry.model_copy(update=continues) for entry in entries)]
+        complete = manifest.model_copy(update={"parts": parts})
+        training = training_hashes(opened[0].folder)
         making = made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
         with making as building:
             names = [name for entry in entries for name in entry.files]
             for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
                 link(partial / name, building / name)
+            if base is None and training is not None:
+                np.save(building / TRAINING_FILE, training)
             write_atomically(building / INDEX_FILE, complete.model_dump_json(indent=1) + "\n")
         publish(section.output)
         return Built(complete, new, total - new)
@@ -136,7 +120,9 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
     for start, stop in ranges(len(source), _part_rows(source.channels)):
         piece = NewRows(source, records[start:stop])
         vectors_nC = _vectors([piece], metric)
-        parts.append({**id_arrays(piece.ids()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())})
+        parts.append(
+            {**id_arrays(piece.identities()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
+        )
         entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
     return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
@@ -185,33 +171,6 @@ def _model_of(source: Embeddings) -> SourceModel | None:
             random_weights=content["random_weights"],
             settings=source.manifest.job["settings"],
         )
-
-
-def _new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
-    """Those that the index and the sources before lack; refuses sources that the index can't be compared with."""
-    count = 0
-    # Sorted in place: hashes of what is there and of the sources before, then of this one.
-    hashes = scratch_array(folder, [sum(map(len, sources)) + (index.count if index else 0)], np.uint64)
-    if index is not None:
-        for source in sources:
-            source.refuse_other_space(index)
-        count = index.count
-        index.id_hashes(out=hashes[:count])
-    for source in sources:
-        hashes[:count].sort()
-        records = scratch_array(folder, [len(source)], np.min_scalar_type(len(source)))
-        new = 0
-        for start, stop in ranges(len(source), INDEX_ROWS):
-            hashes_n = hashes_of([record_id.encode() for record_id in source.column("id", start, stop).to_pylist()])
-            # By id and not by vector: the same proteins embedded again would else be there twice.
-            is_new_n = hashes[:count].searchsorted(hashes_n) == hashes[:count].searchsorted(hashes_n, side="right")
-            chosen = np.flatnonzero(is_new_n)
-            filled = slice(new, new + len(chosen))
-            records[filled] = start + chosen
-            hashes[count:][filled] = hashes_n[chosen]
-            new += len(chosen)
-        count += new
-        yield NewRows(source, records[:new])
 
 
 def num_lists(rows: int, channels: int) -> int:
@@ -305,7 +264,7 @@ def _write_part(
 
         arrays = compressed_arrays(vectors_nC)
         write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
-    write_arrays(path, {**id_arrays(piece.ids()), **arrays})
+    write_arrays(path, {**id_arrays(piece.identities()), **arrays})
     for large in [] if trained is None else [path, entry.path(folder, ".lists")]:
         write_checksums(large)
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}

@@ -71,6 +71,13 @@ class Index(ABC):
         """(N,) XXH3-64 of the ids, written to ``out`` where it is given."""
         return np.concatenate([part["id_hashes"][:] for part in self._parts], out=out)
 
+    def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """(n, 3) length and hashes of the sequences of rows; zeros for parts of earlier versions, which have none."""
+        sequences_n3 = np.empty((len(rows_n), 3), np.uint64)
+        for part, chosen, rows_of_part in self._by_part(rows_n):
+            sequences_n3[chosen] = part["sequences"][rows_of_part]
+        return sequences_n3
+
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
         ids = [""] * len(rows)
@@ -90,11 +97,20 @@ class Index(ABC):
     def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """(n,) the first row of each id; -1 where there is none."""
         hashes_N, order_N = self._sorted_hashes
-        places_n = hashes_N.searchsorted(hashes_of([name.encode() for name in ids]))
-        rows_n = order_N[places_n.clip(max=self.count - 1)]
-        # By the id itself: another one may have the same hash, or the next.
-        is_there_n = [there == name for there, name in zip(self.ids(rows_n), ids, strict=True)]
-        return np.where(is_there_n, rows_n, -1)
+        hashes_n = hashes_of([name.encode() for name in ids])
+        places_n = hashes_N.searchsorted(hashes_n)
+        rows_n = np.full(len(ids), -1)
+        left = np.arange(len(ids))
+        # By the id itself: several ids may have one hash.
+        while left.size:
+            left = left[places_n[left] < self.count]
+            left = left[hashes_N[places_n[left]] == hashes_n[left]]
+            rows = order_N[places_n[left]]
+            is_there = np.array(self.ids(rows), dtype=object) == np.array(ids, dtype=object)[left]
+            rows_n[left[is_there]] = rows[is_there]
+            left = left[~is_there]
+            places_n[left] += 1
+        return rows_n
 
     @cached_property
     def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -1,8 +1,9 @@
 """The files of an index: its manifest, and parts of consecutive rows, of which an extension adds more.
 
 ``index.json``             kind, measure, what its vectors are of, and its parts
-``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,) and ``id_hashes`` (n,), the
-                           XXH3-64 of each, beside the arrays of the kind
+``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,), ``id_hashes`` (n,), the
+                           XXH3-64 of each, ``sequences`` (n, 3), their length, hash and second hash as embeddings have
+                           them, and the arrays of the kind
 ``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
 ``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
 ``trained.faiss``          of a compressed index, the clusters, without lists
@@ -13,17 +14,19 @@ blocks a block at a time, since few rows of a compressed index are read for a qu
 Shape legend: n rows of a part, C channels.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.verification import verified
-from esmeray.dataset.embeddings.arrays import open_arrays, open_checked
+from esmeray.common.verification import check_file, verified
+from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import MetricName
@@ -35,11 +38,15 @@ REMEDY = "make or copy the index again"
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):
-    """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files."""
+    """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
+
+    ``continues``: :meth:`IndexManifest.identity` of the index that it was added to; None in those of earlier versions.
+    """
 
     rows: int
     name: Name = "memory"
     files: dict[Name, str] = {}
+    continues: str | None = None
 
     def path(self, folder: Path, suffix: str) -> Path:
         """Of one of its files."""
@@ -67,6 +74,11 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
     model: SourceModel | None
     parts: list[PartEntry]
 
+    def identity(self, parts: int) -> str:
+        """Identity of model, kind and the first parts, hex."""
+        described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts[:parts])]
+        return xxhash.xxh3_128_hexdigest(json.dumps(described).encode())
+
     @property
     def count(self) -> int:
         return sum(part.rows for part in self.parts)
@@ -82,32 +94,48 @@ def read_index_manifest(folder: Path) -> IndexManifest:
     if not path.is_file():
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
-        return IndexManifest.model_validate_json(verified(path).read_bytes())
+        manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
+    known: list[str | None] = [None]
+    for number, part in enumerate(manifest.parts):
+        known.append(manifest.identity(number))
+        if part.continues not in known:
+            raise DataError(f"{path}: its part {part.name} continues another index, of other vectors; {REMEDY}")
+    return manifest
 
 
 def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]], by_blocks: bool) -> dict[str, Any]:
     """The arrays of a part, verified, or ``by_blocks``. Raises DataError where one is missing or of another shape."""
     path = entry.path(folder, ".safetensors")
-    arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(verified(path))
+    # By the index's own manifest: a part that was copied from another index has other checksums.
+    for name, checksum in entry.files.items():
+        if not by_blocks or name.endswith(BLOCKS):
+            check_file(folder / name, REMEDY, xxh128=checksum)
+    arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
+    rows = entry.rows
+    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), (rows, 3)))  # not recorded by earlier versions
     with parsing(path, REMEDY):
-        for name, shape in {**shapes, "id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,)}.items():
+        of_ids = {"id_offsets": (rows + 1,), "id_hashes": (rows,), "sequences": (rows, 3)}
+        for name, shape in {**shapes, **of_ids}.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
     return arrays
 
 
-def id_arrays(blocks: Iterable[Sequence[str]]) -> dict[str, NDArray]:
-    """Arrays kept of a part's ids, which come in blocks: as strings of Python all would take gigabytes."""
+def id_arrays(blocks: Iterable[tuple[Sequence[str], NDArray[np.uint64]]]) -> dict[str, NDArray]:
+    """Arrays kept of a part's ids and sequences, in blocks: as strings of Python all ids would take gigabytes."""
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]
-    for block in blocks:
+    sequences = [np.empty((0, 3), np.uint64)]
+    for block, sequences_n3 in blocks:
         texts = [record_id.encode() for record_id in block]
         ids += b"".join(texts)
         sizes.append(np.array([*map(len, texts)], np.int64))
         hashes.append(hashes_of(texts))
+        sequences.append(sequences_n3)
     return {
         "ids": np.frombuffer(ids, np.int8),
         "id_offsets": np.concatenate(sizes).cumsum(),
         "id_hashes": np.concatenate(hashes),
+        "sequences": np.concatenate(sequences),
     }

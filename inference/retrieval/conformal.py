@@ -10,8 +10,8 @@ Scores are such that larger is nearer. Shape legend: n calibrating queries, K hi
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
+from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.label_space import level_ids
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
+from esmeray.inference.retrieval.metrics import in_training
 
 Scores = TypeVar("Scores", float, NDArray[np.floating])
 
@@ -30,10 +32,15 @@ Scores = TypeVar("Scores", float, NDArray[np.floating])
 @dataclass(frozen=True)
 class Calibration:
     """``threshold``: the lowest score of a hit, infinite where none keeps the error rate; ``best_false_n``: ascending,
-    the best score of a false hit of each query, minus infinity where it has none."""
+    the best score of a false hit of each query, minus infinity where it has none.
+
+    ``training``: how many of the queries are among the proteins to which the model was fitted, and the threshold
+    without them, in words.
+    """
 
     threshold: float
     best_false_n: NDArray[np.float64]
+    training: str = ""
 
     def p_values(self, scores_K: NDArray[np.floating]) -> NDArray[np.float64]:
         """(K,) the chance that a query without relatives has a hit of at least this score (Vovk et al. 2005)."""
@@ -63,18 +70,26 @@ def _largest_shares(is_false_K: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def calibrated(
-    index: Index, labels_file: Path, label_column: str, error_rate: float, level: int, queries: Path | None, top_k: int
+    index: Index,
+    labels_file: Path,
+    label_column: str,
+    error_rate: float,
+    level: int,
+    queries: Path | None,
+    top_k: int,
+    not_missing: Collection[str] = (),
 ) -> Calibration:
     """The calibration by proteins of an index, each searched in the rest of it, of whose hits ``top_k`` count.
 
     A hit is false if it has another label, or differs before its last ``level`` parts; those without a label count for
-    nothing. ``queries``: file of the ids that calibrate. Raises DataError for ids that are not there, and for too few.
+    nothing. ``queries``: file of the ids that calibrate. ``not_missing``: as tables have it. Raises DataError for ids
+    that are not there, and for too few.
     """
-    from esmeray.dataset.labels.values import labels_by_id  # here: it loads pyarrow's functions of tables
+    from esmeray.dataset.labels.values import labels_by_id, labels_of  # here: it loads pyarrow's functions of tables
 
-    labels = labels_by_id(labels_file, "id", label_column, "search")
     ids = index.ids(np.arange(index.count))
-    numbers = {name: number for number, name in enumerate(ids) if labels.get(name)}
+    labels = labels_of(ids, labels_by_id(labels_file, label_column, "search", not_missing), index.source, labels_file)
+    numbers = {name: number for number, name in enumerate(ids) if name in labels}
     rows_n = chosen(queries, numbers, labels_file)
     # One query of nothing but false hits is assumed beside those that calibrate.
     if len(rows_n) + 1 < 1 / error_rate:
@@ -88,7 +103,14 @@ def calibrated(
         is_known_k = groups_N[hits_k] >= 0
         is_false_k = groups_N[hits_k] != groups_N[row]
         hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
-    return calibrate(hits, error_rate)
+    trained_n, training = in_training(index.folder, index.sequences(rows_n), "calibrating ")
+    if trained_n is not None:
+        # As queries alone: a query of the search meets the proteins of the training in the database as well.
+        others = [hits[number] for number in np.flatnonzero(~trained_n).tolist()]
+        is_enough = len(others) + 1 >= 1 / error_rate
+        threshold = f"{ascending(index.metric, calibrate(others, error_rate).threshold):.6g}" if is_enough else "-"
+        training += f"; threshold without them: {threshold}{' (too few are left)' * (not is_enough)}"
+    return replace(calibrate(hits, error_rate), training=training)
 
 
 def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArray[np.int64]:
@@ -99,14 +121,12 @@ def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArr
         return np.array(list(numbers.values()))
     from esmeray.dataset.table import numbered_lines
 
-    wanted = []
-    for line, text in numbered_lines(path):
-        name = text.strip()
-        if name and name not in numbers:
+    wanted = {line: text.strip() for line, text in numbered_lines(path) if text.strip()}
+    matches = match_ids(wanted.values(), numbers, path, f"the proteins with a label in {labels}")
+    for line, name in wanted.items():
+        if name not in matches:
             raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
-        if name:
-            wanted.append(numbers[name])
-    return np.array(wanted, dtype=np.int64)
+    return np.array([numbers[matches[name]] for name in wanted.values()], dtype=np.int64)
 
 
 def ascending(metric: MetricName, scores: Scores) -> Scores:

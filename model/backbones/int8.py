@@ -39,7 +39,12 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """
     # By the files and not by their bytes, which would all have to be read at each start.
     files = {tensor.path.resolve() for tensor in stored.values()}
-    states = sorted(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+    # With change time and inode: a file that is replaced in place may keep its size and modification time.
+    statuses = {path: path.stat() for path in files}
+    states = sorted(
+        f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+        for path, status in statuses.items()
+    )
     size = sum(math.prod(tensor.shape) for tensor in stored.values())
     return stored_tensors(cached_folder(f"8 bits of {min(files)}", str(states), size, partial(_write, stored)))
 

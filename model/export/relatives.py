@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from esmeray.common.errors import DataError
 from esmeray.common.verification import verified
+from esmeray.dataset.embeddings.manifest import TRAINING_FILE
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.gapped_kmers import KmerBackbone
 from esmeray.model.export.exported_folder import REMEDY, exported_folder
@@ -19,12 +22,18 @@ _FILE = "relatives.safetensors"
 _TABLE = "table"
 
 
-def write_relatives(table: Tensor, head: RelativesHead, folder: Path, overwrite: bool) -> None:
-    """Write the folder; ``table``: of :class:`KmerBackbone`. Raises as :func:`exported_folder`."""
+def write_relatives(
+    table: Tensor, head: RelativesHead, hashes_L: NDArray[np.uint64], folder: Path, overwrite: bool
+) -> None:
+    """Write the folder; ``table``: of :class:`KmerBackbone`; ``hashes_L``: XXH3-64 of the sequences that were learnt.
+
+    Raises as :func:`exported_folder`.
+    """
     with exported_folder(folder, TASK, overwrite, None) as (building, _):
         # In fp16, which is half the bytes: what it rounds off is far less than what k-mers leave open.
         state = {name: tensor.half().contiguous() for name, tensor in (*head.state_dict().items(), (_TABLE, table))}
         save_file(state, building / _FILE)
+        np.save(building / TRAINING_FILE, hashes_L)
 
 
 def load_relatives(folder: Path) -> tuple[KmerBackbone, RelativesHead]:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import ray
 
-from esmeray.common.errors import DataError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.service.contract import About, Reply
 from esmeray.service.replicas.batcher import Item, OverloadedError, TokenBatcher
 from esmeray.service.section import ServedModel
@@ -25,6 +25,8 @@ log = logging.getLogger("esmeray.service")
 SCALE_UP_TOKENS = 50_000
 """Waiting tokens of each replica beyond which another is started: requests say nothing about work (one residue each, or
 200,000)."""
+_WEIGHTS = b"esmeray weights"
+"""Namespace of Ray's key-value store: fingerprints by the name and the version of a model."""
 WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
@@ -69,7 +71,8 @@ class Replica(ABC):
 class ModelReplica(Replica):
     """The deployment of one model.
 
-    Another ``version`` of the weights' files makes Serve replace the replicas, one after the other.
+    Another ``version`` makes Serve replace the replicas, one after the other. All replicas of a version have the
+    weights of the first one: one that starts later, after a crash or for more load, refuses others.
     """
 
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
@@ -84,6 +87,7 @@ class ModelReplica(Replica):
         # torch would take all cores, beside other replicas, whatever Ray has reserved.
         torch.set_num_threads(self._model.cpus)
         self._computer = Computer(self._model, device)
+        _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
         loaded_s = time.perf_counter()
         self._warm_up()
         log.info(
@@ -148,6 +152,25 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     is_behind = sum(behind.values()) > max(1, current)
     wanted = current + is_behind - (context.total_num_requests < 1)
     return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
+
+
+def _refuse_other_weights(name: str, version: str, fingerprint: str) -> None:
+    """Raise ConfigError if the first replica of this version of a model loaded other weights."""
+    if not ray.is_initialized():
+        return
+    from ray.experimental import internal_kv
+
+    key = f"{name} {version}"
+    # Written by the first replica alone, to the cluster's own store, where it stays when that replica is lost.
+    internal_kv._internal_kv_put(key, fingerprint, overwrite=False, namespace=_WEIGHTS)
+    first = (internal_kv._internal_kv_get(key, namespace=_WEIGHTS) or b"").decode()
+    if first != fingerprint:
+        problem = (
+            f"models: {name}: its files changed since the service was started (weights {first}, now {fingerprint}); "
+            "restore them, or send SIGHUP to serve the new ones"
+        )
+        log.error(problem)
+        raise ConfigError(problem)
 
 
 def set_up_process() -> None:

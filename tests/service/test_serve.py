@@ -23,6 +23,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from ray._private import worker
 
 from esmeray.benchmarks.programs.servers import free_port
 from esmeray.common.errors import ResourceError
@@ -228,6 +229,20 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, 
     eventually(lambda: encoded(client, ["MKT"]).status_code == 200)
     eventually(lambda: replica_metric(client, "tokens")[0] != before)
     assert not psutil.pid_exists(before)
+    # Its successor is refused while the files are others than those of the first replica.
+    weights = served.folder / "esm" / "model.safetensors"
+    served_weights = weights.read_bytes()
+    answer = encoded(client, SEQUENCES).json()["data"]
+    lost, _ = replica_metric(client, "tokens")
+    save_masked_lm(served.folder / "esm", "esm", vocab_size=33, seed=9)
+    os.kill(lost, signal.SIGKILL)
+    node = worker.global_worker.node
+    assert node is not None
+    logs = Path(node.get_logs_dir_path(), "serve")
+    refusal = "models: esm: its files changed since the service was started"
+    eventually(lambda: any(refusal in log.read_text() for log in logs.glob("esmeray-*.log")))
+    weights.write_bytes(served_weights)
+    eventually(lambda: encoded(client, SEQUENCES).json().get("data") == answer)
 
 
 def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_request_fails(
@@ -259,7 +274,6 @@ def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     import ray
-    from ray._private import worker
 
     from esmeray.service.replicas import replica as module
 

@@ -17,6 +17,7 @@ Examples:
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from esmeray.common.command_line import next_command, say
 from esmeray.common.errors import ConfigError, DataError
@@ -24,7 +25,7 @@ from esmeray.common.progress import status_line
 from esmeray.common.publishing import refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.labels.label_space import level_ids
-from esmeray.dataset.labels.values import labels_by_id
+from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.dataset.store.conversion import job_store
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sampling.host import memory_of_this_machine
@@ -47,6 +48,8 @@ class FitSection(Section):
     """CSV, TSV or Parquet file of labels, with a column id; proteins that it lacks are left out."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
+    not_missing: list[str] = Field([])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
     level: NonNegativeInt = 0
     """Last parts that are taken off each label."""
     output: Path
@@ -64,10 +67,12 @@ class FitSection(Section):
 @command("embed fit", __doc__)
 def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -> None:
     refuse_existing(fit.output, MADE_BY, overwrite)
-    labels = labels_by_id(fit.labels, "id", fit.label_column, "fit")
+    by_id = labels_by_id(fit.labels, fit.label_column, "fit", fit.not_missing)
     with unfinished(fit.output, "embed fit") as folder:
         store = job_store([fit.input], data.ingest, folder)
-        of_records = [labels.get(store.id(record), "") for record in range(len(store))]
+        ids = [store.id(record) for record in range(len(store))]
+        labels = labels_of(ids, by_id, fit.input, fit.labels)
+        of_records = [labels.get(name, "") for name in ids]
         groups = level_ids(of_records, fit.level + 1)[:, fit.level]
         records = np.flatnonzero(groups >= 0)
         if records.size > fit.learnt:
@@ -91,7 +96,7 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         with status_line() as status:
             sequences = [store.sequence(record) for record in records.tolist()]
             fitted = fitted_to(sequences, learnt_groups, fit.features, fit.channels, fit.seed, status)
-        write_relatives(fitted.table, fitted.head, fit.output, overwrite)
+        write_relatives(fitted.table, fitted.head, store.sequence_hashes[records], fit.output, overwrite)
     print(
         f"{fit.output}: {counted(records.size, 'protein{s}')} of {counted(learnt_groups.max() + 1, 'group{s}')}; "
         f"{fitted.named:.1%} of those with relatives are named by all others"

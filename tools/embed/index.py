@@ -2,7 +2,8 @@
 
 An index is a folder. 'exact' gives the hits of a comparison with every vector, in the same order; 'compressed' compares
 by one bit a value in memory with the nearest clusters, and again by fp16 values on disk. Vectors of another model,
-layer or pooling are refused. Where the output is an index, the vectors whose ids it lacks are added as new parts.
+layer or pooling are refused. If the output is an index, the vectors whose ids it lacks are added as new parts; an id
+that returns with another sequence is refused.
 
 Until it is complete everything lies in OUTPUT.partial, where the same command resumes.
 

@@ -20,7 +20,8 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
-from esmeray.dataset.labels.values import labels_by_id
+from esmeray.dataset.labels.values import labels_by_id, labels_of
+from esmeray.inference.retrieval.metrics import in_training
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
@@ -38,6 +39,8 @@ class PlotSection(Section):
     """Column of the labels in the file of labels."""
     id_column: str = "id"
     """Column of the ids in the file of labels."""
+    not_missing: list[str] = Field([])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
     method: Literal["pca", "umap"] = "pca"
     """Projection to the plane; umap needs umap-learn."""
     name: str | None = None
@@ -62,7 +65,7 @@ def main(
 
     labels: NDArray = embeddings.lengths
     if plot.labels:
-        labels = _labels(plot.labels, plot.id_column, plot.label_column, embeddings)
+        labels = _labels(plot.labels, plot, embeddings)
     chosen_N = np.zeros(records, dtype=bool)
     size = min(plot.max_points, records)
     # RandomState, whose draws NumPy promises to keep: the same proteins in each version.
@@ -76,24 +79,25 @@ def main(
     points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
-    texts = f"{embeddings.name}: {drawn}", *axes, plot.label_column if plot.labels else "residues"
+    trained_P, training = in_training(embeddings.folder, embeddings.identities[chosen_N])
+    title = f"{embeddings.name}: {drawn}" + f"; {training}" * (trained_P is not None)
+    texts = title, *axes, plot.label_column if plot.labels else "residues"
     with made.folder(plot.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
     print(f"{plot.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
+    print(training)
 
 
-def _labels(path: Path, id_column: str, label_column: str, embeddings: Embeddings) -> NDArray:
+def _labels(path: Path, plot: PlotSection, embeddings: Embeddings) -> NDArray:
     """(N,) labels of a table: numbers, NaN where there is none, or names, empty where there is none.
 
-    Raises DataError for a table that can't be read, repeats ids or has none of the embeddings'.
+    Raises DataError for a table that can't be read, lacks or repeats ids, or has few of the embeddings'.
     """
-    by_id = labels_by_id(path, id_column, label_column, "plot")
-    labels_N = np.array([by_id.get(record_id, "") for record_id in embeddings.ids])
-    if not by_id.keys() & set(embeddings.ids):
-        raise DataError(f"{path}: column {id_column!r} has none of the ids of {embeddings.source}")
-    labels_N[labels_N == "nan"] = ""  # a missing value, as text
+    by_id = labels_by_id(path, plot.label_column, "plot", plot.not_missing, plot.id_column)
+    labels = labels_of(embeddings.ids, by_id, embeddings.source, path)
+    labels_N = np.array([labels.get(record_id, "") for record_id in embeddings.ids])
     # Numbers if all are: one word among them makes classes of them.
     try:
         return np.where(labels_N == "", "nan", labels_N).astype(float)

@@ -82,6 +82,8 @@ class SearchSection(Section):
     """Last parts of a label, with dots between them, in which a true hit may differ."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
+    not_missing: list[str] = Field([])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
 
 
 @command("embed search", __doc__, made_by="search")
@@ -120,6 +122,7 @@ def main(
                 search.calibration_level,
                 search.calibration_queries,
                 search.top_k,
+                search.not_missing,
             )
         with (
             made.file(search.output) as building,
@@ -149,6 +152,7 @@ def main(
     if calibration:
         # A distance where the measure is one.
         print(f"threshold of the score: {ascending(index.metric, calibration.threshold):.6g}")
+        print(calibration.training)
     print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
 
 

@@ -20,6 +20,7 @@ from esmeray.dataset.embeddings.manifest import (
     MANIFEST_FILE,
     EmbeddingsManifest,
     OutputManifest,
+    read_manifest,
     write_manifest,
 )
 from esmeray.dataset.embeddings.reader import read_embeddings
@@ -158,3 +159,31 @@ def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
         path.write_bytes(size.to_bytes(8, "little") + header + b"0" * 64)
         with pytest.raises(DataError, match=rf"^.*shard-a\.{words}"):
             open_arrays(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"model": "large"}, "model was 'large', is now 'small'"),
+        ({"outputs": "max"}, "mean was None, is now 'mean over residues'"),
+        ({"settings": {"precision": "bf16"}}, "settings.precision was 'bf16', is now 'fp32'"),
+        ({"continues": "0" * 32}, "continues was '0000"),
+    ],
+)
+def test_a_part_of_another_model_layer_pooling_precision_or_manifest_is_refused(tmp_path, changes, words):
+    job = {"model": "small", "settings": {"precision": "fp32"}}
+    vectors = random_vectors(6, 4)
+    for folder, more in (tmp_path / "out", {}), (tmp_path / "out" / "part-00001", changes):
+        make_embeddings(folder, {more.get("outputs", "mean"): vectors})
+        manifest = read_manifest(folder).model_dump() | {"job": job | without_outputs(more)}
+        write_manifest(folder, EmbeddingsManifest.model_validate(manifest))
+    if words is None:
+        assert len(read_embeddings(tmp_path / "out")) == 12, "as earlier versions wrote it"
+        return
+    with pytest.raises(DataError, match=rf"part-00001: is no part of this output \({words}.*\); remove it"):
+        read_embeddings(tmp_path / "out")
+
+
+def without_outputs(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if name != "outputs"}

@@ -1,5 +1,6 @@
 """A labelled store gives back what its files hold, splits as set, and is made once, whole, or not at all."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -121,6 +122,11 @@ def test_a_store_is_made_once_and_changed_files_or_settings_make_another(tmp_pat
     settings = (data_of(table, share=0.5), data_of(table, split="stratified"), data_of(table, **for_files))
     others = [ensure_labelled_store(data, TokenizerSection(), tmp_path / "stores") for data in settings]
     others.append(ensure_labelled_store(data_of(table), TEXT, tmp_path / "stores"))
+    status = table.stat()
+    table.write_text(table.read_text().swapcase())  # of the same size, at the same time
+    os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(DataError, match="no column 'sequence'"):
+        ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
     proteins(tmp_path, *"xxyyxxyy")
     changed = ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
     assert len({first, *others, changed}) == 6

@@ -21,7 +21,7 @@ from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import conversion as store_conversion
 from esmeray.dataset.store import writer as store_writer
-from esmeray.dataset.store.conversion import convert, ensure_store
+from esmeray.dataset.store.conversion import convert, ensure_store, job_store
 from esmeray.dataset.store.format import DATA_FILE
 from esmeray.dataset.store.sample import sample_records
 from tests.dataset.stores import TEXT, contents, damage_record, data_of, made, make_store, write_fasta
@@ -185,6 +185,42 @@ def test_changed_files_and_policies_make_another_default_store(tmp_path):
     assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
     write_fasta(source, [("a", "MKL")])
     assert contents(ensure_store(section(source), tmp_path / "stores")) == [("a", "MKL")]
+
+
+def change_in_place(path: Path, old: str, new: str) -> None:
+    """Another text of the same size, at the same time, in the same file."""
+    status = path.stat()
+    path.write_text(path.read_text().replace(old, new))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_file_that_was_changed_in_place_makes_another_default_store_and_other_metadata_do_not(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MK"), ("b", "ML")])
+    first = ensure_store(section(source), tmp_path / "stores")
+    source.chmod(0o600)
+    shutil.copy2(source, tmp_path / "copy")
+    (tmp_path / "copy").replace(source)
+    assert ensure_store(section(source), tmp_path / "stores") == first, "another inode, with the same content"
+    change_in_place(source, "ML", "MV")
+    changed = ensure_store(section(source), tmp_path / "stores")
+    assert (
+        contents(changed) == [("a", "MK"), ("b", "MV")]
+        and ensure_store(section(source), tmp_path / "stores") == changed
+    )
+    assert contents(first) == [("a", "MK"), ("b", "ML")], "whoever reads the old one keeps it"
+    named = ensure_store(section(source, tmp_path / "named"), tmp_path)
+    change_in_place(source, "MK", "MA")
+    with pytest.raises(DataError, match=r"named: made of .*in\.fasta, not of .*in\.fasta as it is"):
+        ensure_store(section(source, named), tmp_path)
+    with pytest.raises(ConfigError, match="its input was"):
+        job_store([str(source)], IngestSection(), made_before(tmp_path / "job", source))
+
+
+def made_before(folder: Path, source: Path) -> Path:
+    """The folder of a job whose store was made of the source, which changes then."""
+    job_store([str(source)], IngestSection(), folder)
+    change_in_place(source, "MA", "MC")
+    return folder
 
 
 def test_a_named_store_must_be_made_of_the_source(tmp_path):

@@ -10,6 +10,7 @@ from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import check, convert
 from esmeray.dataset.store.reader import Store
+from tests.collisions import COLLIDING
 from tests.dataset.stores import contents, write_fasta
 
 CASES = {
@@ -90,3 +91,17 @@ def test_records_of_dna_are_counted_and_short_peptides_are_not(tmp_path: Path, s
         assert len(raised.value.problems) == (1 if number == 1 else number + 1)
         message = "as in DNA or RNA; translate it to protein, or give --data.ingest.nucleotides warn"
         assert message in raised.value.problems[-1]
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("policy", ["error", "first", "rename"])
+def test_ids_of_one_hash_are_different_ids(tmp_path, monkeypatch, policy, has_kernel):
+    if not has_kernel:
+        monkeypatch.setattr(fasta, "load_kernel", lambda: None)
+    given = [(name, "MK") for pair in COLLIDING for name in pair]
+    repeated = [] if policy == "error" else [given[1]]
+    source = write_fasta(tmp_path / "in.fasta", [*given, *repeated])
+    manifest = convert([str(source)], tmp_path / "store", IngestSection(duplicate_ids=policy))
+    renamed = [(f"{given[1][0]}.2", "MK")] if policy == "rename" else []
+    assert contents(tmp_path / "store") == [*given, *renamed]
+    assert manifest.counts.records_skipped_duplicate_id == (policy == "first")

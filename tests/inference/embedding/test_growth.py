@@ -1,5 +1,6 @@
 """A finished output grows by what is new, without a change of what is there, to the values of one job."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.model_job import ModelJob
 from esmeray.inference.embedding.section import EmbedJobSection
+from tests.collisions import hashes_of_one_bit
 from tests.inference.embedding.jobs import (
     final_bytes,
     replace,
@@ -204,3 +206,37 @@ def test_an_output_at_a_uri_grows_and_is_read_there(tmp_path: Path, monkeypatch:
         assert_same_vectors(tmp_path / "taken", tmp_path / "whole", "mean", "residues")
         run_job(job, overwrite=True)
         assert not any("part-" in name for name in listing(uri))
+
+
+def test_a_part_that_was_copied_from_another_output_is_refused_when_it_is_opened_and_when_it_grows(tmp_path: Path):
+    job, more = begun(tmp_path)
+    run_job(more)
+    other = replace(job, output=tmp_path / "other", input=[str(write_proteins(tmp_path / "o.fasta", SEQUENCES[:3]))])
+    run_job(other)
+    run_job(replace(other, input=[str(write_proteins(tmp_path / "o.fasta", SEQUENCES[:4]))]))
+    shutil.copytree(tmp_path / "other" / "part-00001", job.output / "part-00002")
+    for use in (lambda: read_embeddings(job.output), lambda: run_job(more)):
+        with pytest.raises(DataError, match=r"part-00002.*: is no part of this output \(continues was"):
+            use()
+    shutil.rmtree(job.output / "part-00002")
+    assert len(read_embeddings(job.output)) == len(SEQUENCES) + 2
+
+
+def test_sequences_of_one_hash_get_vectors_of_their_own(tmp_path: Path):
+    """In one job, in one that takes known vectors, and under an id that returns with the other sequence."""
+    every = random_sequences([30] * 6)
+    first = write_proteins(tmp_path / "first.fasta", every[:3])
+    second = write_proteins(tmp_path / "second.fasta", every[3:])
+    with hashes_of_one_bit():
+        job = request(tmp_path, sequences=[*every, *every[:1]])
+        (report,) = run_job(job)
+        assert report["computed_sequences"] in (6, 7)
+        expected = [*vectors(job.output).values()]
+        assert len(np.unique(expected, axis=0)) == 6
+        known = replace(job, output=tmp_path / "known", input=[str(first)])
+        run_job(known)
+        other = replace(job, output=tmp_path / "other", input=[str(second)], known=[str(known.output)])
+        assert run_job(other)[0]["computed_sequences"] == 3
+        assert np.array_equal([*vectors(other.output).values()], expected[3:6])
+        with pytest.raises(DataError, match=r"'P0000.' is another sequence than in .*second\.fasta"):
+            run_job(replace(known, input=other.input))

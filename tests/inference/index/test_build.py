@@ -1,11 +1,16 @@
 """Indexes on disk: built, extended, killed, damaged, and of another model."""
 
+import json
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.embeddings import arrays
@@ -15,6 +20,7 @@ from esmeray.inference.index import build
 from esmeray.inference.index.build import build_index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.section import IndexSection
+from tests.collisions import COLLIDING, hashes_of_one_bit
 from tests.damage import killed_in_piece, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
 
@@ -101,7 +107,7 @@ def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
         return column(self, *arguments)
 
     monkeypatch.setattr(Embeddings, "column", counted)
-    monkeypatch.setattr(build, "INDEX_ROWS", 70)
+    monkeypatch.setattr("esmeray.inference.index.rows.INDEX_ROWS", 70)
     built = build_index([*sources, sources[0]], section(tmp_path / "blocks"))
     assert (built.new, built.known) == (700, 400)
     assert max(asked) == 70, "their number does not count"
@@ -184,3 +190,86 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     build_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+def test_different_ids_of_one_hash_are_all_added_and_found(tmp_path, kind):
+    first, second = ([pair[side] for pair in COLLIDING] for side in (0, 1))
+    more = IDS[:200]
+    old = make_embeddings(tmp_path / "old", VECTORS[:203], [*first, *more])
+    new = make_embeddings(tmp_path / "new", VECTORS[300:503], [*second, *more])
+    build_index([old], section(tmp_path / "grown", kind=kind))
+    assert build_index([new], section(tmp_path / "grown"))[1:] == (3, 200)
+    assert build_index([old, new], section(tmp_path / "at_once", kind=kind))[1:] == (206, 200)
+    for folder in ("grown", "at_once"):
+        index = open_index(tmp_path / folder)
+        rows = index.rows([*second, *first, *more, "nobody"])
+        assert index.ids(rows[:-1]) == [*second, *first, *more] and rows[-1] == -1
+
+
+POOL = ["a", "b", "c", "d", "e", "f"]
+RECORDS = st.lists(st.tuples(st.sampled_from(POOL), st.sampled_from(["MKT", "MKV"])), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(RECORDS, min_size=1, max_size=3), st.booleans())
+def test_an_index_has_each_id_of_its_sources_with_one_sequence_or_is_refused(sources, at_once):
+    """Whatever collides. Ids that repeat within one source stay, as they are."""
+    with TemporaryDirectory() as name, hashes_of_one_bit():
+        folders = []
+        for number, source in enumerate(sources):
+            ids, sequences = zip(*source, strict=True)
+            vectors = random_vectors(len(source), CHANNELS)
+            folders.append(make_embeddings(Path(name, str(number)), vectors, ids, sequences=sequences))
+        steps = [folders] if at_once else [[folder] for folder in folders]
+
+        def build_all() -> None:
+            for step in steps:
+                build_index(step, section(Path(name, "index")))
+
+        pairs = {pair for source in sources for pair in source}
+        if len(pairs) > len({record_id for record_id, _ in pairs}):
+            with pytest.raises(DataError, match=r"'[a-f]' is another sequence than in .*; give it another id"):
+                build_all()
+            return
+        build_all()
+        expected: list[str] = []
+        for source in sources:
+            known = {*expected}
+            expected += [record_id for record_id, _ in source if record_id not in known]
+        index = open_index(Path(name, "index"))
+        assert index.ids(np.arange(index.count)) == expected
+        rows = index.rows(POOL)
+        assert rows.tolist() == [expected.index(name) if name in expected else -1 for name in POOL]
+
+
+def test_an_index_of_an_earlier_version_is_extended(sources, tmp_path, monkeypatch):
+    arrays_of = build.id_arrays
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "id_arrays", lambda blocks: without(arrays_of(blocks), "sequences"))
+        build_index([sources[0]], section(tmp_path / "index"))
+    assert build_index(sources, section(tmp_path / "index"))[1:] == (300, 400)
+    assert open_index(tmp_path / "index").rows(["p1", "p600"]).tolist() == [1, 600]
+
+
+def without(made: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    return {key: value for key, value in made.items() if key != name}
+
+
+def test_a_part_of_another_index_is_refused(sources, tmp_path):
+    for name, model in ("mine", "small"), ("other", "large"):
+        for number, rows in enumerate([slice(0, 300), slice(300, 600)]):
+            vectors = VECTORS[rows] if name == "mine" else -VECTORS[rows]
+            source = make_embeddings(tmp_path / f"{name}{number}", vectors, IDS[rows], model=model)
+            build_index([source], section(tmp_path / name))
+    part = "parts/00001.safetensors"
+    (tmp_path / "mine" / "esmeray.json").unlink()  # which would notice any other file
+    shutil.copyfile(tmp_path / "other" / part, tmp_path / "mine" / part)
+    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: its checksum is not the manifest's"):
+        open_index(tmp_path / "mine")
+    manifests = [json.loads((tmp_path / name / "index.json").read_text()) for name in ("mine", "other")]
+    manifests[0]["parts"][1] = manifests[1]["parts"][1]
+    (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0]))
+    for use in (open_index, lambda folder: build_index([sources[1]], section(folder))):
+        with pytest.raises(DataError, match=r"index\.json: its part parts/00001 continues another index"):
+            use(tmp_path / "mine")

@@ -48,7 +48,10 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf
     cut = 257  # parts end within a group
     vectors = prepared(metric, rows)
     pieces = [vectors[:cut], vectors[cut:]]
-    parts = [{**id_arrays([["p"] * len(piece)]), **exact_arrays(metric, piece)} for piece in pieces]
+    parts = [
+        {**id_arrays([(["p"] * len(piece), np.ones((len(piece), 3), np.uint64))]), **exact_arrays(metric, piece)}
+        for piece in pieces
+    ]
     entries = [PartEntry(rows=len(piece)) for piece in pieces]
     manifest = IndexManifest(
         kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries

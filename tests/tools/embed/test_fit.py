@@ -1,5 +1,6 @@
 """A model that is fitted to labelled proteins places others by their relatives, and is refused where it can't be."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.store.sample import sample_records
+from esmeray.inference.index.opening import open_index
 from esmeray.inference.models.opening import open_model
+from esmeray.inference.retrieval.metrics import in_training
 from tests.dataset.stores import write_fasta
 
 FIT = "embed fit --fit.input learnt.fasta --fit.labels labels.csv --fit.level 1 --fit.output"
@@ -46,13 +49,22 @@ def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(c
     assert abs(cosines[is_learnt][~is_of_family[is_learnt]]).max() < 0.2
     nearest = cosines[~is_learnt].argmax(1)
     assert is_of_family[~is_learnt][np.arange(32), nearest].mean() > 0.9
+    command.done("embed index learnt new --index.output index")
+    index = open_index("index")
+    trained_N, words = in_training(index.folder, index.sequences(np.arange(128)))
+    assert trained_N.tolist() == [True] * 96 + [False] * 32 and "96 of 128 proteins" in words
+    evaluate = "embed evaluate learnt --evaluate.labels labels.csv --evaluate.output learnt.json"
+    assert "96 of 96 proteins were in the training of the fitted model (96 proteins)" in command.done(evaluate).out
+    result = json.loads(Path("learnt.json").read_text())
+    assert result["proteins_in_training"] == 96 and "levels_without_training" not in result, "none is left"
 
 
 @pytest.mark.slow
 def test_a_vector_is_the_same_bytes_whatever_shares_its_batch_and_a_seed_makes_the_same_model(command, families):
     for model in ("model", "again"):
         command.done(f"{FIT} {model} --fit.learnt 50 --fit.features 32 --fit.channels 4")
-    assert Path("model/relatives.safetensors").read_bytes() == Path("again/relatives.safetensors").read_bytes()
+    for name in ("relatives.safetensors", "training.npy"):
+        assert Path("model", name).read_bytes() == Path("again", name).read_bytes()
     model = open_model("model", device="cpu")
     together = model.embed([*families.values()], "relatives")
     assert together.shape == (128, 4)

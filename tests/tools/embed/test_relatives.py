@@ -10,7 +10,7 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import Calibration, calibrate, calibrated
-from tests.embeddings import make_embeddings
+from tests.embeddings import make_embeddings, random_vectors
 
 LABELS = {
     "q": "a.1.1.1",
@@ -138,3 +138,78 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
     with pytest.raises(DataError, match="at least 6"):
         calibrated(*given, 0, Path("known.txt"), 10)
     command.refused(2, "go together", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
+
+
+def fitted_vectors(folder: Path, learnt: list[str]) -> Path:
+    """Vectors in the order of RANKED by a model that was fitted to the sequences of ``learnt`` and to two others."""
+    angles = [number / 10 for number in range(len(RANKED))]
+    sequences = {name: "MK" + "A" * number for number, name in enumerate(RANKED)}
+    return make_embeddings(
+        folder,
+        np.array([[np.cos(angle), np.sin(angle)] for angle in angles], dtype=np.float32),
+        RANKED,
+        sequences=[*sequences.values()],
+        learnt=[*(sequences[name] for name in learnt), "MWW", "MYY"],
+    )
+
+
+def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command, labels):
+    fitted_vectors(labels / "vectors", ["family1", "foreign1"])
+    assert evaluated(command, "vectors")["family"]["sensitivity"] == pytest.approx(2 / 3)
+    result = json.loads(Path("result.json").read_text())
+    # Without foreign1 family2 is the first of the list, and without family1 the only one of the family.
+    assert result["proteins_in_training"] == 2
+    assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
+    evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
+    done = command.done(evaluate)
+    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nwithout them:" in done.out
+    command.done("embed index vectors --index.output index")
+    search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
+    thresholds = set()
+    for database in ("vectors", "index"):
+        done = command.done(f"embed search {database} {search}")
+        assert "2 of 9 calibrating proteins were in the training of the fitted model (4 proteins)" in done.out
+        thresholds.add(done.out.split("threshold without them: ")[1].split()[0])
+    assert len(thresholds) == 1
+    index = memory_index(open_vectors(labels / "vectors"), "cosine")
+    Path("others.txt").write_text("\n".join(name for name in RANKED if name not in ("family1", "foreign1")))
+    expected = calibrated(index, Path("labels.tsv"), "label", 0.2, 0, Path("others.txt"), 10)
+    assert thresholds == {f"{expected.threshold:.6g}"}
+    plot = "embed plot vectors --plot.output plot --overwrite"
+    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)" in command.done(plot).out
+
+
+def test_what_is_not_recorded_of_the_training_is_said(command, labels):
+    make_embeddings(labels / "vectors", random_vectors(len(LABELS), 3), list(LABELS))
+    calibration = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv"
+    for words in (
+        "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.output result.json",
+        f"embed search vectors {calibration}",
+        "embed plot vectors --plot.output plot",
+    ):
+        assert "proteins in the training of the model: not recorded" in command.done(words).out
+    assert json.loads(Path("result.json").read_text())["proteins_in_training"] is None
+
+
+def test_ids_as_databases_write_them_join_with_accessions(command, labels):
+    accessions = {name: f"P{number:05}" for number, name in enumerate(LABELS)}
+    rows = [f"{accessions[name]}\t{label}\n" for name, label in LABELS.items()]
+    Path("labels.tsv").write_text("".join(["id\tlabel\n", *rows, "P99998\tNA\n", "P99999\t\n"]))
+    Path("queries.txt").write_text(f"{accessions['q']}.2\n")
+    angles = {accessions[name]: number / 10 for number, name in enumerate([*RANKED, "foreign4"])}
+    angles |= {"P99998": 0.02, "P99999": 0.03}
+    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles.values()], dtype=np.float32)
+    ids = [f"sp|{name}|X_{name}" for name in angles]
+    make_embeddings(labels / "vectors", vectors, ids, sequences=["MK"] * len(ids))
+    levels = evaluated(command, "vectors")
+    assert levels["family"]["sensitivity"] == pytest.approx(2 / 3) and levels["fold"]["sensitivity"] == 1
+    command.done("embed search vectors --search.output hits.tsv --search.top_k 20")
+    assert evaluated(command, "hits.tsv") == levels
+    calibration = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv"
+    command.done(f"embed search vectors {calibration}")
+    plotted = command.done("embed plot vectors --plot.output plot --plot.labels labels.tsv")
+    assert "12 proteins, 2 without a label" in plotted.out
+    kept = command.done("embed plot vectors --plot.output kept --plot.labels labels.tsv --plot.not_missing NA")
+    assert "12 proteins, 1 without a label" in kept.out
+    Path("bad.tsv").write_text("id\tlabel\nP00001\ta\n  \tb\n")
+    command.refused(3, "bad.tsv, row 2: no id in column 'id'", "embed evaluate vectors --evaluate.labels bad.tsv")
