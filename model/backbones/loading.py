@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
+from esmeray.dataset.tokens.base import (
+    EsmSequenceTokenizer,
+    HuggingFaceTokenizer,
+    SequenceTokenizer,
+    check_protein,
+    open_tokenizer,
+)
 from esmeray.dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
@@ -114,7 +120,9 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
     """
     if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()
-    return open_tokenizer(section.source, key=SOURCE_KEY)
+    tokenizer = open_tokenizer(section.source, key=SOURCE_KEY)
+    check_protein(tokenizer, section.source, SOURCE_KEY)
+    return tokenizer
 
 
 def load_network(section: BackboneSection, seed: int) -> Any:
@@ -150,14 +158,15 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
             "one after all of them; use model.task classifier, or another backbone"
         )
-    # A letter that the other vocabulary lacks becomes its unknown token, as its own tokenizer would have it.
+    # A letter that the other vocabulary lacks becomes its unknown token; without one, the plan has refused such letters.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
     ids = torch.full((len(VOCABULARY),), unknown)
     ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad
     ids[MASK] = unknown if tokenizer.mask is None else tokenizer.mask
     for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
-        own, _ = tokenizer.encode([VOCABULARY[index]])
-        ids[index] = int(own[0]) if own.size == 1 else unknown
+        letter = VOCABULARY[index]
+        if letter not in tokenizer.unknown_letters.letters:
+            ids[index] = int(tokenizer.encode([letter])[0][0])
     return ids
 
 
