@@ -7,6 +7,7 @@ takes seconds, which those of ESM-2 do without.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,11 +23,19 @@ from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from esmeray.model.backbones.source import MASKED_LM_HEADS, has_random_weights, is_padded, weights_folder
+from esmeray.model.backbones.source import (
+    MASKED_LM_HEADS,
+    SAFETENSORS,
+    has_random_weights,
+    is_padded,
+    weights_folder,
+)
+from esmeray.model.backbones.stored_weights import warn_left_out
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
 """Heads whose weights a folder may lack; these are random by the seed."""
+_ROTARY = "rotary_embeddings.inv_freq"
 
 
 def features_network(section: BackboneSection, vocabulary_size: int, pad: int, empty: bool) -> PreTrainedModel:
@@ -96,6 +105,30 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     return network
 
 
+def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Write config.json and model.safetensors with the names that tensors have on the hub.
+
+    ``state``: in place of the network's own. transformers 5.23 would write those of ESM under names that only it reads
+    (``LayerNorm.gamma``, and one ``encoder.layer.*.attention.self.rotary_embeddings.inv_freq`` for all layers).
+    """
+    state = network.state_dict() if state is None else state
+    is_esm = network.config.model_type == "esm"
+    if is_esm:
+        state = {hub_name: tensor for name, tensor in state.items() for hub_name in _hub_names(name, network.config)}
+        # Copies: tensors that share memory would be written once.
+        state |= {name: tensor.clone() for name, tensor in state.items() if name.endswith(_ROTARY)}
+    with quiet_transformers():  # without its progress bar
+        network.save_pretrained(folder, state_dict=state, save_original_format=not is_esm)
+
+
+def _hub_names(name: str, config: PreTrainedConfig) -> list[str]:
+    if not name.endswith(_ROTARY):
+        return [name]
+    prefix = name.removesuffix(_ROTARY)
+    layers = range(config.num_hidden_layers)
+    return [f"{prefix}encoder.layer.{layer}.attention.self.{_ROTARY}" for layer in layers]
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
@@ -122,21 +155,22 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
+    """A Hugging Face model with the weights of a local folder, in fp32 on the CPU; heads may be missing."""
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
+    has_safetensors = any((folder / name).is_file() for name in SAFETENSORS)
     try:
         network, info = kind.from_pretrained(
             folder,
             config=config,
             output_loading_info=True,
-            use_safetensors=True,
+            use_safetensors=has_safetensors,  # the pickle is read without code: weights_only
             weights_only=True,
             local_files_only=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
         raise DataError(
             f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
         ) from error
@@ -146,4 +180,5 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
     if problems := missing + other:
         raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
     network.drawn_weights = frozenset(info["missing_keys"])
+    warn_left_out(folder, info["unexpected_keys"])
     return network

@@ -50,13 +50,12 @@ def export(
     sections of the card on data, steps, metrics and versions.
     """
     # Here, since importing transformers' models takes seconds, which a run takes at its end alone.
-    from esmeray.model.backbones.huggingface_loading import quiet_transformers
+    from esmeray.model.backbones.huggingface_loading import save_network
 
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
-        with quiet_transformers():  # without its progress bar
-            network.save_pretrained(building)
+        save_network(network, building)
         model.save(building)
         # EsmTokenizer truncates to the length that ESM-2 was trained with; any other brings that of its source.
         if isinstance(tokenizer, EsmSequenceTokenizer):
