@@ -4,8 +4,9 @@ Texts are packed to a token budget, longest first, so that memory runs out at th
 Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import compress
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.inference.models.model import Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import exported_by, limit_of
+from esmeray.inference.models.source import config_of, exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream, Weights
 
@@ -36,6 +38,7 @@ class Predictions:
         lengths: (N,) int64, rows of each text for per_residue; else None.
         cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
         crop: which these are.
+        unknown: tokens that the vocabulary lacks, by letter; of a tokenizer of texts by no name.
     """
 
     label_space: LabelSpace
@@ -43,6 +46,7 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -124,6 +128,15 @@ class ClassifierPipeline:
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
         model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
         limit = model.limit if data is None else limit_of(data)
+        longest = model.facts.longest
+        if longest is not None and (limit.max_length or 0) > longest:
+            # Recorded so at training, whose texts were all within the model's limit.
+            if limit != limit_of(config_of(source).data):
+                raise ConfigError(
+                    f"data.max_length {limit.max_length}: the model takes at most {longest} tokens; set it to "
+                    f"{longest} or less"
+                )
+            limit = model.limit
         return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 
     @property
@@ -142,6 +155,12 @@ class ClassifierPipeline:
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        if self.model.tokenizer.one_token_per_residue:
+            unknown, total = self.model.facts.unknown.count(texts)
+        else:
+            is_unknown = (np.count_nonzero(piece == self.model.tokenizer.unknown) for piece in tokenized.pieces)
+            unknown, total = +Counter({"": sum(is_unknown)}), int(tokenized.lengths.sum())
+        self.model.facts.unknown.line(unknown, total)  # refuses too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
@@ -158,4 +177,5 @@ class ClassifierPipeline:
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
+            unknown=unknown,
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.fasta.alphabet import residues_of
+from esmeray.dataset.fasta.alphabet import STORE_ALPHABET, residues_of
 
 
 class UnknownLetters(NamedTuple):
@@ -15,26 +15,37 @@ class UnknownLetters(NamedTuple):
     letters: str = ""
     token: str = ""
 
-    def report(self, texts: Iterable[str]) -> str | None:
-        """Return the line on the unknown residues of all texts, None if there are none. Raises as :meth:`line`."""
-        if not self.letters:  # most vocabularies: the texts are not even read
-            return None
+    @property
+    def stored(self) -> "UnknownLetters":
+        """Those that a store may hold, whose texts need not be read for any other."""
+        return self._replace(letters="".join(letter for letter in self.letters if letter in STORE_ALPHABET))
+
+    def count(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
+        """Count each unknown letter, and all residues."""
         counts: Counter[str] = Counter()
         total = 0
-        for text in texts:
-            total += residues_of(text)
-            counts.update({letter: text.count(letter) for letter in self.letters})
-        return self._replace(letters="".join(sorted(+counts))).line(counts.total(), total)
+        if self.letters:  # most vocabularies lack none: the texts are not even read
+            for text in texts:
+                total += residues_of(text)
+                counts.update({letter: text.count(letter) for letter in self.letters})
+        return +counts, total
 
-    def line(self, unknown: int, total: int, unit: str = "residue") -> str | None:
-        """Return the line on the unknown tokens of a job, None if there are none.
+    def report(self, texts: Iterable[str]) -> str | None:
+        """Return the line on the unknown residues of all texts. Returns and raises as :meth:`line`."""
+        return self.line(*self.count(texts))
+
+    def line(self, counts: Counter[str], total: int) -> str | None:
+        """Return the line on a job's unknown tokens, None if there are none; ``counts``: by letter, "" for any token.
 
         Raises DataError if there is no unknown token, or if more than half of all tokens are unknown.
         """
+        unknown = counts.total()
         if not unknown:
             return None
-        which = f" ({', '.join(self.letters)})" if self.letters else ""
-        what = f"{counted(unknown, unit + '{s}')} unknown to the vocabulary{which}"
+        letters = ", ".join(sorted(counts))
+        what = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({letters})"
+        if not letters:
+            what = f"{counted(unknown, 'token{s}')} unknown to the vocabulary"
         if not self.token:
             raise DataError(f"{what}, which has no unknown token; remove these sequences, or choose another model")
         if 2 * unknown > total:
@@ -43,3 +54,6 @@ class UnknownLetters(NamedTuple):
                 "sequences that it knows"
             )
         return f"{what}, read as {self.token}"
+
+
+ALL_KNOWN = UnknownLetters()

@@ -67,6 +67,8 @@ class ModelJob:
             self._accept()
             if not self.chosen.size:
                 return
+            texts = (self.store.text(record) for record in self.chosen.tolist())
+            self.unknown = self.facts.unknown.stored.report(texts)
             self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:
@@ -113,7 +115,7 @@ class ModelJob:
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
-        report = performance(self.facts, self.plan, rows, self.settings, self.spent)
+        report = performance(self.facts, self.plan, rows, self.settings, self.spent) | {"unknown": self.unknown}
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 

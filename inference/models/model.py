@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
@@ -89,8 +90,12 @@ class Model:
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
+            unknown=self.tokenizer.unknown_letters,
         )
         self.limit = limit or Limit(self.facts.longest)
+        if limit is not None and limit.max_length and self.facts.longest is not None:
+            # Training has refused texts beyond the model's own limit, whatever the setting was.
+            self.limit = limit._replace(max_length=min(limit.max_length, self.facts.longest))
         backbone.to(device)
         # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype, fixed_rows=equal_bytes)
@@ -192,14 +197,16 @@ class Model:
             layer: of those that are of a layer; 0 is the embeddings, -1 the last.
             tokens: budget of a batch, special tokens included; by default what suits the device.
 
-        Raises ConfigError for an output or a layer that the model has not, DataError where a value is not finite,
-        ResourceError where a single sequence is out of memory.
+        Raises ConfigError for an output or a layer that the model has not, DataError for sequences that its vocabulary
+        does not know or if a value is not finite, ResourceError where a single sequence is out of memory.
 
         >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
         >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([output], [layer])
+        if unknown := self.facts.unknown.report(sequences):
+            warn(unknown)
         arrays: list[Any] = [None] * len(sequences)
         for batch in run(self, sequences, [wanted], self.token_budget(tokens)):
             for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):

@@ -25,12 +25,13 @@ from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import (
     MASKED_LM_HEADS,
+    PICKLES,
     SAFETENSORS,
     has_random_weights,
     is_padded,
     weights_folder,
 )
-from esmeray.model.backbones.stored_weights import warn_left_out
+from esmeray.model.backbones.stored_weights import NO_TENSORS, warn_left_out
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -170,10 +171,12 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             dtype=torch.float32,
             ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
-    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError) as error:
         raise DataError(
             f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
         ) from error
+    except UnpicklingError as error:  # whose message advises to let the pickle run code
+        raise DataError(f"{folder / PICKLES[0]} {NO_TENSORS}") from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]

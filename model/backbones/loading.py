@@ -158,7 +158,7 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
             "one after all of them; use model.task classifier, or another backbone"
         )
-    # A letter that the other vocabulary lacks becomes its unknown token; without one, the plan has refused such letters.
+    # A letter that the other vocabulary lacks becomes its unknown token; without one, plans refuse such letters.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
     ids = torch.full((len(VOCABULARY),), unknown)
     ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad

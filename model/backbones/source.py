@@ -73,6 +73,8 @@ one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
+MODEL_FILE = "esmeray_model.json"
+"""Of an exported model: the task, which opens it."""
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights of a local folder without safetensors, read without code (``weights_only``)."""

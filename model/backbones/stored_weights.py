@@ -21,11 +21,10 @@ from esmeray.common.command_line import warn
 from esmeray.common.errors import DataError, parsing, read_json, reading
 from esmeray.common.text import counted, first_line
 from esmeray.common.verification import verified
-from esmeray.model.backbones.source import PICKLES, SAFETENSORS
+from esmeray.model.backbones.source import MODEL_FILE, PICKLES, SAFETENSORS
 
 REMEDY = "fetch or export them again"
-EXPORT_FILE = "esmeray_model.json"
-"""Of an exported model, which names the task that opens it."""
+NO_TENSORS = "is no pickle of tensors alone: it is damaged, or would run code; give safetensors"
 _SHOWN = 8
 _DTYPES = {
     "F64": torch.float64,
@@ -114,15 +113,17 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
-    except (OSError, RuntimeError, EOFError, UnpicklingError, AttributeError) as error:
-        raise DataError(f"{path} can't be read as tensors alone ({first_line(error)}); {REMEDY}") from error
+    except UnpicklingError as error:  # whose message advises to let the pickle run code
+        raise DataError(f"{path} {NO_TENSORS}") from error
+    except (OSError, RuntimeError, EOFError, AttributeError) as error:
+        raise DataError(f"the weights in {path.parent} can't be read ({first_line(error)}); {REMEDY}") from error
 
 
 def warn_left_out(folder: Path, names: Iterable[str]) -> None:
     """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
     names = [name for name in names if "position_ids" not in name and ".pooler." not in f".{name}"]
     # An export's head lies beside the backbone, and Esmeray opens it.
-    if names and not (folder / EXPORT_FILE).is_file():
+    if names and not (folder / MODEL_FILE).is_file():
         modules = sorted({name.rpartition(".")[0] for name in names})
         shown = ", ".join(modules[:_SHOWN]) + (" ..." if len(modules) > _SHOWN else "")
         warn(f"{folder}: {counted(len(names), 'tensor{s}')} of the checkpoint not loaded: {shown}")

@@ -80,7 +80,10 @@ def main(
     if dry_run:
         console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
         return
-    console.print(table(run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)))
+    reports = run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)
+    console.print(table(reports))
+    unknown = [f"{report['model']}: {report['unknown']}" for report in reports if report.get("unknown")]
+    console.print(*unknown, sep="\n", end="\n" if unknown else "", markup=False)
     console.print(
         f"written: {uri_of(embed.output) or embed.output}", *_next_commands(embed.output), sep="\n", markup=False
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Depends, Request
 from pydantic import BaseModel
 
+from esmeray.common.errors import DataError
 from esmeray.dataset.fasta.alphabet import residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.access import Access
@@ -17,6 +18,9 @@ from esmeray.service.http.bodies import FASTA_TYPES, Record, Schema, checked, re
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.section import LimitsSection
+
+UNKNOWN_HEADER = b"x-unknown-residues"
+"""Of an answer: how many residues the model's vocabulary lacks, and which."""
 
 
 class Service(NamedTuple):
@@ -68,6 +72,12 @@ def ask(
     """Check model, scope, sequences and rate. Raises RefusalError."""
     about = about_of(service, request, model, output)
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
+    try:
+        unknown = about.unknown.report(texts) if about.one_token_per_residue else None
+    except DataError as error:
+        raise RefusalError(422, str(error)) from None
+    if unknown is not None:
+        request.scope["state"]["answer_headers"].append((UNKNOWN_HEADER, unknown.encode()))
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)
