@@ -4,7 +4,8 @@ Apart from :mod:`esmeray.model.backbones.loading`, which imports this where it i
 takes seconds, which those of ESM-2 do without.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from esmeray.common.errors import DataError
@@ -104,6 +106,24 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
         setattr(network, name, module)
     return network
+
+
+def token_classifier(network: PreTrainedModel, names: Sequence[str]) -> PreTrainedModel | None:
+    """transformers' classifier of tokens around a network, without weights: one linear layer on its features.
+
+    None if transformers has no such class, or one whose head is another.
+    """
+    kind: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(network.config), None)
+    if kind is None:
+        return None
+    config = copy.deepcopy(network.config)  # names of classes are the folder's
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+    with empty_weights():
+        whole: PreTrainedModel = kind(config)
+    features = {f"{whole.base_model_prefix}.{name}" for name in network.state_dict()}
+    is_linear = whole.state_dict().keys() - features == {"classifier.weight", "classifier.bias"}
+    return whole if is_linear else None
 
 
 def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:

@@ -4,6 +4,7 @@
                                       another architecture
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
     autoencoder.safetensors, autoencoder_config.json  read by ESM2Autoencoder.from_pretrained besides
+    modules.json ...                  sentence_modules.py: pooling for sentence-transformers
     README.md                         model card
     config.yaml                       the run's resolved config
     esmeray_model.json                the task, by which Esmeray opens it
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
+from esmeray.model.export.sentence_modules import write_sentence_modules
 from esmeray.model.task_model import ResidueModel
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def export(
             tokenizer.save(building, model_max_length=1024)
         else:
             tokenizer.save(building)
+        write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
         (building / "README.md").write_text(card, encoding="utf-8")
     return target
