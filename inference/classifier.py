@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
-from esmeray.inference.models.model import Model, TokenizedTexts, run
+from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of, exported_by, limit_of
+from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
+from esmeray.tasks.plan import check_length
 from esmeray.train_config.section import DEFAULT_TOKENS, Precision, Stream, Weights
 
 UNSEEN_RESIDUE = "?"
@@ -38,7 +38,7 @@ class Predictions:
         lengths: (N,) int64, rows of each text for per_residue; else None.
         cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
         crop: which these are.
-        unknown: tokens that the vocabulary lacks, by letter; of a tokenizer of texts by no name.
+        unknown: residues that the vocabulary lacks, by letter.
     """
 
     label_space: LabelSpace
@@ -127,16 +127,10 @@ class ClassifierPipeline:
         """
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
         model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
-        limit = model.limit if data is None else limit_of(data)
-        longest = model.facts.longest
-        if longest is not None and (limit.max_length or 0) > longest:
-            # Recorded so at training, whose texts were all within the model's limit.
-            if limit != limit_of(config_of(source).data):
-                raise ConfigError(
-                    f"data.max_length {limit.max_length}: the model takes at most {longest} tokens; set it to "
-                    f"{longest} or less"
-                )
-            limit = model.limit
+        limit = model.limit
+        if data is not None:
+            check_length(data, model.backbone.longest, model.facts.special_tokens, 0)
+            limit = limited(limit_of(data), model.facts.longest)
         return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 
     @property
@@ -155,11 +149,7 @@ class ClassifierPipeline:
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
-        if self.model.tokenizer.one_token_per_residue:
-            unknown, total = self.model.facts.unknown.count(texts)
-        else:
-            is_unknown = (np.count_nonzero(piece == self.model.tokenizer.unknown) for piece in tokenized.pieces)
-            unknown, total = +Counter({"": sum(is_unknown)}), int(tokenized.lengths.sum())
+        unknown, total = self.model.facts.unknown.count(texts)
         self.model.facts.unknown.line(unknown, total)  # refuses too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)

@@ -51,6 +51,7 @@ _LETTERS = string.ascii_uppercase + GAPS
 """Letters that a sequence may hold where it does not come from a store."""
 _MASKED = "\0"
 """Stands for :data:`MASK_TEXT` in a text that the table reads: one character, as one token."""
+_ROLES = ("unk", "cls", "sep", "pad", "mask")
 _WORD_MARKS = ("▁", "Ġ", "##")
 """Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
 
@@ -91,17 +92,17 @@ class HuggingFaceTokenizer:
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
         self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
         # Without an X of its own, a vocabulary may still have the letters that X would replace.
-        self._rare_to_x: dict[int, str] = {}
-        if self.knows("X"):
-            self._rare_to_x = _RARE_TO_X
+        self._rare_to_x = _RARE_TO_X
+        if not self.knows("X"):
+            self._rare_to_x = {}
         self.known = "".join(filter(self.knows, _LETTERS))
         self._table = self._residue_table() if _has_single_letters(self._tokenizer) else None
         self.one_token_per_residue = self._table is not None
-        letters = "".join(sorted({*_LETTERS} - {*self.known}))
+        letters = "".join(sorted({*_LETTERS} - {*self.known})) if self.one_token_per_residue else ""
         self.unknown_letters = UnknownLetters(letters, "" if self.unknown is None else str(self._tokenizer.unk_token))
         # All that ids depend on, and no name: two folders with the same tokenizer share the tokens of a store.
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
-        if self.one_token_per_residue and letters:
+        if letters:
             settings.append(letters)  # the table has an id for each, which the file does not say
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
@@ -118,21 +119,24 @@ class HuggingFaceTokenizer:
             ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if (ids_T >= 0).all():
                 return ids_T, sequence_lengths(texts)
-        # Byte-pair encoding leaves such a letter out in silence; the other models raise.
-        if self._table is not None and not self.unknown_letters.token:
-            self.unknown_letters.report(texts)
-        encoded = self._attempt(texts)
-        if encoded is None:
-            raise DataError("a text has characters that the vocabulary lacks, and it has no unknown token")
-        return encoded
+        # Byte-pair encoding leaves out in silence what the other models refuse by a bare exception.
+        if self._table is not None and self.unknown is None:
+            lacking = "".join(sorted({*joined} - {*self.known}))
+            raise DataError(
+                f"the vocabulary lacks {', '.join(lacking)}, and it has no unknown token; remove such sequences"
+            )
+        return self._encode(texts)
 
-    def _attempt(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
-        """The ids of :meth:`encode` by the tokenizer itself; None for what it lacks, if it has no unknown token."""
-        try:
-            encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
-        except Exception:  # noqa: BLE001 - the tokenizers library raises nothing else
-            return None
+    def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
         return end_to_end([encoding.ids for encoding in encodings])
+
+    def _attempt(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of :meth:`encode`; none at all if the tokenizer lacks a letter and has no unknown token."""
+        try:
+            return self._encode(texts)
+        except Exception:  # noqa: BLE001 - the tokenizers library raises nothing else
+            return end_to_end([])
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json."""
@@ -143,15 +147,15 @@ class HuggingFaceTokenizer:
 
     def knows(self, letters: str) -> bool:
         """Return whether each of these residues has a token, and none is unknown."""
-        encoded = self._attempt([letters])
-        return encoded is not None and encoded[0].size > 0 and self.unknown not in encoded[0].tolist()
+        ids = self._attempt([letters])[0].tolist()
+        return bool(ids) and self.unknown not in ids
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """Texts of the tokens by id; a residue is its letter, without the mark of a word."""
+        residues = () if self._table is None else AMINO_ACIDS
         texts = {index: token for token, index in self._tokenizer.get_vocab().items()}
-        if self._table is not None:
-            texts |= {int(self._table[ord(letter)]): letter for letter in AMINO_ACIDS}
+        texts |= {int(self._table[ord(letter)]): letter for letter in residues}
         return tuple(texts.get(index, "") for index in range(self.vocabulary_size))
 
     def _prepared(self, text: str) -> str:
@@ -164,22 +168,22 @@ class HuggingFaceTokenizer:
         Tried out on every pair of known letters and on a long protein: there is nothing else that an id could depend
         on.
         """
-        encoded = self._attempt([*self.known])
+        ids, lengths = self._attempt([*self.known])
         # First the cheap look: most tokenizers of text end here.
-        if not {*AMINO_ACIDS} <= {*self.known} or encoded is None or (encoded[1] != 1).any():
+        if not {*AMINO_ACIDS} <= {*self.known} or lengths.size == 0 or (lengths != 1).any():
             return None
         table = np.full(256, -1, dtype=np.int32)
         if self.unknown is not None:
             table[[*map(ord, _LETTERS)]] = self.unknown
-        table[[*map(ord, self.known)]] = encoded[0]
+        table[[*map(ord, self.known)]] = ids
         if self.mask is not None:
             table[ord(_MASKED)] = self.mask
         tried = ["".join(pair) for pair in itertools.product(self.known, repeat=2)]
         tried.append("".join(tried))
-        encoded = self._attempt(tried)
+        ids, lengths = self._attempt(tried)
         expected = table[np.frombuffer("".join(tried).encode("ascii"), dtype=np.uint8)]
-        same = encoded is not None and np.array_equal(encoded[0], expected)
-        return table if same and np.array_equal(encoded[1], sequence_lengths(tried)) else None
+        same = np.array_equal(ids, expected) and np.array_equal(lengths, sequence_lengths(tried))
+        return table if same else None
 
 
 def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
@@ -192,16 +196,13 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
         return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
     # A setting, or what was saved with the tokenizer, is not second-guessed.
     blanks = (False, True) if spaced == "auto" else (spaced,)
-    best: HuggingFaceTokenizer | None = None
+    tokenizers = []
     for reading, between in itertools.product(_readings(folder, automatic, key), blanks):
-        tokenizer = HuggingFaceTokenizer(reading, between)
-        if tokenizer.one_token_per_residue:
-            return tokenizer
-        # A refusal names the letters that no reading finds.
-        if best is None or len(tokenizer.known) > len(best.known):
-            best = tokenizer
-    assert best is not None
-    return best
+        tokenizers.append(HuggingFaceTokenizer(reading, between))
+        if tokenizers[-1].one_token_per_residue:
+            break
+    # Otherwise the first that knows the most, so that a refusal names the letters that no reading finds.
+    return max(tokenizers, key=lambda tokenizer: (tokenizer.one_token_per_residue, len(tokenizer.known)))
 
 
 def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
@@ -229,13 +230,9 @@ def _special_tokens(tokenizer: Any) -> dict[str, str | None]:
     """
     own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     spellings = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
-    special: dict[str, str | None] = {}
-    for role in ("unk", "cls", "sep", "pad", "mask"):
-        token = getattr(tokenizer, f"{role}_token")
-        # One that stands around a sequence can't be left out.
-        if token and token not in own and (role in spellings or role not in ("cls", "sep")):
-            special[f"{role}_token"] = spellings.get(role)
-    return special
+    added = [role for role in _ROLES if str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}]
+    # One that stands around a sequence can't be left out.
+    return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
 
 
 def _auto_tokenizer(folder: Path, key: str, **settings: Any) -> Any:

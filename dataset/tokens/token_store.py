@@ -89,10 +89,6 @@ class TokenStore:
         """(N+1,) where each record's tokens start, and the end."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
-    def count(self, token: int) -> int:
-        """Return how often a token occurs in all records."""
-        return int(np.count_nonzero(self._tokens == token))
-
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
         """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where it ends before."""
         # NumPy would clip a slice beyond the record, or count from the end, and give tokens of another one.

@@ -10,7 +10,7 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET, residues_of
 
 
 class UnknownLetters(NamedTuple):
-    """Letters that a vocabulary lacks, and the token that it reads them as; empty if it has no unknown token."""
+    """Letters that a vocabulary of residues lacks, and the token that it reads them as; empty if it has none."""
 
     letters: str = ""
     token: str = ""
@@ -35,17 +35,14 @@ class UnknownLetters(NamedTuple):
         return self.line(*self.count(texts))
 
     def line(self, counts: Counter[str], total: int) -> str | None:
-        """Return the line on a job's unknown tokens, None if there are none; ``counts``: by letter, "" for any token.
+        """Return the line on a job's unknown residues, None if there are none; ``counts``: by letter.
 
-        Raises DataError if there is no unknown token, or if more than half of all tokens are unknown.
+        Raises DataError if there is no unknown token, or if more than half of all residues are unknown.
         """
         unknown = counts.total()
         if not unknown:
             return None
-        letters = ", ".join(sorted(counts))
-        what = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({letters})"
-        if not letters:
-            what = f"{counted(unknown, 'token{s}')} unknown to the vocabulary"
+        what = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({', '.join(sorted(counts))})"
         if not self.token:
             raise DataError(f"{what}, which has no unknown token; remove these sequences, or choose another model")
         if 2 * unknown > total:

@@ -92,10 +92,7 @@ class Model:
             streamed=isinstance(backbone.layers, StreamedLayers),
             unknown=self.tokenizer.unknown_letters,
         )
-        self.limit = limit or Limit(self.facts.longest)
-        if limit is not None and limit.max_length and self.facts.longest is not None:
-            # Training has refused texts beyond the model's own limit, whatever the setting was.
-            self.limit = limit._replace(max_length=min(limit.max_length, self.facts.longest))
+        self.limit = limited(limit or Limit(None), self.facts.longest)
         backbone.to(device)
         # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype, fixed_rows=equal_bytes)
@@ -205,7 +202,8 @@ class Model:
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([output], [layer])
-        if unknown := self.facts.unknown.report(sequences):
+        unknown = self.facts.unknown.report(sequences)
+        if unknown is not None:
             warn(unknown)
         arrays: list[Any] = [None] * len(sequences)
         for batch in run(self, sequences, [wanted], self.token_budget(tokens)):
@@ -311,6 +309,11 @@ def _beside_backbone(head: nn.Module) -> nn.Module:
     if "backbone" not in dict(head.named_children()):
         return head
     return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")
+
+
+def limited(limit: Limit, longest: int | None) -> Limit:
+    """The limit within a model's own, in tokens without special ones; None for any. Training refuses longer texts."""
+    return limit._replace(max_length=min(filter(None, (limit.max_length, longest)), default=None))
 
 
 class Texts(Protocol):

@@ -169,7 +169,9 @@ class Scorer:
         numbers_N = [number_of[variant.protein.sequence] for variant in variants]
         longest = max(map(len, wild_types))
         width = min(longest, self.model.max_length)
-        self._report_unknown(wild_types)
+        unknown = self.facts.unknown.report(wild_types)
+        if unknown is not None:  # mutations are to amino acids, which every model here knows
+            warn(unknown)
         if self._method == "pseudo":
             # Wild types are the first rows, so that a resumed job does not compute them again.
             sequences = [*wild_types, *(variant.sequence() for variant in variants)]
@@ -199,11 +201,6 @@ class Scorer:
         logs_R20 = np.zeros((starts[-1], len(AMINO_ACIDS)))
         logs_R20[rows] = self._rows(self._method, wanted, 1 if one_pass else width, logs_of, wild_types)
         return marginal_scores(mutations, logs_R20)
-
-    def _report_unknown(self, sequences: Sequence[str]) -> None:
-        # Mutants of their own letters are of amino acids alone, which every model here knows.
-        if unknown := self.facts.unknown.report(sequences):
-            warn(unknown)
 
     def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N, D) of the mutants' sequences."""

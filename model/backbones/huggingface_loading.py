@@ -27,13 +27,12 @@ from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import (
     MASKED_LM_HEADS,
-    PICKLES,
-    SAFETENSORS,
     has_random_weights,
+    has_safetensors,
     is_padded,
     weights_folder,
 )
-from esmeray.model.backbones.stored_weights import NO_TENSORS, warn_left_out
+from esmeray.model.backbones.stored_weights import warn_left_out
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
@@ -132,22 +131,21 @@ def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
     ``state``: in place of the network's own. transformers 5.23 would write those of ESM under names that only it reads
     (``LayerNorm.gamma``, and one ``encoder.layer.*.attention.self.rotary_embeddings.inv_freq`` for all layers).
     """
-    state = network.state_dict() if state is None else state
+    state = {**(network.state_dict() if state is None else state)}
     is_esm = network.config.model_type == "esm"
-    if is_esm:
-        state = {hub_name: tensor for name, tensor in state.items() for hub_name in _hub_names(name, network.config)}
-        # Copies: tensors that share memory would be written once.
-        state |= {name: tensor.clone() for name, tensor in state.items() if name.endswith(_ROTARY)}
+    for name in [name for name in state if is_esm and name.endswith(_ROTARY)]:
+        frequencies = state.pop(name)
+        for layer in range(network.config.num_hidden_layers):
+            own_name = f"{name.removesuffix(_ROTARY)}encoder.layer.{layer}.attention.self.{_ROTARY}"
+            state[own_name] = frequencies.clone()  # tensors that share memory would be written once
     with quiet_transformers():  # without its progress bar
         network.save_pretrained(folder, state_dict=state, save_original_format=not is_esm)
 
 
-def _hub_names(name: str, config: PreTrainedConfig) -> list[str]:
-    if not name.endswith(_ROTARY):
-        return [name]
-    prefix = name.removesuffix(_ROTARY)
-    layers = range(config.num_hidden_layers)
-    return [f"{prefix}encoder.layer.{layer}.attention.self.{_ROTARY}" for layer in layers]
+def load_esm(folder: Path, config: esm2_network.EsmConfig) -> Any:
+    """transformers' EsmForMaskedLM with the pickle of a local folder; raises DataError as for other networks."""
+    with quiet_transformers():
+        return _load_weights(EsmForMaskedLM, folder, _esm_config(config))
 
 
 @contextmanager
@@ -179,13 +177,12 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
     """A Hugging Face model with the weights of a local folder, in fp32 on the CPU; heads may be missing."""
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
-    has_safetensors = any((folder / name).is_file() for name in SAFETENSORS)
     try:
         network, info = kind.from_pretrained(
             folder,
             config=config,
             output_loading_info=True,
-            use_safetensors=has_safetensors,  # the pickle is read without code: weights_only
+            use_safetensors=has_safetensors(folder),  # the pickle is read without code: weights_only
             weights_only=True,
             local_files_only=True,
             dtype=torch.float32,
@@ -196,7 +193,9 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
         ) from error
     except UnpicklingError as error:  # whose message advises to let the pickle run code
-        raise DataError(f"{folder / PICKLES[0]} {NO_TENSORS}") from error
+        raise DataError(
+            f"{folder}: the weights are no pickle of tensors alone, but damaged, or would run code; give safetensors"
+        ) from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]

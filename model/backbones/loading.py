@@ -25,7 +25,14 @@ from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.esm2_network import EsmForMaskedLM, EsmModel, esm2_config
-from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_esm2, weights_folder
+from esmeray.model.backbones.source import (
+    SOURCE_KEY,
+    config_folder,
+    has_random_weights,
+    has_safetensors,
+    is_esm2,
+    weights_folder,
+)
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Weights
 
@@ -177,7 +184,14 @@ def _esm2(
     with drawn(seed, empty=empty):
         if empty or has_random_weights(section):
             return EsmForMaskedLM(config)
-        return EsmForMaskedLM.from_folder(config, weights_folder(section), stream=stream, weights=weights)
+        folder = weights_folder(section)
+        if has_safetensors(folder):
+            return EsmForMaskedLM.from_folder(config, folder, stream=stream, weights=weights)
+        stored = _huggingface().load_esm(folder, config)
+        network = EsmForMaskedLM(config)
+        network.load_state_dict(stored.state_dict())
+        network.drawn_weights = stored.drawn_weights
+        return network
 
 
 def _huggingface() -> Any:

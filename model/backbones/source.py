@@ -75,8 +75,7 @@ _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
 MODEL_FILE = "esmeray_model.json"
 """Of an exported model: the task, which opens it."""
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights of a local folder without safetensors, read without code (``weights_only``)."""
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
 
@@ -118,7 +117,7 @@ def weights_folder(section: BackboneSection) -> Path:
     A local folder may hold pytorch_model.bin in place of safetensors; pickles are never fetched.
     """
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
-    if any((folder / name).is_file() for name in (*SAFETENSORS, *PICKLES)):
+    if has_safetensors(folder) or any((folder / name).is_file() for name in _PICKLES):
         return folder
     # Named, since a folder with other pickles looks complete to whoever made it.
     patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -128,6 +127,10 @@ def weights_folder(section: BackboneSection) -> Path:
         f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle}); convert the weights with save_pretrained of "
         "transformers, and use that folder"
     )
+
+
+def has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
 
 
 def model_type(folder: Path) -> str:

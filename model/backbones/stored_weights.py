@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face folder's safetensors: where they lie, to be read one at a time; those of a pickle are held.
+"""Tensors of a Hugging Face folder's safetensors: where they lie, to be read one at a time.
 
 By the names that they have in :class:`esmeray.model.backbones.esm2_network.EsmForMaskedLM`.
 """
@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,9 @@ from esmeray.common.command_line import warn
 from esmeray.common.errors import DataError, parsing, read_json, reading
 from esmeray.common.text import counted, first_line
 from esmeray.common.verification import verified
-from esmeray.model.backbones.source import MODEL_FILE, PICKLES, SAFETENSORS
+from esmeray.model.backbones.source import MODEL_FILE
 
 REMEDY = "fetch or export them again"
-NO_TENSORS = "is no pickle of tensors alone: it is damaged, or would run code; give safetensors"
-_SHOWN = 8
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -36,21 +33,18 @@ _DTYPES = {
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies: ``offset`` in bytes from the start of the file; or the tensor itself, of a pickle."""
+    """Where a tensor lies: ``offset`` in bytes from the start of the file."""
 
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int = 0
-    held: Tensor | None = None
+    offset: int
 
     def read(self, *, once: bool = False) -> Tensor:
         """On the CPU, as it is stored; ``once``: nobody reads it again soon.
 
         Raises DataError where the file can't be read any more, or is shorter by now.
         """
-        if self.held is not None:
-            return self.held
         tensor = torch.empty(self.shape, dtype=self.dtype)
         with reading(self.path, REMEDY), self.path.open("rb", buffering=0) as file:
             # Read and not mapped: mapped pages count as the process's memory, and come at a third of the speed.
@@ -75,10 +69,6 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for path in _files(folder):
         verified(path)
-        if path.suffix == ".bin":
-            for key, held in _unpickled(path).items():
-                tensors.setdefault(_own_name(key), StoredTensor(path, held.dtype, tuple(held.shape), held=held))
-            continue
         # safetensors' own reader checks that sizes and offsets are those of the file; it does not give them away.
         try:
             with safe_open(path, "pt"), path.open("rb") as file:
@@ -96,37 +86,24 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    for name in (*SAFETENSORS, *PICKLES):
-        path = folder / name
-        if path.is_file() and path.suffix != ".json":
-            return [path]
-        if path.is_file():
-            with parsing(path, REMEDY):
-                names = read_json(verified(path), REMEDY)["weight_map"].values()
-                # By their names alone: an index of others may point anywhere.
-                return sorted({folder / Path(name).name for name in names})
-    raise DataError(f"{folder} holds no {SAFETENSORS[0]}; {REMEDY}")
-
-
-def _unpickled(path: Path) -> dict[str, Tensor]:
-    """Floating-point tensors of a pickle, read without running code."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
-    except UnpicklingError as error:  # whose message advises to let the pickle run code
-        raise DataError(f"{path} {NO_TENSORS}") from error
-    except (OSError, RuntimeError, EOFError, AttributeError) as error:
-        raise DataError(f"the weights in {path.parent} can't be read ({first_line(error)}); {REMEDY}") from error
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    index = folder / "model.safetensors.index.json"
+    with parsing(index, REMEDY):
+        names = read_json(verified(index), REMEDY)["weight_map"].values()
+        # By their names alone: an index of others may point anywhere.
+        return sorted({folder / Path(name).name for name in names})
 
 
 def warn_left_out(folder: Path, names: Iterable[str]) -> None:
     """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
-    names = [name for name in names if "position_ids" not in name and ".pooler." not in f".{name}"]
+    left_out = [name for name in names if "position_ids" not in name and ".pooler." not in f".{name}"]
     # An export's head lies beside the backbone, and Esmeray opens it.
-    if names and not (folder / MODEL_FILE).is_file():
-        modules = sorted({name.rpartition(".")[0] for name in names})
-        shown = ", ".join(modules[:_SHOWN]) + (" ..." if len(modules) > _SHOWN else "")
-        warn(f"{folder}: {counted(len(names), 'tensor{s}')} of the checkpoint not loaded: {shown}")
+    if left_out and not (folder / MODEL_FILE).is_file():
+        modules = sorted({name.rpartition(".")[0] for name in left_out})
+        shown = ", ".join(modules[:8]) + (" ..." if len(modules) > 8 else "")
+        warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {shown}")
 
 
 def num_parameters(folder: Path) -> int:

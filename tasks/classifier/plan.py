@@ -4,7 +4,6 @@ Imports neither torch nor transformers until the model is counted, so that a ref
 """
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,11 +90,6 @@ class ClassifierPlan(TaskPlan):
         model = self.empty_model(labelled, tokenizer)
         if model.backbone is not None:
             check_length(self.data, model.backbone.longest, special, int(tokens.lengths[judged_N].max()))
-        if tokenizer.one_token_per_residue or tokenizer.unknown is None:
-            unknown = unknown_residues(tokenizer, labelled.store)
-        else:
-            counts = +Counter({"": tokens.count(tokenizer.unknown)})
-            unknown = tokenizer.unknown_letters.line(counts, tokens.manifest.num_tokens)
         size = DataSize(
             labelled.training.size,
             int(lengths_N[labelled.training].sum()),
@@ -104,7 +98,7 @@ class ClassifierPlan(TaskPlan):
             held_out=labelled.validation.size,
             counts=labelled.counts,
             labels=str(labelled.label_space),
-            unknown=unknown,
+            unknown=unknown_residues(tokenizer, labelled.store),
         )
         return TaskSize(size, count_parameters(model))
 

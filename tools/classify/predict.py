@@ -89,6 +89,6 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
             "--data.max_length takes more"
         )
     # The share was checked chunk by chunk.
-    if line := pipeline.model.facts.unknown.line(unknown, 2 * unknown.total()):
-        print(f"  {line}")
+    if unknown:
+        print(f"  {pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))

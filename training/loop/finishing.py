@@ -8,7 +8,6 @@ from torch import Tensor
 
 from esmeray.common.errors import DivergenceError, EsmerayError, ResourceError
 from esmeray.common.publishing import is_disk_full
-from esmeray.dataset.section import DataSection
 from esmeray.model.backbones.source import has_random_weights
 from esmeray.model.device import is_out_of_memory
 from esmeray.run_folder.checkpoints import CheckpointFolder, Position
@@ -72,29 +71,21 @@ def export_state(
     config, step = checkpoint.settings(Config), checkpoint.step
     backbone = config.model.backbone
     base = "none, random weights" if has_random_weights(backbone) else backbone.source
+    labels = config.data.labels
+    by_file = f"held out by {labels.split} ({labels.split_column or ', '.join(labels.validation_source)})"
+    by_share = f"{config.data.validation_share:g} of the distinct sequences held out ({labels.split})"
     facts = {
         "run": config.run.name,
         "license": config.run.license,
         # A path says nothing to a reader elsewhere.
         "base_model": Path(base).name if Path(base).exists() else base,
         "data": ", ".join(Path(source).name or source for source in config.data.source),
-        "split": _split(config.data),
+        "split": by_file if labels.split in ("column", "files") else by_share,
         "steps": step,
         "metrics": _validation_before(run.metrics, step),
     }
     trained = TrainedState(state, checkpoint, run, config.model, config.run.seed, dump_config(config), facts)
     return experiment_class(config.model).export(trained, folder, overwrite=overwrite)
-
-
-def _split(data: DataSection) -> str:
-    """What was held out, for a model card."""
-    labels = data.labels
-    if labels.split == "column":
-        return f"held out by the column {labels.split_column}"
-    if labels.split == "files":
-        return f"held out: {', '.join(Path(file).name for file in labels.validation_source)}"
-    how = "of each class" if labels.split == "stratified" else "chosen by a hash of the sequence"
-    return f"{data.validation_share:.3g} of the distinct sequences held out, {how}"
 
 
 def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:

@@ -19,9 +19,6 @@ from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.section import LimitsSection
 
-UNKNOWN_HEADER = b"x-unknown-residues"
-"""Of an answer: how many residues the model's vocabulary lacks, and which."""
-
 
 class Service(NamedTuple):
     """Shared state of the routes."""
@@ -73,11 +70,11 @@ def ask(
     about = about_of(service, request, model, output)
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop)
     try:
-        unknown = about.unknown.report(texts) if about.one_token_per_residue else None
+        unknown = about.unknown.report(texts)
     except DataError as error:
         raise RefusalError(422, str(error)) from None
     if unknown is not None:
-        request.scope["state"]["answer_headers"].append((UNKNOWN_HEADER, unknown.encode()))
+        request.scope["state"]["answer_headers"].append((b"x-unknown-residues", unknown.encode()))
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)
