@@ -89,7 +89,7 @@ def test_it_learns_its_metrics_are_those_of_scikit_learn_and_its_best_checkpoint
     (event,) = events(config, "exports_best")
     costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
     assert costs[event["step"]] == min(costs.values())
-    for file in (run_folder(config).export / "config.json", run_folder(config).path / "label_mappings.json"):
+    for file in (folder / "label_mappings.json" for folder in (run_folder(config).export, run_folder(config).path)):
         assert json.loads(file.read_text())["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
 
 
