@@ -149,7 +149,7 @@ class ClassifierPipeline:
         Raises ResourceError where the device is out of memory for a single text, DataError for NaN.
         """
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
-        unknown, total = self.model.facts.unknown.count(texts)
+        unknown, total = self.model.facts.unknown.counts_of(texts)
         self.model.facts.unknown.line(unknown, total)  # refuses too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)

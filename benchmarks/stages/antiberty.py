@@ -9,6 +9,7 @@ antibodies before and after four steps of training. A difference above 2e-5 brea
 
 import csv
 import importlib.util
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from transformers import BertForMaskedLM, BertTokenizer
 
-from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA, read_proteins
+from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
 from esmeray.benchmarks.harness.stage import REPOSITORY, Row, Setting, Stage
 from esmeray.benchmarks.programs.processes import run_program
 from esmeray.benchmarks.programs.servers import service
@@ -32,22 +33,27 @@ ANTIBODIES = DEVELOPMENT_DATA / "antibodies" / "species_chain.csv"
 COMPARED, TRAINED, VARIABLE = 50, 300, 135
 TOLERANCE = 2e-5
 LAYERS = (0, 4, 8)
+TRAINING = (
+    "--config masked_lm --run.name antiberty --data.max_length 510 --data.validation_share 0.5 "
+    "--model.masked_lm.mask_token_share 0.8 --model.masked_lm.random_token_share 0.1 "
+    "--training.max_steps 4 --training.optimizer adamw --training.learning_rate 1e-4 --training.warmup_steps 0"
+)
 
 
 def _rows(setting: Setting) -> Iterator[Row]:
-    folder = setting.folder / "antiberty"
-    copy_wheel(folder)
-    if setting.fasta is not None:
-        antibodies = read_proteins(setting.fasta).sequences
-    else:
-        with ANTIBODIES.open(newline="") as file:
-            human = [row["sequence"] for row in csv.DictReader(file) if row["label"].startswith("human")]
-        # Variable domains alone, which the model was trained on.
-        antibodies = [sequence for sequence in human if len(sequence) <= VARIABLE]
-    known = [sequence for sequence in antibodies if "X" not in sequence]
-    yield from _parity(folder, known[:COMPARED])
+    copy_wheel(setting.folder / "antiberty")
+    with ANTIBODIES.open(newline="") as file:
+        human = [row["sequence"] for row in csv.DictReader(file) if row["label"].startswith("human")]
+    # Variable domains alone, which the model was trained on.
+    known = [sequence for sequence in human if len(sequence) <= VARIABLE and "X" not in sequence]
+    for what, difference in _differences(setting.folder / "antiberty", known[:COMPARED]):
+        verdict = f"within {TOLERANCE:g}" if difference <= TOLERANCE else f"WRONG, above {TOLERANCE:g}"
+        yield {"what": what, "value": float(difference), "unit": "largest difference", "verdict": verdict}
     setting.note("training")
-    yield from _training(setting.folder, known[:TRAINED])
+    losses = _losses(setting.folder, known[:TRAINED])
+    for when, loss in (("before the first step", losses[0]), ("after four steps", losses[-1])):
+        value = {"value": loss / math.log(2), "unit": "bits a masked residue", "verdict": f"{loss:.3f} nats"}
+        yield {"what": f"held-out human antibodies, {when}", **value}
 
 
 def copy_wheel(folder: Path) -> None:
@@ -61,66 +67,42 @@ def copy_wheel(folder: Path) -> None:
 
 
 @torch.no_grad()
-def _parity(folder: Path, antibodies: list[str]) -> Iterator[Row]:
+def _differences(folder: Path, antibodies: list[str]) -> Iterator[tuple[str, float]]:
+    """Largest differences to transformers, by what is compared."""
     tokenizer = BertTokenizer.from_pretrained(folder, do_lower_case=False)
     network = BertForMaskedLM.from_pretrained(folder).eval()
-    columns = tokenizer.convert_tokens_to_ids([*AMINO_ACIDS])
     tokens = [tokenizer(" ".join(text), return_tensors="pt") for text in antibodies]
     outputs = [network(**own, output_hidden_states=True) for own in tokens]
     model = open_model(folder, device="cpu")
     for layer in LAYERS:
         pairs = zip(model.embed(antibodies, "residues", layer=layer), outputs, strict=True)
         theirs = [np.abs(own - output.hidden_states[layer][0, 1:-1].numpy()).max() for own, output in pairs]
-        yield _row(f"residues of layer {layer}, {len(antibodies)} antibodies", max(theirs))
+        yield f"residues of layer {layer}, {len(antibodies)} antibodies", max(theirs)
     # Every position of the first, masked in turn, and there the mutant of each amino acid.
     text = antibodies[0]
+    offsets = torch.arange(len(text))
     masked = tokens[0]["input_ids"].repeat(len(text), 1)
-    positions = torch.arange(len(text))
-    masked[positions, positions + 1] = tokenizer.mask_token_id
-    logits = network(input_ids=masked).logits[positions, positions + 1][:, columns]
-    logs = logits.log_softmax(-1).numpy()
-    wild = logs[positions, [AMINO_ACIDS.index(letter) for letter in text]]
-    mutants = [f"{letter}{n}{mutant}" for n, letter in enumerate(text, 1) for mutant in AMINO_ACIDS if mutant != letter]
-    ours = score_mutants(folder, text, mutants, device="cpu")
-    is_mutant = np.array([[mutant != letter for mutant in AMINO_ACIDS] for letter in text])
-    yield _row(f"masked scores, {len(mutants):,} mutants", np.abs(ours - (logs - wild[:, None])[is_mutant]).max())
+    masked[offsets, offsets + 1] = tokenizer.mask_token_id
+    logits = network(input_ids=masked).logits[offsets, offsets + 1]
+    logs = logits[:, tokenizer.convert_tokens_to_ids([*AMINO_ACIDS])].log_softmax(-1).numpy()
+    wild = logs[offsets, [*map(AMINO_ACIDS.index, text)]]
+    mutants = [f"{letter}{position}{mutant}" for position, letter in enumerate(text, 1) for mutant in AMINO_ACIDS]
+    scores = score_mutants(folder, text, mutants, device="cpu").reshape(logs.shape)
+    yield f"masked scores, {len(mutants):,} mutants", np.abs(scores - (logs - wild[:, None])).max()
     with service(folder.parent, {"name": "antiberty", "source": str(folder), "precision": "fp32"}) as (address, _):
-        body = {"sequences": [text], "method": "masked"}
-        answer = httpx.post(f"{address}/v1/masked", json=body, timeout=60).json()
-    served = np.array(answer["data"][0]["probabilities"])
-    yield _row("probabilities of POST /v1/masked", np.abs(served - np.exp(logs)).max())
+        answer = httpx.post(f"{address}/v1/masked", json={"sequences": [text], "method": "masked"}, timeout=60)
+    yield "probabilities of POST /v1/masked", np.abs(answer.json()["data"][0]["probabilities"] - np.exp(logs)).max()
 
 
-def _row(what: str, difference: float) -> Row:
-    verdict = f"within {TOLERANCE:g}" if difference <= TOLERANCE else f"WRONG, above {TOLERANCE:g}"
-    return {"what": what, "value": float(difference), "unit": "largest difference", "verdict": verdict}
-
-
-def _training(folder: Path, antibodies: list[str]) -> Iterator[Row]:
+def _losses(folder: Path, antibodies: list[str]) -> list[float]:
+    """Nats a masked residue of the held-out half, before the first and after the last of four steps."""
     fasta = folder / "human.fasta"
     fasta.write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(antibodies)))
-    settings = {
-        "config": "masked_lm",
-        "run.name": "antiberty",
-        "run.storage_path": folder / "runs",
-        "model.backbone.source": folder / "antiberty",
-        "data.source": fasta,
-        "data.max_length": 510,
-        "data.validation_share": 0.5,
-        "model.masked_lm.mask_token_share": 0.8,
-        "model.masked_lm.random_token_share": 0.1,
-        "training.max_steps": 4,
-        "training.optimizer": "adamw",
-        "training.learning_rate": 1e-4,
-        "training.warmup_steps": 0,
-    }
-    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    run_program([sys.executable, str(REPOSITORY / "train_ray.py"), *words])
+    paths = {"model.backbone.source": folder / "antiberty", "data.source": fasta, "run.storage_path": folder / "runs"}
+    words = [str(word) for name, value in paths.items() for word in (f"--{name}", value)]
+    run_program([sys.executable, str(REPOSITORY / "train_ray.py"), *TRAINING.split(), *words])
     records = read_metrics(folder / "runs" / "antiberty" / "metrics.jsonl")
-    losses = [record["loss"] for record in records if record["kind"] == "validation"]
-    for when, loss in zip(("before the first step", "after four steps"), (losses[0], losses[-1]), strict=True):
-        value = {"value": loss / np.log(2), "unit": "bits a masked residue", "verdict": f"{loss:.3f} nats"}
-        yield {"what": f"held-out human antibodies, {when}", **value}
+    return [record["loss"] for record in records if record["kind"] == "validation"]
 
 
 STAGE = Stage(

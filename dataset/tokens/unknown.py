@@ -20,7 +20,7 @@ class UnknownLetters(NamedTuple):
         """Those that a store may hold, whose texts need not be read for any other."""
         return self._replace(letters="".join(letter for letter in self.letters if letter in STORE_ALPHABET))
 
-    def count(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
+    def counts_of(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
         """Count each unknown letter, and all residues."""
         counts: Counter[str] = Counter()
         total = 0
@@ -32,7 +32,7 @@ class UnknownLetters(NamedTuple):
 
     def report(self, texts: Iterable[str]) -> str | None:
         """Return the line on the unknown residues of all texts. Returns and raises as :meth:`line`."""
-        return self.line(*self.count(texts))
+        return self.line(*self.counts_of(texts))
 
     def line(self, counts: Counter[str], total: int) -> str | None:
         """Return the line on a job's unknown residues, None if there are none; ``counts``: by letter.
