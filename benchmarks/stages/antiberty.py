@@ -30,7 +30,10 @@ from esmeray.inference.mutations.fitted import score_mutants
 from esmeray.run_folder.metrics_log import read_metrics
 
 ANTIBODIES = DEVELOPMENT_DATA / "antibodies" / "species_chain.csv"
-COMPARED, TRAINED, VARIABLE = 50, 300, 135
+COMPARED = 50
+TRAINED = 300
+VARIABLE = 135
+"""Residues of a variable domain at most."""
 TOLERANCE = 2e-5
 LAYERS = (0, 4, 8)
 TRAINING = (
