@@ -41,6 +41,7 @@ MODULES = (
     "runs",
     "alignment",
     "function_evaluation",
+    "antiberty",
 )
 """Modules of the stages, in the order in which data flows; a new stage is a name here. Importing one loads no peer."""
 SCRIPTS = {"gpu": "gpu.script", "public": "public.script", "record": "record"}

@@ -4,8 +4,9 @@ Texts are packed to a token budget, longest first, so that memory runs out at th
 Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import compress
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
-from esmeray.inference.models.model import Model, TokenizedTexts, run
+from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
 from esmeray.tasks.classifier.model import Classifier
+from esmeray.tasks.plan import check_length
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Precision, Stream, Weights
 
 UNSEEN_RESIDUE = "?"
@@ -37,6 +39,7 @@ class Predictions:
         lengths: (N,) int64, rows of each text for per_residue; else None.
         cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
         crop: which these are.
+        unknown: residues that the vocabulary lacks, by letter.
     """
 
     label_space: LabelSpace
@@ -44,6 +47,7 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -125,7 +129,10 @@ class ClassifierPipeline:
         tokens = ComputeSection.of(tokens=tokens).tokens or DEFAULT_TOKENS
         # With an own length limit a tool can take more of a text than training did; by default both are the same.
         model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
-        limit = model.limit if data is None else limit_of(data)
+        limit = model.limit
+        if data is not None:
+            check_length(data, model.backbone.longest, model.facts.special_tokens, 0)
+            limit = limited(limit_of(data), model.facts.longest)
         return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
 
     @property
@@ -152,6 +159,8 @@ class ClassifierPipeline:
     ) -> Predictions:
         """:meth:`predict` of texts that were read from a file or a store, and so are clean."""
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
+        unknown, total = self.model.facts.unknown.counts_of(texts)
+        self.model.facts.unknown.line(unknown, total)  # refuses too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
@@ -168,4 +177,5 @@ class ClassifierPipeline:
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
+            unknown=unknown,
         )

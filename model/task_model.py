@@ -95,9 +95,10 @@ class TaskModel(nn.Module, ABC):
 
 
 class Card(NamedTuple):
-    """The text of a model card: tag of the hub, more tags, and Markdown of what the model is and of how to open it."""
+    """The text of a model card: the pipeline of transformers with the model's own outputs, if there is one; tags of the
+    hub; and Markdown of what the model is and of how to open it."""
 
-    pipeline_tag: str
+    pipeline_tag: str | None
     tags: tuple[str, ...]
     description: str
     opening: str

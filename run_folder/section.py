@@ -18,6 +18,8 @@ class RunSection(Section):
     """must: resume or fail; allow: resume where there is a checkpoint; never: refuse a run that exists."""
     seed: Annotated[NonNegativeInt, FIXED] = 0
     """Seed of weights, shuffling, cropping and masking."""
+    license: Annotated[str, UNSEEN] = "unknown"
+    """License of the exported model, for its card, as the hub names it: mit, apache-2.0, cc-by-4.0 ..."""
 
 
 class StorageSection(Section):

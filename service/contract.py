@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
+from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
+
 CLASSES = "classes"
 """The output of a classifier."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
@@ -26,6 +28,7 @@ class About:
         longest: residues of a sequence at most; None for any.
         tokens: token budget of a batch.
         spaces: identity of what each output's channels mean.
+        unknown: letters that the vocabulary lacks.
     """
 
     name: str
@@ -41,6 +44,7 @@ class About:
     tokens: int
     random_weights: bool
     spaces: dict[str, str]
+    unknown: UnknownLetters = ALL_KNOWN
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.remote import local_path
 from esmeray.dataset.batches.preparation import CropCount, count_cropped, cropped_lengths
@@ -24,6 +25,7 @@ from esmeray.dataset.store.conversion import SAMPLE, ensure_store, store_locatio
 from esmeray.dataset.store.format import MANIFEST_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
+from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.source import is_padded, source_type
 from esmeray.model.cost.memory import ParameterCount, count_parameters
 from esmeray.run_folder.checkpoints import CheckpointFolder
@@ -36,8 +38,9 @@ from esmeray.tasks.section import ModelSection
 class DataSize:
     """Size of the data to train on: tokens after cropping, special tokens included, and what an epoch crops.
 
-    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known, and
-    ``labels`` what is to be learnt of labelled records, in words.
+    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known,
+    ``labels`` what is to be learnt of labelled records, in words, and ``unknown`` a line on tokens that the vocabulary
+    lacks.
     """
 
     sequences: int
@@ -47,6 +50,7 @@ class DataSize:
     held_out: int = 0
     counts: Counts | None = None
     labels: str | None = None
+    unknown: str | None = None
 
 
 class TaskSize(NamedTuple):
@@ -125,16 +129,49 @@ class ResiduePlan(TaskPlan):
         return Store(path).checksum
 
     def measure(self, path: Path) -> TaskSize:
-        return TaskSize(size_of_store(Store(path), self.data), self._parameters())
+        store = Store(path)
+        size = replace(size_of_store(store, self.data), unknown=self._unknown(store))
+        return TaskSize(size, self._parameters(int(store.lengths.max())))
 
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
         return TaskSize(estimate_size(self.data), self._parameters())
 
-    def _parameters(self) -> ParameterCount:
+    def _parameters(self, longest: int = 0) -> ParameterCount:
+        """Count the model's parameters; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
         # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
         experiment = resolve_name(task_named(self.model.task).experiment)
-        return count_parameters(experiment.new_model(self.model, seed=0, empty=True))
+        model = experiment.new_model(self.model, seed=0, empty=True)
+        check_length(self.data, model.backbone.longest, SPECIAL_TOKENS_PER_SEQUENCE, longest)
+        return count_parameters(model)
+
+    def _unknown(self, store: Store) -> str | None:
+        from esmeray.model.backbones.loading import residue_tokenizer  # here: it loads torch
+
+        return unknown_residues(residue_tokenizer(self.model.backbone), store)
+
+
+def check_length(data: DataSection, positions: int | None, special: int, longest: int) -> None:
+    """Refuse a ``data.max_length`` beyond a backbone's ``positions``, and longer texts under the default.
+
+    ``special``: tokens around each text. ``longest``: tokens of the longest text without them. Raises ConfigError.
+    """
+    # Here and not by the first batch that holds it, which may come after hours.
+    if positions is None or data.max_length <= positions - special:
+        return
+    limit = positions - special
+    # The default is nobody's choice: with short texts it cuts nothing.
+    if data.max_length != DataSection.model_fields["max_length"].default or longest > limit:
+        texts = f", and the longest text has {longest}" if longest else ""
+        raise ConfigError(
+            f"data.max_length {data.max_length}: this backbone takes at most {limit} tokens of a text{texts}; set it "
+            f"to at most {limit}"
+        )
+
+
+def unknown_residues(tokenizer: SequenceTokenizer, store: Store) -> str | None:
+    """Return the line on residues that a vocabulary lacks; raises as :meth:`UnknownLetters.line`."""
+    return tokenizer.unknown_letters.stored.report(store.text(record) for record in range(len(store)))
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:

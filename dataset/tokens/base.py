@@ -30,6 +30,7 @@ from esmeray.dataset.tokens.huggingface import (
     open_folder,
 )
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
+from esmeray.dataset.tokens.unknown import UnknownLetters
 
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
@@ -53,6 +54,8 @@ class EsmSequenceTokenizer:
     pad = esm.PAD
     unknown: int | None = esm.UNK
     mask: int | None = esm.MASK
+    unknown_letters = UnknownLetters("J", "<unk>")
+    tokens = esm.VOCABULARY
     vocabulary_size = len(esm.VOCABULARY)
     one_token_per_residue = True
 
@@ -136,13 +139,19 @@ def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, sour
                 "backbone for text (as qwen2 or bert with random weights), or set content protein"
             )
         return
-    if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.knows(_LONG_PROTEIN):
-        unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
-        problem = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
-        raise ConfigError(
-            f"{SOURCE_KEY}: the tokenizer of {source} {problem}; it is not one for proteins, or needs "
-            "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
-        )
+    check_protein(tokenizer, source)
+
+
+def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_KEY) -> None:
+    """Refuse a tokenizer that does not know the 20 amino acids, listing those that it lacks. Raises ConfigError."""
+    if isinstance(tokenizer, EsmSequenceTokenizer) or tokenizer.one_token_per_residue or tokenizer.knows(_LONG_PROTEIN):
+        return
+    unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
+    problem = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
+    raise ConfigError(
+        f"{key}: the tokenizer of {source} {problem}; it is not one for proteins, or needs "
+        "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
+    )
 
 
 def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path) -> HuggingFaceTokenizer:

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import first_line
 from esmeray.common.verification import verified
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT
 from esmeray.dataset.tokens.esm import sequence_lengths
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.dataset.tokens.unknown import UnknownLetters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +47,11 @@ _SPACED_KEY = "esmeray_spaced"
 """Key that :meth:`HuggingFaceTokenizer.save` adds to tokenizer_config.json; other readers ignore it."""
 
 _RARE_TO_X = str.maketrans("UZOB", "XXXX")
+_LETTERS = string.ascii_uppercase + GAPS
+"""Letters that a sequence may hold where it does not come from a store."""
+_MASKED = "\0"
+"""Stands for :data:`MASK_TEXT` in a text that the table reads: one character, as one token."""
+_ROLES = ("unk", "cls", "sep", "pad", "mask")
 _WORD_MARKS = ("▁", "Ġ", "##")
 """Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
 
@@ -60,7 +67,10 @@ class HuggingFaceTokenizer:
         unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
         mask: id of a hidden residue, or None where the vocabulary has none.
         vocabulary_size: the largest id is below it.
-        one_token_per_residue: whether a protein of L residues always gives L tokens.
+        one_token_per_residue: whether a protein of L residues always gives L tokens. The vocabulary then has the 20
+            amino acids; any other letter that it lacks is one unknown token.
+        known: letters that have a token.
+        unknown_letters: the other letters, and the text of the unknown token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", spaced: bool) -> None:
@@ -81,25 +91,52 @@ class HuggingFaceTokenizer:
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
         self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
+        # Without an X of its own, a vocabulary may still have the letters that X would replace.
+        self._rare_to_x = _RARE_TO_X
+        if not self.knows("X"):
+            self._rare_to_x = {}
+        self.known = "".join(filter(self.knows, _LETTERS))
+        self._table = self._residue_table() if _has_single_letters(self._tokenizer) else None
+        self.one_token_per_residue = self._table is not None
+        letters = "".join(sorted({*_LETTERS} - {*self.known})) if self.one_token_per_residue else ""
+        self.unknown_letters = UnknownLetters(letters, "" if self.unknown is None else str(self._tokenizer.unk_token))
         # All that ids depend on, and no name: two folders with the same tokenizer share the tokens of a store.
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
+        if letters:
+            settings.append(letters)  # the table has an id for each, which the file does not say
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        self._table = self.table_of(STORE_ALPHABET) if _has_single_letters(self._tokenizer) else None
-        self.one_token_per_residue = self._table is not None
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has."""
+        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has.
+
+        Raises DataError for a letter that the vocabulary lacks, if it has no unknown token.
+        """
+        if self._table is not None and any(MASK_TEXT in text for text in texts):
+            texts = [text.replace(MASK_TEXT, _MASKED) for text in texts]
         joined = "".join(texts)
         if self._table is not None and joined.isascii():
             # By the table, which takes a hundredth of the time.
             ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if (ids_T >= 0).all():
                 return ids_T, sequence_lengths(texts)
+        # Byte-pair encoding leaves out in silence what the other models refuse by a bare exception.
+        if self._table is not None and self.unknown is None:
+            lacking = "".join(sorted({*joined} - {*self.known}))
+            raise DataError(
+                f"the vocabulary lacks {', '.join(lacking)}, and it has no unknown token; remove such sequences"
+            )
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         encodings = self._backend.encode_batch_fast([*map(self._prepared, texts)], add_special_tokens=False)
         return end_to_end([encoding.ids for encoding in encodings])
+
+    def _attempt(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of :meth:`encode`; none at all if the tokenizer lacks a letter and has no unknown token."""
+        try:
+            return self._encode(texts)
+        except Exception:  # noqa: BLE001 - the tokenizers library raises nothing else
+            return end_to_end([])
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json."""
@@ -109,27 +146,41 @@ class HuggingFaceTokenizer:
         path.write_text(json.dumps({**settings, _SPACED_KEY: self.spaced}, indent=2) + "\n", encoding="utf-8")
 
     def knows(self, letters: str) -> bool:
-        """Return whether none of these residues is unknown."""
-        ids, _ = self._encode([letters])
-        return self.unknown is None or self.unknown not in ids.tolist()
+        """Return whether each of these residues has a token, and none is unknown."""
+        ids = self._attempt([letters])[0].tolist()
+        return bool(ids) and self.unknown not in ids
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Texts of the tokens by id; a residue is its letter, without the mark of a word."""
+        residues = () if self._table is None else AMINO_ACIDS
+        texts = {index: token for token, index in self._tokenizer.get_vocab().items()}
+        texts |= {int(self._table[ord(letter)]): letter for letter in residues}
+        return tuple(texts.get(index, "") for index in range(self.vocabulary_size))
 
     def _prepared(self, text: str) -> str:
-        return " ".join(text.upper().translate(_RARE_TO_X)) if self.spaced else text
+        return " ".join(text.upper().translate(self._rare_to_x)) if self.spaced else text
 
-    def table_of(self, letters: str) -> NDArray[np.int32] | None:
-        """(256,) the id of each of these residues, -1 for any other byte; None if it takes more than a table.
+    def _residue_table(self) -> NDArray[np.int32] | None:
+        """(256,) the id of each letter, -1 for any other byte; None if it takes more than a table, or an amino acid is
+        unknown.
 
-        Tried out on every pair of residues and on a long protein: there is nothing else that an id could depend on.
+        Tried out on every pair of known letters and on a long protein: there is nothing else that an id could depend
+        on.
         """
-        ids, lengths = self._encode(list(letters))
+        ids, lengths = self._attempt([*self.known])
         # First the cheap look: most tokenizers of text end here.
-        if not self.knows(letters) or (lengths != 1).any():
+        if not {*AMINO_ACIDS} <= {*self.known} or lengths.size == 0 or (lengths != 1).any():
             return None
         table = np.full(256, -1, dtype=np.int32)
-        table[np.frombuffer(letters.encode("ascii"), dtype=np.uint8)] = ids
-        tried = ["".join(pair) for pair in itertools.product(letters, repeat=2)]
+        if self.unknown is not None:
+            table[[*map(ord, _LETTERS)]] = self.unknown
+        table[[*map(ord, self.known)]] = ids
+        if self.mask is not None:
+            table[ord(_MASKED)] = self.mask
+        tried = ["".join(pair) for pair in itertools.product(self.known, repeat=2)]
         tried.append("".join(tried))
-        ids, lengths = self._encode(tried)
+        ids, lengths = self._attempt(tried)
         expected = table[np.frombuffer("".join(tried).encode("ascii"), dtype=np.uint8)]
         same = np.array_equal(ids, expected) and np.array_equal(lengths, sequence_lengths(tried))
         return table if same else None
@@ -141,32 +192,50 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
     if spaced == "auto" and saved.is_file():
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
     automatic = _auto_tokenizer(folder, key)
+    if not _has_single_letters(automatic):
+        return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
     # A setting, or what was saved with the tokenizer, is not second-guessed.
-    if spaced == "auto" and _has_single_letters(automatic):
-        return _of_single_letters(folder, automatic, key)
-    return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
+    blanks = (False, True) if spaced == "auto" else (spaced,)
+    tokenizers = []
+    for reading, between in itertools.product(_readings(folder, automatic, key), blanks):
+        tokenizers.append(HuggingFaceTokenizer(reading, between))
+        if tokenizers[-1].one_token_per_residue:
+            break
+    # Otherwise the first that knows the most, so that a refusal names the letters that no reading finds.
+    return max(tokenizers, key=lambda tokenizer: (tokenizer.one_token_per_residue, len(tokenizer.known)))
 
 
-def _of_single_letters(folder: Path, automatic: Any, key: str) -> HuggingFaceTokenizer:
-    """The first way of reading a vocabulary of single letters that finds the residues in it.
+def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
+    """The ways of reading a vocabulary of single letters: as transformers does, by letter case, as the file stands.
 
-    transformers 5 takes its own pre-tokenizer of T5, which marks the start of a word, instead of the one that the
-    tokenizer.json of a T5 for proteins (Ankh) says; then the file is taken as it stands.
+    transformers lower-cases for a BERT whose folder does not say otherwise. It takes its own pre-tokenizer of T5, which
+    marks the start of a word, instead of the one in the tokenizer.json of a T5 for proteins (Ankh).
     """
-    from transformers import PreTrainedTokenizerFast
-
-    readings = [automatic]
+    special = _special_tokens(automatic)
+    if not special:
+        yield automatic
+    for lower_case in (False, True):
+        yield _auto_tokenizer(folder, key, do_lower_case=lower_case, **special)
     if (folder / TOKENIZER_FILE).is_file():
+        from transformers import PreTrainedTokenizerFast
+
         with _readable(folder, key):
-            readings.append(PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))
-    for reading, spaced in itertools.product(readings, (False, True)):
-        tokenizer = HuggingFaceTokenizer(reading, spaced)
-        if tokenizer.table_of(AMINO_ACIDS) is not None:
-            return tokenizer
-    return HuggingFaceTokenizer(automatic, False)
+            yield PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def _auto_tokenizer(folder: Path, key: str) -> Any:
+def _special_tokens(tokenizer: Any) -> dict[str, str | None]:
+    """Special tokens as the vocabulary spells them, e.g. ``<unk>``, if the tokenizer would add its own spelling.
+
+    An added token has an id beyond the embedding. None for an unknown, padding or mask token that is not there.
+    """
+    own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    spellings = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
+    added = [role for role in _ROLES if str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}]
+    # One that stands around a sequence can't be left out.
+    return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
+
+
+def _auto_tokenizer(folder: Path, key: str, **settings: Any) -> Any:
     from transformers import AutoTokenizer
 
     files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
@@ -181,7 +250,7 @@ def _auto_tokenizer(folder: Path, key: str) -> Any:
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
         verified(path)
     with _readable(folder, key):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {TOKENIZER_FILE}")
     return tokenizer
@@ -211,7 +280,10 @@ def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDAr
 
 def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and after a text; raises ConfigError where it puts them elsewhere."""
-    encoding = backend.encode("A", add_special_tokens=True)
+    try:
+        encoding = backend.encode("A", add_special_tokens=True)
+    except Exception:  # noqa: BLE001 - neither A nor an unknown token: a reading that knows no residues is not taken
+        return (), ()
     own = backend.encode("A", add_special_tokens=False).ids
     # A vocabulary may have no token for the text, not even an unknown one.
     first = encoding.special_tokens_mask.index(0) if own else 0

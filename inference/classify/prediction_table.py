@@ -9,6 +9,7 @@ Shape legend: N texts, C classes or numbers.
 """
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +58,15 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
         yield write_text
 
 
-def predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer) -> tuple[int, int]:
-    """Read, predict and write chunk after chunk; the number of records, and of those that were cropped."""
+def predict_all(
+    pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer
+) -> tuple[int, int, Counter[str]]:
+    """Read, predict and write chunk after chunk.
+
+    Returns the number of records, of those that were cropped, and of unknown tokens by letter.
+    """
     records = cropped = 0
+    unknown: Counter[str] = Counter()
     before = 0.0
     with record_bar("predicting") as bar:
         for ids, texts, share in chunks:
@@ -71,8 +78,9 @@ def predict_all(pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write:
             write(ids, predictions)
             records += len(ids)
             cropped += int((predictions.cropped > 0).sum())
+            unknown += predictions.unknown
             before = share
-    return records, cropped
+    return records, cropped, unknown
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:

@@ -77,6 +77,8 @@ class ModelJob:
             self._accept()
             if not self.chosen.size:
                 return
+            texts = (self.store.text(record) for record in self.chosen.tolist())
+            self.unknown = self.facts.unknown.stored.report(texts)
             self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:
@@ -128,6 +130,7 @@ class ModelJob:
         self.spent.seconds += time.perf_counter() - start_s
         changes = count_lines(self.store.manifest.counts)
         report = performance(self.facts, self.plan, rows, self.settings, self.spent, changes)
+        report["unknown"] = self.unknown
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 

@@ -117,14 +117,19 @@ def make_plan(
 
     ``longest``: residues that the model takes at most. ``known``: (U,) where the values of each sequence, in the order
     of the input, are known from, -1 where nowhere: known ones come first, in this order, in shards of their own.
-    ``chosen``: records of the store, ascending; default: all. Raises DataError where a sequence is longer than the
-    limit and the settings say error, and for ids that HDF5 can't hold.
+    ``chosen``: records of the store, ascending; default: all. Raises ConfigError for a max_length beyond
+    the model's, DataError if a sequence is longer than the limit and the settings say error, and for ids that HDF5
+    can't hold.
     """
     chosen = np.arange(len(store)) if chosen is None else chosen
     # Now, though they are needed at the end: hours of computation would be lost to an id with a slash.
     if FORMATS[settings.format].has_keys and settings.hdf5_key == "id":
         check_ids(map(store.id, chosen.tolist()))
-    limit = min((limit for limit in (settings.max_length, longest) if limit is not None), default=None)
+    limit = longest if settings.max_length is None else settings.max_length
+    if limit is not None and longest is not None and limit > longest:
+        raise ConfigError(
+            f"--embed.max_length {limit}: the model takes at most {longest:,} residues; set it to {longest} or less"
+        )
     whole = store.lengths
     records, sequences = distinct_sequences(store, chosen)
     long = np.zeros(records.size, dtype=bool) if limit is None else whole[records] > limit

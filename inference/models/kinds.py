@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.preparation import FixedCrop
 from esmeray.dataset.embeddings.manifest import Per
+from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 from esmeray.inference.models import outputs
 from esmeray.installation import added
 
@@ -57,6 +58,7 @@ class ModelFacts:
         attention_flops: of attention in a forward pass, for a token and each token that it attends to.
         arithmetic: instructions and rows of a product, on which the last bits of a vector depend.
         streamed: its layers are read as they are needed, or made of weights of 8 bits.
+        unknown: letters that its vocabulary lacks.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ModelFacts:
     random_weights: bool
     arithmetic: str = ""
     streamed: bool = False
+    unknown: UnknownLetters = ALL_KNOWN
 
     def flops(self, tokens_n: NDArray[np.integer]) -> float:
         """FLOP of a forward pass over sequences of so many tokens, nothing padded."""

@@ -7,6 +7,7 @@ C channels.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -92,8 +93,9 @@ class Model:
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
+            unknown=self.tokenizer.unknown_letters,
         )
-        self.limit = limit or Limit(self.facts.longest)
+        self.limit = limited(limit or Limit(None), self.facts.longest)
         backbone.to(device)
         # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype, fixed_rows=equal_bytes)
@@ -197,15 +199,19 @@ class Model:
             tokens: budget of a batch, special tokens included; by default what suits the device.
 
         Raises ConfigError for an output or a layer that the model has not, DataError for a sequence that a command
-        would refuse (gaps, digits, none at all, too long) or a value that is not finite, ResourceError where a single
-        sequence is out of memory.
+        would refuse (gaps, digits, none at all, too long), for sequences that the vocabulary does not know and for a
+        value that is not finite, ResourceError if a single sequence is out of memory.
 
         >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
         >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
         [(10, 320), (5, 320)]
         """
         (wanted,) = self.outputs([checked_text(output, "output")], [layer])
-        texts = TokenizedTexts(self.tokenize(clean_list(sequences, "sequences", self.content)), self)
+        cleaned = clean_list(sequences, "sequences", self.content)
+        unknown = self.facts.unknown.report(cleaned)
+        if unknown is not None:
+            warnings.warn(unknown, stacklevel=2)
+        texts = TokenizedTexts(self.tokenize(cleaned), self)
         for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
             raise DataError(
                 f"sequences[{index}]: {texts.lengths[index]:,} tokens, more than the model's {self.facts.longest:,}; "
@@ -316,6 +322,11 @@ def _beside_backbone(head: nn.Module) -> nn.Module:
     if "backbone" not in dict(head.named_children()):
         return head
     return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")
+
+
+def limited(limit: Limit, longest: int | None) -> Limit:
+    """The limit within a model's own, in tokens without special ones; None for any. Training refuses longer texts."""
+    return limit._replace(max_length=min(filter(None, (limit.max_length, longest)), default=None))
 
 
 class Texts(Protocol):

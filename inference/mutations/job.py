@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
+from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -29,22 +30,31 @@ from esmeray.inference.mutations.variants import Variant, marginal_scores
 from esmeray.model.forward_loop import Indices
 from esmeray.run_folder.job import accept, journal
 
+WINDOW = 1022
+"""Residues that ESM-2 was trained on."""
+
 
 class MaskedModel:
     """A masked language model that scores sequences.
 
-    ``max_length``: residues of a window at most. ``tokens``: budget of a batch. Raises ConfigError for another kind of
-    model.
+    ``max_length``: residues of a window; None for :data:`WINDOW`, or what the model takes. ``tokens``: budget of a
+    batch. Raises ConfigError for another kind of model, or a window that it can't take.
     """
 
-    def __init__(self, model: Model, max_length: int, tokens: int) -> None:
+    def __init__(self, model: Model, max_length: int | None, tokens: int) -> None:
         if "masked_lm" not in model.heads or model.tokenizer.mask is None or not model.tokenizer.one_token_per_residue:
             raise ConfigError(
-                f"model {model.facts.name}: is no masked language model of residues; give ESM-2, ESM C or a run of "
-                "model.task masked_lm"
+                f"model {model.facts.name}: is no masked language model with a token for each residue; give ESM-2, "
+                "ESM C, a BERT of proteins or a run of model.task masked_lm"
             )
         self.model, self.tokens = model, tokens
-        self.max_length = min(max_length, model.facts.longest or max_length)
+        longest = model.facts.longest or max_length or WINDOW
+        if max_length is not None and max_length > longest:
+            raise ConfigError(
+                f"max_length {max_length}: model {model.facts.name} takes at most {longest} residues; set it to "
+                f"{longest} or less"
+            )
+        self.max_length = max_length or min(WINDOW, longest)
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
         # Where the head's columns are in another order than the tokenizer's ids.
         backbone_ids = model.backbone.residue_ids
@@ -159,6 +169,9 @@ class Scorer:
         numbers_N = [number_of[variant.protein.sequence] for variant in variants]
         longest = max(map(len, wild_types))
         width = min(longest, self.model.max_length)
+        unknown = self.facts.unknown.report(wild_types)
+        if unknown is not None:  # mutations are to amino acids, which every model here knows
+            warn(unknown)
         if self._method == "pseudo":
             # Wild types are the first rows, so that a resumed job does not compute them again.
             sequences = [*wild_types, *(variant.sequence() for variant in variants)]

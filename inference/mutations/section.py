@@ -20,8 +20,9 @@ class MutationsSection(ComputeSection):
     method: Literal["wild_type", "masked", "pseudo"] = "masked"
     """Passes of the model. wild_type: one; masked: one for each mutated position; pseudo: one for each position of each
     mutant, which scores insertions and deletions too."""
-    max_length: PositiveInt = 1022
-    """Residues of a window around each position, where the sequence has more."""
+    max_length: PositiveInt | None = None
+    """Residues of a window around each position, if the sequence has more. Default: 1022, or the model's limit if that
+    is lower."""
     precision: Precision = "fp32"
     """Precision of the computation; bf16 rounds log-probabilities."""
     random_weights: bool = False

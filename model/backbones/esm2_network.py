@@ -20,7 +20,7 @@ from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import Float32Buffers, empty_weights
 from esmeray.model.backbones.int8 import int8_copy
 from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, random_size
-from esmeray.model.backbones.stored_weights import REMEDY, StoredTensor, stored_tensors
+from esmeray.model.backbones.stored_weights import REMEDY, StoredTensor, stored_tensors, warn_left_out
 from esmeray.model.backbones.streaming import StreamedLayers
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Weights
@@ -295,6 +295,9 @@ class EsmForMaskedLM(nn.Module):
         if problems:
             raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
+        # Rotations of ESM-2 are computed, and tied weights are those of the embedding.
+        computed = ("esm.embeddings.position_embeddings.", "esm.rotary_", "lm_head.decoder.")
+        warn_left_out(folder, (name for name in there if name not in shapes and not name.startswith(computed)))
         return {name: there[name] for name in shapes if name in there}
 
     @property

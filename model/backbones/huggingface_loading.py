@@ -4,15 +4,18 @@ Apart from :mod:`esmeray.model.backbones.loading`, which imports this where it i
 takes seconds, which those of ESM-2 do without.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from esmeray.common.errors import DataError
@@ -22,11 +25,19 @@ from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from esmeray.model.backbones.source import MASKED_LM_HEADS, has_random_weights, is_padded, weights_folder
+from esmeray.model.backbones.source import (
+    MASKED_LM_HEADS,
+    has_random_weights,
+    has_safetensors,
+    is_padded,
+    weights_folder,
+)
+from esmeray.model.backbones.stored_weights import warn_left_out
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
 """Heads whose weights a folder may lack; these are random by the seed."""
+_ROTARY = "rotary_embeddings.inv_freq"
 
 
 def features_network(section: BackboneSection, vocabulary_size: int, pad: int, empty: bool) -> PreTrainedModel:
@@ -96,6 +107,47 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     return network
 
 
+def token_classifier(network: PreTrainedModel, names: Sequence[str]) -> PreTrainedModel | None:
+    """transformers' classifier of tokens around a network, without weights: one linear layer on its features.
+
+    None if transformers has no such class, or one whose head is another.
+    """
+    kind: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(network.config), None)
+    if kind is None:
+        return None
+    config = copy.deepcopy(network.config)  # names of classes are the folder's
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in enumerate(names)}
+    with empty_weights():
+        whole: PreTrainedModel = kind(config)
+    features = {f"{whole.base_model_prefix}.{name}" for name in network.state_dict()}
+    is_linear = whole.state_dict().keys() - features == {"classifier.weight", "classifier.bias"}
+    return whole if is_linear else None
+
+
+def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Write config.json and model.safetensors with the names that tensors have on the hub.
+
+    ``state``: in place of the network's own. transformers 5.23 would write those of ESM under names that only it reads
+    (``LayerNorm.gamma``, and one ``encoder.layer.*.attention.self.rotary_embeddings.inv_freq`` for all layers).
+    """
+    state = {**(network.state_dict() if state is None else state)}
+    is_esm = network.config.model_type == "esm"
+    for name in [name for name in state if is_esm and name.endswith(_ROTARY)]:
+        frequencies = state.pop(name)
+        for layer in range(network.config.num_hidden_layers):
+            own_name = f"{name.removesuffix(_ROTARY)}encoder.layer.{layer}.attention.self.{_ROTARY}"
+            state[own_name] = frequencies.clone()  # tensors that share memory would be written once
+    with quiet_transformers():  # without its progress bar
+        network.save_pretrained(folder, state_dict=state, save_original_format=not is_esm)
+
+
+def load_esm(folder: Path, config: esm2_network.EsmConfig) -> Any:
+    """transformers' EsmForMaskedLM with the pickle of a local folder; raises DataError as for other networks."""
+    with quiet_transformers():
+        return _load_weights(EsmForMaskedLM, folder, _esm_config(config))
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
@@ -122,7 +174,7 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the safetensors of a local folder, in fp32 on the CPU; heads may be missing."""
+    """A Hugging Face model with the weights of a local folder, in fp32 on the CPU; heads may be missing."""
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
     try:
@@ -130,15 +182,19 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             folder,
             config=config,
             output_loading_info=True,
-            use_safetensors=True,
+            use_safetensors=has_safetensors(folder),  # the pickle is read without code: weights_only
             weights_only=True,
             local_files_only=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
         )
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError) as error:
         raise DataError(
             f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
+        ) from error
+    except UnpicklingError as error:  # whose message advises to let the pickle run code
+        raise DataError(
+            f"{folder}: the weights are no pickle of tensors alone, but damaged, or would run code; give safetensors"
         ) from error
     # transformers draws what is missing at random and only warns: features of such a model are noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
@@ -146,4 +202,5 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
     if problems := missing + other:
         raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
     network.drawn_weights = frozenset(info["missing_keys"])
+    warn_left_out(folder, info["unexpected_keys"])
     return network

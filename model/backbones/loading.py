@@ -13,13 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.tokens.base import EsmSequenceTokenizer, HuggingFaceTokenizer, SequenceTokenizer, open_tokenizer
+from esmeray.dataset.tokens.base import (
+    EsmSequenceTokenizer,
+    HuggingFaceTokenizer,
+    SequenceTokenizer,
+    check_protein,
+    open_tokenizer,
+)
 from esmeray.dataset.tokens.esm import CLS, EOS, FIRST_RESIDUE, LAST_RESIDUE, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.esm2_network import EsmForMaskedLM, EsmModel, esm2_config
-from esmeray.model.backbones.source import SOURCE_KEY, config_folder, has_random_weights, is_esm2, weights_folder
+from esmeray.model.backbones.source import (
+    SOURCE_KEY,
+    config_folder,
+    has_random_weights,
+    has_safetensors,
+    is_esm2,
+    weights_folder,
+)
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Weights
 
@@ -114,7 +127,9 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
     """
     if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()
-    return open_tokenizer(section.source, key=SOURCE_KEY)
+    tokenizer = open_tokenizer(section.source, key=SOURCE_KEY)
+    check_protein(tokenizer, section.source, SOURCE_KEY)
+    return tokenizer
 
 
 def load_network(section: BackboneSection, seed: int) -> Any:
@@ -150,14 +165,15 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
             "one after all of them; use model.task classifier, or another backbone"
         )
-    # A letter that the other vocabulary lacks becomes its unknown token, as its own tokenizer would have it.
+    # A letter that the other vocabulary lacks becomes its unknown token; without one, plans refuse such letters.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
     ids = torch.full((len(VOCABULARY),), unknown)
     ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad
     ids[MASK] = unknown if tokenizer.mask is None else tokenizer.mask
     for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
-        own, _ = tokenizer.encode([VOCABULARY[index]])
-        ids[index] = int(own[0]) if own.size == 1 else unknown
+        letter = VOCABULARY[index]
+        if letter not in tokenizer.unknown_letters.letters:
+            ids[index] = int(tokenizer.encode([letter])[0][0])
     return ids
 
 
@@ -168,7 +184,14 @@ def _esm2(
     with drawn(seed, empty=empty):
         if empty or has_random_weights(section):
             return EsmForMaskedLM(config)
-        return EsmForMaskedLM.from_folder(config, weights_folder(section), stream=stream, weights=weights)
+        folder = weights_folder(section)
+        if has_safetensors(folder):
+            return EsmForMaskedLM.from_folder(config, folder, stream=stream, weights=weights)
+        stored = _huggingface().load_esm(folder, config)
+        network = EsmForMaskedLM(config)
+        network.load_state_dict(stored.state_dict())
+        network.drawn_weights = stored.drawn_weights
+        return network
 
 
 def _huggingface() -> Any:

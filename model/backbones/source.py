@@ -1,6 +1,6 @@
 """Sources of a backbone: names whose weights are random, local folders, and models of the hub.
 
-A folder or repository that has nothing but pickles is refused, and pickles are not even downloaded. Imports neither
+A pickle is read only as transformers names it, in a local folder, as tensors alone; none is downloaded. Imports neither
 torch nor transformers, so that a wrong source is refused at once.
 """
 
@@ -73,6 +73,10 @@ one sequence at a time by a test."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
+MODEL_FILE = "esmeray_model.json"
+"""Of an exported model: the task, which opens it."""
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weights of a local folder without safetensors, read without code (``weights_only``)."""
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
 
 
@@ -108,18 +112,25 @@ def config_folder(section: BackboneSection) -> Path:
 
 
 def weights_folder(section: BackboneSection) -> Path:
-    """Local folder with config.json and safetensors, fetched if need be. Raises as :func:`source_type`."""
+    """Local folder with config.json and weights, fetched if need be. Raises as :func:`source_type`.
+
+    A local folder may hold pytorch_model.bin in place of safetensors; pickles are never fetched.
+    """
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
-    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if has_safetensors(folder) or any((folder / name).is_file() for name in _PICKLES):
         return folder
-    # Named, since a folder with pytorch_model.bin looks complete to whoever made it.
+    # Named, since a folder with other pickles looks complete to whoever made it.
     patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
     pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
-    pickle = f"only {pickles[0]}, a pickle, which can run code when read; " if pickles else ""
+    pickle = f"only {pickles[0]}, a pickle, which can run code when read" if pickles else "no weights at all"
     raise ConfigError(
-        f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle or 'no weights at all; '}"
-        "convert the weights with save_pretrained(..., safe_serialization=True) and use that folder)"
+        f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle}); convert the weights with save_pretrained of "
+        "transformers, and use that folder"
     )
+
+
+def has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
 
 
 def model_type(folder: Path) -> str:

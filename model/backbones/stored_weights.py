@@ -8,6 +8,7 @@ import math
 import os
 import re
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from esmeray.common.command_line import warn
 from esmeray.common.errors import DataError, parsing, read_json, reading
-from esmeray.common.text import first_line
+from esmeray.common.text import counted, first_line
 from esmeray.common.verification import verified
+from esmeray.model.backbones.source import MODEL_FILE
 
 REMEDY = "fetch or export them again"
 _DTYPES = {
@@ -91,6 +94,16 @@ def _files(folder: Path) -> list[Path]:
         names = read_json(verified(index), REMEDY)["weight_map"].values()
         # By their names alone: an index of others may point anywhere.
         return sorted({folder / Path(name).name for name in names})
+
+
+def warn_left_out(folder: Path, names: Iterable[str]) -> None:
+    """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
+    left_out = [name for name in names if "position_ids" not in name and ".pooler." not in f".{name}"]
+    # An export's head lies beside the backbone, and Esmeray opens it.
+    if left_out and not (folder / MODEL_FILE).is_file():
+        modules = sorted({name.rpartition(".")[0] for name in left_out})
+        shown = ", ".join(modules[:8]) + (" ..." if len(modules) > 8 else "")
+        warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {shown}")
 
 
 def num_parameters(folder: Path) -> int:

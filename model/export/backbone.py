@@ -4,6 +4,7 @@
                                       another architecture
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
     autoencoder.safetensors, autoencoder_config.json  read by ESM2Autoencoder.from_pretrained besides
+    modules.json ...                  sentence_modules.py: pooling for sentence-transformers
     README.md                         model card
     config.yaml                       the run's resolved config
     esmeray_model.json                the task, by which Esmeray opens it
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
+from esmeray.model.export.sentence_modules import write_sentence_modules
 from esmeray.model.task_model import ResidueModel
 
 if TYPE_CHECKING:
@@ -50,19 +52,19 @@ def export(
     sections of the card on data, steps, metrics and versions.
     """
     # Here, since importing transformers' models takes seconds, which a run takes at its end alone.
-    from esmeray.model.backbones.huggingface_loading import quiet_transformers
+    from esmeray.model.backbones.huggingface_loading import save_network
 
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
-        with quiet_transformers():  # without its progress bar
-            network.save_pretrained(building)
+        save_network(network, building)
         model.save(building)
         # EsmTokenizer truncates to the length that ESM-2 was trained with; any other brings that of its source.
         if isinstance(tokenizer, EsmSequenceTokenizer):
             tokenizer.save(building, model_max_length=1024)
         else:
             tokenizer.save(building)
+        write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
         card = _card(model, network, example_text(tokenizer), model_card_facts or {})
         (building / "README.md").write_text(card, encoding="utf-8")
     return target

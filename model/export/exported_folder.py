@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from esmeray.common.errors import DataError, ResourceError, parsing, read_json
 from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
+from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.section import ClassifierSection
 
 FORMAT_VERSION = 1
 REMEDY = "export the model again"
-MODEL_FILE = "esmeray_model.json"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
 MADE_BY = "export"

@@ -1,34 +1,61 @@
 """Model card of an export: its purpose, its training data and metrics, and the lines that open it."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from esmeray.dataset.tokens.base import SequenceTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+UNKNOWN_LICENSE = "unknown"
 # By whether a residue is a token of its own: a tokenizer of texts would make one piece of a protein.
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
-def model_card(pipeline_tag: str, tags: list[str], description: str, facts: Mapping[str, Any], opening: str) -> str:
+def model_card(
+    pipeline_tag: str | None, tags: list[str], description: str, facts: Mapping[str, Any], opening: str
+) -> str:
     """README.md of the exported folder.
 
-    ``tags``: of the hub, besides Esmeray's. ``facts``: further sections by name; a mapping (such as ``metrics``)
-    becomes a table. Versions of the libraries are added. ``opening``: text and code of the section on how to open the
-    folder, which they call FOLDER.
+    ``pipeline_tag``: the pipeline of transformers that gives the model's own outputs, None if there is none. ``tags``:
+    of the hub, besides Esmeray's. ``facts``: further sections by name; a mapping (such as ``metrics``) becomes a table.
+    The license, a base model of the hub and the metrics are metadata, too. Versions of the libraries are added.
+    ``opening``: text and code of the section on how to open the folder, which they call FOLDER.
     """
-    metadata = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, tags=["esmeray", *tags])
+    base = str(facts.get("base_model", ""))
+    metadata = ModelCardData(
+        library_name="transformers",
+        license=facts.get("license", UNKNOWN_LICENSE),
+        base_model=base if "/" in base else None,
+        pipeline_tag=pipeline_tag,
+        tags=["esmeray", *tags],
+        model_name=str(facts.get("run", "model")),
+        eval_results=_evaluations(pipeline_tag or tags[-1], facts),
+    )
     versions = {"torch": torch.__version__, "transformers": version("transformers"), **facts.get("versions", {})}
     sections = [_section(name, value) for name, value in {**facts, "versions": versions}.items()]
     parts = [f"---\n{metadata.to_yaml()}\n---\n\n{description}", *sections, f"## How to open it\n\n{opening}"]
     return str(ModelCard("\n".join(parts)))
+
+
+def _evaluations(task: str, facts: Mapping[str, Any]) -> list[EvalResult] | None:
+    """The metrics of the validation as the hub's ``model-index`` has them."""
+    metrics = facts.get("metrics") or {}
+    data = str(facts.get("data", "unknown"))
+    return [
+        EvalResult(
+            task, dataset_type=data, dataset_name=data, dataset_split="validation", metric_type=name, metric_value=value
+        )
+        for name, value in metrics.items()
+        if isinstance(value, float | int) and math.isfinite(value)
+    ] or None
 
 
 def python_block(lines: str) -> str:

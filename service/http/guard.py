@@ -61,7 +61,9 @@ class Guard:
         callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         request_id = callers_id if _REQUEST_ID.fullmatch(callers_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        answer = _Answer(send, request_id, [(REQUEST_ID, request_id.encode())] if self.adds_request_id else [])
+        headers_out = [(REQUEST_ID, request_id.encode())] if self.adds_request_id else []
+        scope["state"]["answer_headers"] = headers_out  # routes may add some
+        answer = _Answer(send, request_id, headers_out)
         body = _Body(receive, self, time.monotonic() + service.limits.body_s)
         if self.draining and scope["path"] != "/health":  # the process still answers
             ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S)

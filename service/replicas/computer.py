@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
-from esmeray.dataset.tokens.base import EsmSequenceTokenizer
-from esmeray.dataset.tokens.esm import MASK, VOCABULARY
+from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -36,9 +35,9 @@ class MaskedPiece(NamedTuple):
     piece: NDArray[np.int32]
     masked_index: int
 
-    def masked(self) -> NDArray[np.int32]:
+    def masked(self, mask: int) -> NDArray[np.int32]:
         masked = self.piece.copy()
-        masked[self.masked_index] = MASK
+        masked[self.masked_index] = mask
         return masked
 
 
@@ -149,7 +148,8 @@ class Computer:
             return {}
         results: dict[int, NDArray[np.float32]] = {}
         payloads = (items[index].payload for index in indices)
-        pieces = [payload.masked() if isinstance(payload, MaskedPiece) else payload for payload in payloads]
+        mask = self._model.tokenizer.mask
+        pieces = [payload.masked(mask) if isinstance(payload, MaskedPiece) else payload for payload in payloads]
         names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}
         outputs = [output for name, output in self._outputs.items() if name in names]
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
@@ -159,7 +159,7 @@ class Computer:
             for number, text in enumerate(batch.indices.tolist()):
                 output = items[indices[text]].output
                 if output == MASKED:
-                    results[indices[text]] = rows["logits"][number][pieces[text] == MASK]
+                    results[indices[text]] = rows["logits"][number][pieces[text] == mask]
                 else:
                     results[indices[text]] = self._result(output, rows[output][number])
         return results
@@ -168,9 +168,8 @@ class Computer:
         model, facts = self._model, self._model.facts
         outputs = {name: output.channels for name, output in self._outputs.items()}
         spaces = {name: model.space(output) for name, output in self._outputs.items()}
-        # Masks and letters of the probabilities are ESM-2's: another tokenizer has other ids for both.
-        is_esm = isinstance(model.tokenizer, EsmSequenceTokenizer)
-        if is_esm and "logits" in outputs:
+        tokenizer = model.tokenizer
+        if "logits" in outputs and tokenizer.mask is not None:
             outputs[MASKED] = outputs["logits"]
         if "latents" in outputs:
             outputs[DECODED] = len(VOCABULARY)
@@ -178,10 +177,10 @@ class Computer:
         return About(
             name=served.name,
             outputs=outputs,
-            vocabulary=VOCABULARY if is_esm and space is None else (),
+            vocabulary=tokenizer.tokens if tokenizer.one_token_per_residue and space is None else (),
             labels=() if space is None else tuple(space.names),
             label_kind="" if space is None else space.kind,
-            one_token_per_residue=model.tokenizer.one_token_per_residue,
+            one_token_per_residue=tokenizer.one_token_per_residue,
             longest=model.limit.max_length,
             fingerprint=facts.fingerprint,
             device=facts.device_name,
@@ -189,4 +188,5 @@ class Computer:
             tokens=tokens,
             random_weights=facts.random_weights,
             spaces=spaces,
+            unknown=facts.unknown,
         )

@@ -81,11 +81,13 @@ class Opening:
     Attributes:
         text: an example, as the tokenizer takes it.
         base: of an adapter: folder or hub name of its base as Python source.
+        has_head: transformers opens the head, too; beside any other head it would draw one at random.
         max_length: tokens of a text, without special ones, that are used; None for all.
     """
 
     text: str
     base: str | None
+    has_head: bool
     max_length: int | None
     crop: FixedCrop
 
@@ -93,13 +95,14 @@ class Opening:
 def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any]) -> str:
     """README.md of the exported folder; facts as of :func:`model_card`."""
     kind = model.label_space.kind
-    tag = "token-classification" if kind == "per_residue" else "text-classification"
     text = (
         "With Esmeray, `esmeray classify predict FOLDER --predict.input FILE --predict.output predictions.csv`, or\n\n"
         f"{python_block(_WITH_ESMERAY)}\n{_cropping(model, opening)}Without it:\n\n"
         f"{python_block(_lines(model, opening))}"
     )
-    return model_card(tag, ["classifier", kind.replace("_", "-")], _description(model), facts, text)
+    pipeline = "token-classification" if opening.has_head else None
+    tags = ["classifier", kind.replace("_", "-")]
+    return model_card(pipeline, tags, _description(model), facts, text)
 
 
 def _lines(model: Classifier, opening: Opening) -> str:
@@ -108,6 +111,9 @@ def _lines(model: Classifier, opening: Opening) -> str:
 
     network = transformers_network(model.backbone.model, merged_state(model.backbone.model))
     opener, call = opening_call(network, opening.base or "folder")
+    if opening.has_head:
+        opener = "AutoModelForTokenClassification"
+        call = f"{opener}.from_pretrained(folder).base_model"
     crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it
     if opening.max_length is not None:
         crop = _CROP.format(

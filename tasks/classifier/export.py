@@ -1,10 +1,12 @@
 """A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
 
-config.json, model.safetensors    the backbone, as AutoModel opens it, with the names of the classes
+config.json, model.safetensors    the backbone, as AutoModel opens it; a linear head on each residue with it, as
+                                  AutoModelForTokenClassification opens both, with the names of the classes
 or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
 base/                             that base, where its weights were random and so can't be had elsewhere
 classifier.safetensors, classifier_config.json  weights and settings of pooling and head
 label_mappings.json               kind of the labels and names of the classes
+modules.json ...                  pooling for sentence-transformers (model/export/sentence_modules.py)
 tokenizer files                   as AutoTokenizer opens them
 README.md                         model card, with the lines that rebuild the outputs without Esmeray
 config.yaml                       the run's resolved config
@@ -12,7 +14,6 @@ esmeray_model.json                the task, by which Esmeray opens it
 esmeray.json                      list of these files, by which an export is known (common.publishing)
 """
 
-import copy
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,19 +42,12 @@ from esmeray.model.export.exported_folder import (
     write_settings,
 )
 from esmeray.model.export.model_card import example_text
+from esmeray.model.export.sentence_modules import write_sentence_modules
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier, LabelModel
 
 BASE_FOLDER = "base"
-
-_PROBLEM_TYPES = {
-    "multiclass": "single_label_classification",
-    "binary": "single_label_classification",
-    "multilabel": "multi_label_classification",
-    "regression": "regression",
-}
-"""Names of transformers, which has none for a class of each token."""
 
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
 """Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
@@ -77,11 +71,13 @@ def export_classifier(
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         base = None
+        has_head = False
         if model.backbone.lora_export == "adapter":
             base = _write_adapter(model, building)
         else:
             # Merged in a copy: the model's own adapter stays apart.
-            _write_network(model, building, merged_state(model.backbone.model))
+            has_head = _write_network(model, building, merged_state(model.backbone.model), with_head=True)
+            write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
         write_head(
             model,
             building,
@@ -92,7 +88,7 @@ def export_classifier(
             num_suffix=model.num_suffix,
         )
         tokenizer.save(building)
-        opening = Opening(example_text(tokenizer), base, *_cropping(resolved_config))
+        opening = Opening(example_text(tokenizer), base, has_head, *_cropping(resolved_config))
         (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
     return target
 
@@ -134,20 +130,26 @@ def write_head(model: LabelModel, folder: Path, architecture: str, **network: An
     model.label_space.save(folder)
 
 
-def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor]) -> None:
-    """config.json and model.safetensors of the backbone, with the names of the classes as transformers has them."""
-    from esmeray.model.backbones.huggingface_loading import quiet_transformers, transformers_network
+def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *, with_head: bool = False) -> bool:
+    """config.json and model.safetensors of the backbone, and of the head if a class of transformers computes the same.
 
-    space = model.label_space
+    Returns whether the head is there. Names of classes are in config.json in that case alone: beside another head
+    transformers would draw one at random, under these names.
+    """
+    from esmeray.model.backbones.huggingface_loading import save_network, token_classifier, transformers_network
+
     network = transformers_network(model.backbone.model, state)
-    with quiet_transformers():
-        network.save_pretrained(folder, state_dict=state)
-    # A copy: the model may be used further, and names of classes are the folder's.
-    config: Any = copy.deepcopy(network.config)
-    config.id2label = dict(enumerate(space.names))
-    config.label2id = {name: index for index, name in enumerate(space.names)}
-    config.problem_type = _PROBLEM_TYPES.get(space.kind)
-    config.save_pretrained(folder)
+    whole = None
+    if with_head and model.per_residue and model.section.head == "linear":
+        whole = token_classifier(network, model.label_space.names)
+    if whole is None:
+        save_network(network, folder, state)
+        return False
+    head = model.own_state()
+    own = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+    own |= {f"classifier.{name}": head[f"head.output.{name}"] for name in ("weight", "bias")}
+    save_network(whole, folder, {name: own[name] for name in whole.state_dict()})
+    return True
 
 
 def _write_adapter(model: Classifier, folder: Path) -> str:

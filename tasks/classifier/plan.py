@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.common.errors import CheckpointError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
@@ -23,7 +23,7 @@ from esmeray.model.cost.memory import count_parameters
 from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
-from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
+from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize, check_length, unknown_residues
 from esmeray.tasks.section import ModelSection
 
 if TYPE_CHECKING:
@@ -88,14 +88,8 @@ class ClassifierPlan(TaskPlan):
         # No run sees the test part, whose lengths refuse nothing.
         judged_N = np.concatenate([labelled.training, labelled.validation])
         model = self.empty_model(labelled, tokenizer)
-        limit = None if model.backbone is None else model.backbone.longest
-        longest = int(lengths_N[judged_N].max())
-        # Here and not by the first batch that holds it, which may come after hours.
-        if limit is not None and longest > limit:
-            raise ConfigError(
-                f"data.max_length: the longest sequence has {longest} tokens, and this backbone takes {limit}: "
-                f"set it to at most {limit - special}"
-            )
+        if model.backbone is not None:
+            check_length(self.data, model.backbone.longest, special, int(tokens.lengths[judged_N].max()))
         size = DataSize(
             labelled.training.size,
             int(lengths_N[labelled.training].sum()),
@@ -104,6 +98,7 @@ class ClassifierPlan(TaskPlan):
             held_out=labelled.validation.size,
             counts=labelled.counts,
             labels=str(labelled.label_space),
+            unknown=unknown_residues(tokenizer, labelled.store),
         )
         return TaskSize(size, count_parameters(model))
 

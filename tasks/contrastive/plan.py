@@ -40,8 +40,9 @@ class ContrastivePlan(ResiduePlan):
             held_out=labelled.validation.size,
             counts=labelled.counts,
             labels=str(labelled.label_space),
+            unknown=self._unknown(labelled.store),
         )
-        return TaskSize(size, self._parameters())
+        return TaskSize(size, self._parameters(int(labelled.store.lengths.max())))
 
     # Not by the head of the sources, which has no labels: all of them are prepared, and nothing is left behind.
     estimate = TaskPlan.estimate

@@ -132,7 +132,7 @@ class SequenceDiffusion(MaskedLM):
             f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
             "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
         )
-        return Card("text-generation", ("inverse-folding",), description, _OPENING)
+        return Card(None, ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)

@@ -76,7 +76,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
         made.file(target) as building,
         writing_predictions(building, output.name, space, config.data.labels.separator) as write,
     ):
-        records, cropped = predict_all(pipeline, chain(first, chunks), write)
+        records, cropped, unknown = predict_all(pipeline, chain(first, chunks), write)
     publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
@@ -88,4 +88,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
             f"  {cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
             "--data.max_length takes more"
         )
+    # The share was checked chunk by chunk.
+    if unknown:
+        print(f"  {pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
     print("\n".join(f"  {line}" for line in count_lines(stream.counts)))

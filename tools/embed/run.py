@@ -84,8 +84,9 @@ def main(
     console.print(table(reports))
     # Of an output that has grown the newest part's; a part of before has no such lines.
     changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]
+    unknown = [f"  {report['model']}: {report['unknown']}" for report in reports if report.get("unknown")]
     written = f"written: {uri_of(embed.output) or embed.output}"
-    console.print(written, *changes, *_next_commands(embed.output), sep="\n", markup=False)
+    console.print(written, *changes, *unknown, *_next_commands(embed.output), sep="\n", markup=False)
 
 
 def _next_commands(folder: Path) -> Iterator[str]:

@@ -44,6 +44,7 @@ class Plan:
             f"training data    {about}{counted(self.data.sequences, 'sequence{s}')}, {self.data.tokens:,} tokens",
             f"held out         {about}{counted(self.data.held_out, 'sequence{s}')}",
             *(f"                 {line}" for line in changes),
+            *([f"                 {self.data.unknown}"] if self.data.unknown else []),
             *([f"labels           {self.data.labels}"] if self.data.labels else []),
             f"cropped          {about}{counted(self.data.cropped.sequences, 'sequence{s}')}, "
             f"{counted(self.data.cropped.residues, 'residue{s}')} left out each epoch",

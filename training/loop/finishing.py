@@ -8,6 +8,7 @@ from torch import Tensor
 
 from esmeray.common.errors import DivergenceError, EsmerayError, ResourceError
 from esmeray.common.publishing import is_disk_full
+from esmeray.model.backbones.source import has_random_weights
 from esmeray.model.device import is_out_of_memory
 from esmeray.run_folder.checkpoints import CheckpointFolder, Position
 from esmeray.run_folder.metrics_log import read_metrics
@@ -68,9 +69,21 @@ def export_state(
     does not fit its config's model.
     """
     config, step = checkpoint.settings(Config), checkpoint.step
-    data = ", ".join(Path(source).name or source for source in config.data.source)
-    metrics = _validation_before(run.metrics, step)
-    facts = {"run": config.run.name, "data": data, "steps": step, "metrics": metrics}
+    backbone = config.model.backbone
+    base = "none, random weights" if has_random_weights(backbone) else backbone.source
+    labels = config.data.labels
+    by_file = f"held out by {labels.split} ({labels.split_column or ', '.join(labels.validation_source)})"
+    by_share = f"{config.data.validation_share:g} of the distinct sequences held out ({labels.split})"
+    facts = {
+        "run": config.run.name,
+        "license": config.run.license,
+        # A path says nothing to a reader elsewhere.
+        "base_model": Path(base).name if Path(base).exists() else base,
+        "data": ", ".join(Path(source).name or source for source in config.data.source),
+        "split": by_file if labels.split in ("column", "files") else by_share,
+        "steps": step,
+        "metrics": _validation_before(run.metrics, step),
+    }
     trained = TrainedState(state, checkpoint, run, config.model, config.run.seed, dump_config(config), facts)
     return experiment_class(config.model).export(trained, folder, overwrite=overwrite)
 

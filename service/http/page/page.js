@@ -71,14 +71,17 @@ async function run(event) {
   if (!records().length) return say("Paste a sequence first.", true);
   say("computing ...");
   const start = performance.now();
+  let unknown = null;
   try {
-    answer = await (await post(TASKS[task].path, content)).json();
+    const response = await post(TASKS[task].path, content);
+    unknown = response.headers.get("x-unknown-residues");
+    answer = await response.json();
   } catch (error) {
     byId("results").hidden = true;
     return say(error.message, true);
   }
   asked = {task, content, records: records()};
-  say(`${asked.records.length} sequences in ${((performance.now() - start) / 1000).toFixed(2)} s`);
+  say(`${asked.records.length} sequences in ${((performance.now() - start) / 1000).toFixed(2)} s${unknown ? `; ${unknown}` : ""}`);
   byId("which").replaceChildren(...asked.records.map((record, n) => element("option", {value: n}, record.id)));
   byId("results").hidden = false;
   show();

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Depends, Request
 from pydantic import BaseModel
 
+from esmeray.common.errors import DataError
 from esmeray.dataset.fasta.alphabet import residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.access import Access
@@ -73,6 +74,12 @@ def ask(
     if output is not None and dimensions not in (None, about.outputs[output]):
         raise RefusalError(422, f"dimensions: the model has {about.outputs[output]}; leave it out", param="dimensions")
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop, cut=cut)
+    try:
+        unknown = about.unknown.report(texts)
+    except DataError as error:
+        raise RefusalError(422, str(error)) from None
+    if unknown is not None:
+        request.scope["state"]["answer_headers"].append((b"x-unknown-residues", unknown.encode()))
     # Last: what is refused costs nothing of the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)

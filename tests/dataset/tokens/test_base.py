@@ -1,5 +1,6 @@
 """Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
-from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.tokens.base import (
@@ -85,7 +86,10 @@ def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_wor
         load(str(folder), spaced=False)
     lower = '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}'
     (folder / "tokenizer_config.json").write_text(lower)
-    with pytest.raises(ConfigError, match=f"does not know {', '.join(AMINO_ACIDS)}.*do_lower_case false"):
+    assert open_tokenizer(folder).knows("M"), "a vocabulary of capitals is read without lower-casing"
+    words = (folder / "vocab.txt").read_text().split()
+    (folder / "vocab.txt").write_text("\n".join(word for word in words if word not in ("K", "W")))
+    with pytest.raises(ConfigError, match="does not know K, W; it is not one for proteins"):
         load(str(folder))
     folder = bert(tmp_path / "bert")
     with pytest.raises(ConfigError, match="takes a protein for one unknown word; it is not one for proteins"):
@@ -190,3 +194,65 @@ def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, mon
     with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
         load("esmeray-tests/not-there")
     assert "\n" not in str(refusal.value)
+
+
+SPECIAL = ("pad", "unk", "cls", "sep", "mask")
+
+
+@st.composite
+def vocabularies(draw):
+    """Draw the vocabulary of a BERT of proteins: words, letter case, form, what it lacks, and if it has unknowns."""
+    letters = AMINO_ACIDS + draw(st.sampled_from(["", "X", "XUBZO"]))
+    letters = "".join(draw(st.permutations(letters)))
+    spelled = draw(st.sampled_from([str.upper, str.lower]))
+    around = draw(st.sampled_from(["[]", "<>"]))
+    special = [around[0] + (name.upper() if around == "[]" else name) + around[1] for name in SPECIAL]
+    if draw(st.booleans()):
+        special.remove(special[1])
+    lower_case = draw(st.sampled_from([None, True, False]))
+    pieces = draw(st.booleans())  # a piece of a word for each residue too: no blanks are needed
+    words = [*special, *map(spelled, letters), *(f"##{spelled(letter)}" for letter in letters if pieces)]
+    return words, lower_case, draw(st.booleans()), set("BJOUXZ") - set(letters), len(special) == len(SPECIAL)
+
+
+@settings(deadline=None, max_examples=40)
+@given(vocabularies(), st.data())
+def test_any_reading_of_a_vocabulary_that_knows_the_amino_acids_is_found(tmp_path_factory, vocabulary, data):
+    words, lower_case, as_json, lacking, has_unknown = vocabulary
+    folder = tmp_path_factory.mktemp("vocabulary")
+    write_bert(folder, words, lower_case, as_json=as_json)
+    ours = open_tokenizer(folder)
+    assert isinstance(ours, HuggingFaceTokenizer) and ours.one_token_per_residue
+    ids = {word.upper().strip("#"): index for index, word in reversed([*enumerate(words)])}
+    names = {word.strip("[]<>").lower(): index for index, word in enumerate(words)}
+    text = data.draw(st.text(AMINO_ACIDS + "X", min_size=1, max_size=60))
+    is_piece = not ours.spaced and f"##{words[-1].strip('#')}" in words
+    if set(text) & lacking and not has_unknown:
+        with pytest.raises(DataError, match="the vocabulary lacks X, and it has no unknown token"):
+            ours.encode([text])
+        return
+    ((first, *inner, last),) = whole(ours, [text])
+    assert (first, last, ours.mask, ours.pad) == tuple(names[name] for name in ("cls", "sep", "mask", "pad"))
+    expected = [ids[letter] if letter in ids else names["unk"] for letter in text]
+    assert is_piece or inner == expected
+    assert len(inner) == len(text) and len({*inner}) == len({*text}), "each letter has an id of its own"
+    assert ours.encode(["A<mask>C"])[0].tolist()[1] == names["mask"]
+    assert ours.vocabulary_size == len(words), "no token is added beyond the embedding"
+    assert ("X" in lacking) == ("X" in ours.unknown_letters.letters)
+    (folder / "saved").mkdir()
+    ours.save(folder / "saved")
+    (folder / "saved" / "config.json").write_text((folder / "config.json").read_text())
+    again = open_tokenizer(folder / "saved")
+    assert again.fingerprint == ours.fingerprint and whole(again, [text]) == whole(ours, [text])
+
+
+def write_bert(folder: Path, words: list[str], lower_case: bool | None, *, as_json: bool) -> None:
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    own = {} if lower_case is None else {"do_lower_case": lower_case}
+    if as_json:
+        roles = {f"{role}_token": word for word in words for role in SPECIAL if word.strip("[]<>").lower() == role}
+        vocabulary = {word: index for index, word in enumerate(words)}
+        BertTokenizer(vocabulary, **{"unk_token": None, **roles, **own}).save_pretrained(folder)
+    else:
+        (folder / "vocab.txt").write_text("\n".join(words))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))

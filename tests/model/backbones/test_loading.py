@@ -182,6 +182,9 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
     (folder / "evil.py").write_text(f"import os; os.mkdir({str(planted)!r})\nclass Evil: pass\n")
     build(folder)
     (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="are no pickle of tensors alone"):
+        build(folder)
+    (folder / "pytorch_model.bin").unlink()
     with pytest.raises(ConfigError, match=r"only optimizer\.pt, a pickle"):
         build(folder)
     assert not planted.exists()

@@ -1,0 +1,167 @@
+"""A trained model as its authors publish it is read right in every command, or refused: a BERT of residues in a pickle,
+whose vocabulary is capitals without X and whose folder has no settings of the tokenizer."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import esmeray
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.models.opening import open_model
+from esmeray.inference.mutations.job import MaskedModel
+from esmeray.service.http.app import build_app
+from esmeray.service.http.metrics import Metrics
+from esmeray.service.http.models import Call, Models
+from esmeray.service.replicas.replica import ModelReplica
+from esmeray.service.section import ServedModel, ServeSection
+from esmeray.tasks.plan import task_plan
+from esmeray.tools.mutations.score import main as score
+from esmeray.training.config import Config
+from tests.inference.embedding.jobs import request, write_proteins
+from tests.model.support import random_sequences
+
+POSITIONS = 42
+LONGEST = POSITIONS - 2
+PROTEINS = random_sequences([20, 25, 30, 40])
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@pytest.fixture(scope="module")
+def network() -> BertForMaskedLM:
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = BertConfig(vocab_size=25, max_position_embeddings=POSITIONS, initializer_range=0.2, **size)
+    return BertForMaskedLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(network, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    network.config.architectures = ["BertOfSomebody"]
+    network.config.to_json_file(folder / "config.json", use_diff=False)
+    heads = {f"cls.{name}.weight": torch.ones(3, 32) for name in ("species", "chain")}
+    torch.save({**network.state_dict(), **heads}, folder / "pytorch_model.bin")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *AMINO_ACIDS]))
+    return folder
+
+
+@torch.no_grad()
+def logits_of(network, text: str, mask: int | None = None) -> np.ndarray:
+    ids = [2, *(5 + AMINO_ACIDS.find(letter) if letter in AMINO_ACIDS else 1 for letter in text), 3]
+    if mask is not None:
+        ids[mask + 1] = SPECIAL.index("[MASK]")
+    return network(torch.tensor([ids])).logits[0, 1:-1].numpy()
+
+
+def test_vectors_are_the_network_s_own_and_tensors_without_a_place_are_named(folder, network, capsys):
+    model = open_model(folder, device="cpu")
+    assert "2 tensors of the checkpoint not loaded: cls.chain, cls.species" in capsys.readouterr().err
+    for text, logits in zip(PROTEINS, model.embed(PROTEINS, "logits"), strict=True):
+        np.testing.assert_allclose(logits, logits_of(network, text), atol=1e-5)
+    assert model.facts.longest == LONGEST and not capsys.readouterr().err
+
+
+def test_unknown_residues_are_counted_and_refused_above_half(folder, network, tmp_path, capsys):
+    model = open_model(folder, device="cpu")
+    capsys.readouterr()
+    (logits,) = model.embed(["XMKAU"], "logits")
+    np.testing.assert_allclose(logits, logits_of(network, "XMKAU"), atol=1e-5)
+    assert "2 residues unknown to the vocabulary (U, X), read as [UNK]" in capsys.readouterr().err
+    job = request(
+        tmp_path, models=[str(folder)], input=[str(write_proteins(tmp_path / "a.fasta", [*PROTEINS, "AXXA"]))]
+    )
+    (report,) = run_job(job)
+    assert report["unknown"] == "2 residues unknown to the vocabulary (X), read as [UNK]"
+    for texts in (["AXXX"], ["XX", "A"]):
+        with pytest.raises(DataError, match=r"residues unknown to the vocabulary .*, more than half of"):
+            model.embed(texts)
+    table = write_table(tmp_path, ["M1A"])
+    (tmp_path / "wild.fasta").write_text(">wild\nMKXA\n")
+    files = ["--score.sequence", f"{tmp_path}/wild.fasta", "--score.output", f"{tmp_path}/scores.csv"]
+    score([str(folder), "--score.table", str(table), *files])
+    assert "1 residue unknown to the vocabulary (X)" in capsys.readouterr().err
+
+
+def write_table(folder: Path, mutants: list[str]) -> Path:
+    (folder / "mutants.csv").write_text("\n".join(["mutant", *mutants]) + "\n")
+    return folder / "mutants.csv"
+
+
+def test_a_vocabulary_without_x_and_without_an_unknown_token_refuses_x(folder, network, tmp_path):
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / name).symlink_to(folder / name)
+    # The row stays, under a name that stands for no letter.
+    words = (folder / "vocab.txt").read_text().replace("[UNK]", "[unused1]")
+    (tmp_path / "vocab.txt").write_text(words)
+    model = open_model(tmp_path, device="cpu")
+    np.testing.assert_allclose(model.embed(["MKA"], "logits")[0], logits_of(network, "MKA"), atol=1e-5)
+    with pytest.raises(DataError, match=r"1 residue unknown to the vocabulary \(X\), which has no unknown token"):
+        model.embed(["MKXA"])
+
+
+def test_scores_and_the_service_s_probabilities_are_by_the_model_s_own_mask(folder, network):
+    text = PROTEINS[0]
+    masked = np.array([logits_of(network, text, offset)[offset, 5:] for offset in range(len(text))], np.float64)
+    shares = np.exp(masked) / np.exp(masked).sum(1, keepdims=True)
+    letter = next(letter for letter in AMINO_ACIDS if letter != text[2])
+    expected = np.log(shares[2, AMINO_ACIDS.index(letter)] / shares[2, AMINO_ACIDS.index(text[2])])
+    assert esmeray.score_mutants(folder, text, [f"{text[2]}3{letter}"], device="cpu") == pytest.approx(
+        expected, abs=1e-5
+    )
+    served = ServedModel(name="bert", source=str(folder), precision="fp32")
+    replica = ModelReplica(served.model_dump(), "cpu", "1")
+    models = Models({"bert": Call(replica.about, replica.run, replica.tokens)}, Metrics(), (), (), {})
+    app = build_app(ServeSection(models=[served]), models)
+
+    bodies = [
+        {"sequences": [text], "method": "masked"},
+        {"sequences": [f"{text[:2]}<mask>{text[3:]}"]},
+        {"sequences": [f"{text}X"]},
+        {"sequences": ["XXA"]},
+    ]
+
+    async def answers() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+            return [await client.post("/v1/masked", json=body) for body in bodies]
+
+    every, hidden, counted, refused = asyncio.run(answers())
+    np.testing.assert_allclose(every.json()["data"][0]["probabilities"], shares, atol=1e-5)
+    np.testing.assert_allclose(hidden.json()["data"][0]["probabilities"][2], shares[2], atol=1e-5)
+    assert counted.headers["x-unknown-residues"] == "1 residue unknown to the vocabulary (X), read as [UNK]"
+    assert refused.status_code == 422 and "more than half" in refused.text
+
+
+def test_lengths_beyond_the_model_s_limit_are_refused_and_the_limit_is_named(folder, tmp_path):
+    fasta = write_proteins(tmp_path / "a.fasta", PROTEINS)
+    with pytest.raises(ConfigError, match=f"max_length 41: the model takes at most {LONGEST} residues"):
+        run_job(request(tmp_path, models=[str(folder)], input=[str(fasta)], max_length=LONGEST + 1))
+    with pytest.raises(ConfigError, match=f"max_length 41: .* takes at most {LONGEST} residues"):
+        MaskedModel(open_model(folder, device="cpu"), LONGEST + 1, 100)
+    assert MaskedModel(open_model(folder, device="cpu"), None, 100).max_length == LONGEST
+    settings = {"model": {"task": "masked_lm", "backbone": {"source": str(folder)}}, "data": {"source": [str(fasta)]}}
+    config = Config.model_validate(settings)  # the default of data.max_length, with texts that the model takes
+    size = task_plan(config.data, config.model).estimate()
+    assert size.parameters.total > 0
+    longer = config.data.model_copy(update={"max_length": LONGEST + 1})
+    with pytest.raises(ConfigError, match=f"max_length 41: this backbone takes at most {LONGEST} tokens"):
+        task_plan(longer, config.model).prepare(tmp_path / "stores")
+
+
+def test_training_counts_unknown_residues_and_refuses_longer_sequences_before_it_starts(folder, tmp_path):
+    fasta = write_proteins(tmp_path / "a.fasta", [*PROTEINS, "MXXK"])
+    settings = {"model": {"task": "masked_lm", "backbone": {"source": str(folder)}}, "data": {"source": [str(fasta)]}}
+    config = Config.model_validate(settings)
+    plan = task_plan(config.data, config.model)
+    path = plan.prepare(tmp_path / "stores")
+    assert plan.measure(path).data.unknown == "2 residues unknown to the vocabulary (X), read as [UNK]"
+    long = write_proteins(tmp_path / "b.fasta", random_sequences([LONGEST + 1, 9, 8]))
+    plan = task_plan(config.data.model_copy(update={"source": [str(long)]}), config.model)
+    with pytest.raises(ConfigError, match=f"the longest text has {LONGEST + 1}; set it to at most {LONGEST}"):
+        plan.measure(plan.prepare(tmp_path / "stores"))
