@@ -66,10 +66,12 @@ class Table:
 
     ``wanted`` has for each column to read the setting that names it, for messages; empty where none does. ``finished``
     has the file as it was read, alone, once it was. ``keep`` has texts of :data:`MISSING` that are values here.
+    ``header`` has the names of all columns, once the first rows were read.
     """
 
     def __init__(self, path: Path, wanted: Mapping[str, str], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
+        self.header: list[str] = []
         self._path = path
         self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
         self._wanted = wanted
@@ -146,6 +148,7 @@ class Table:
         self.finished = [SourceFile.of(self._path)]  # Parquet is not read from start to end, so that it is hashed apart
 
     def _check_columns(self, header: list[str]) -> None:
+        self.header = header
         for name, setting in self._wanted.items():
             if header.count(name) > 1:
                 where = f" ({setting})" if setting else ""

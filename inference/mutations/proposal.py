@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations.features import Features
 from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
@@ -25,6 +27,8 @@ _SHORTLIST = 1024
 """Candidates whose dependence on each other is looked at."""
 _COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
 """Candidates that are combinations, at most, by the fit's features: of the mutations that are predicted best."""
+_SHOWN = 3
+"""Mutants that a line of the report names."""
 _OPTIMISM = 2.0
 """Standard deviations of the upper confidence bound."""
 
@@ -64,7 +68,8 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
 class Proposer:
     """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
 
-    Raises ConfigError where the protein is none of the fit's, or a position is none.
+    ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
+    of the fit's, and for a position or an amino acid that is none.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -79,6 +84,10 @@ class Proposer:
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
         self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
+        self._residues = section.exclude_residues.upper()
+        if unknown := {*self._residues} - {*AMINO_ACIDS}:
+            raise ConfigError(f"propose.exclude_residues: {min(unknown)!r} is no amino acid; write them as CPM")
+        self.left_out: dict[str, list[str]] = {}
         self._process, self._encode = self._part.posterior(self._protein)
 
     def plate(self) -> dict[str, Any]:
@@ -88,7 +97,10 @@ class Proposer:
         """
         candidates = self._candidates()
         if not candidates:
-            raise DataError("no candidate is left; exclude less, or give the fit's table the scores of more mutants")
+            raise DataError(
+                f"no candidate is left ({'; '.join(self.lines()).strip() or 'there was none'}); exclude less, or give "
+                "the fit's table the scores of more mutants"
+            )
         section = self._section
         fit = self._fitted.section
         features = self._features(candidates, "candidates")
@@ -100,6 +112,8 @@ class Proposer:
             texts = [mutant.sequence(self._protein.sequence) for mutant in mutants]
         columns: dict[str, Any] = {PROTEIN_COLUMN: [self._protein.name] * len(rows)} if self._protein.name else {}
         columns |= {fit.sequence_column or fit.mutant_column: texts, fit.measured_column: [np.nan] * len(rows)}
+        if fit.groups is not None:
+            columns[fit.groups] = [None] * len(rows)
         if fit.zero_shot_column is not None:
             columns[fit.zero_shot_column] = [*map(self._score, mutants)]
         return columns | {"predicted": predicted.mean, "predicted_low": predicted.low, "predicted_high": predicted.high}
@@ -115,30 +129,52 @@ class Proposer:
         if "combinations" in kinds:
             candidates += self._combinations(measured)
         taken = {*measured}
-        return [mutant for mutant in dict.fromkeys(candidates) if mutant not in taken and self._is_allowed(mutant)]
+        distinct = [*dict.fromkeys(candidates)]
+        self._leave_out("not proposed, measured already", [mutant for mutant in distinct if mutant in taken])
+        return self._allowed("not proposed", [mutant for mutant in distinct if mutant not in taken])
+
+    def lines(self) -> list[str]:
+        """The number of mutants that were no candidates, with examples, by the reason."""
+        return [
+            f"  {counted(len(texts), reason)}: {', '.join(texts[:_SHOWN])}{' ...' * (len(texts) > _SHOWN)}"
+            for reason, texts in self.left_out.items()
+        ]
+
+    def _leave_out(self, reason: str, mutants: Sequence[Mutant]) -> None:
+        for mutant in mutants:
+            noun = "single mutant{s}" if len(mutant.mutations) == 1 else "mutant{s}"
+            self.left_out.setdefault(f"{noun} {reason}", []).append(self._protein.text_of(mutant))
+
+    def _allowed(self, fate: str, mutants: Sequence[Mutant]) -> list[Mutant]:
+        """Those that may be candidates; the others are noted."""
+        objections = [*map(self._objection, mutants)]
+        for mutant, objection in zip(mutants, objections, strict=True):
+            self._leave_out(f"{fate}, {objection}", [mutant] if objection else [])
+        return [mutant for mutant, objection in zip(mutants, objections, strict=True) if not objection]
 
     def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
-        """Of mutations that were measured, of as many of the best ones as the number of candidates allows."""
+        """Combinations of measured mutations: of the best ones, as many as the number of candidates allows."""
         mutations = {mutation for mutant in measured for mutation in mutant.mutations}
-        singles = [
-            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if self._is_allowed(mutant)
-        ]
+        singles = self._allowed("not combined", [Mutant((mutation,)) for mutation in sorted(mutations)])
         mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
         limit = _COMBINATIONS[self._fitted.section.features]
         most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
-        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:most]]
+        order = np.argsort(-mean_N, kind="stable")
+        best = [singles[row].mutations[0] for row in order[:most]]
+        self._leave_out("not combined, predicted lower than others", [singles[row] for row in order[most:]])
         groups = (group for size in range(2, self._section.mutations + 1) for group in combinations(best, size))
         by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
         return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
 
-    def _is_allowed(self, mutant: Mutant) -> bool:
-        """Test for mutations that are not excluded, and for a score, without which nothing is predicted."""
-        is_free = all(
-            mutation.offset + self._protein.first not in self._excluded
-            and mutation.mutant not in self._section.exclude_residues
-            for mutation in mutant.mutations
-        )
-        return is_free and math.isfinite(self._score(mutant))
+    def _objection(self, mutant: Mutant) -> str:
+        """The reason why a mutant is no candidate; empty for a candidate."""
+        if any(mutation.offset + self._protein.first in self._excluded for mutation in mutant.mutations):
+            return "at excluded positions"
+        if any(mutation.mutant in self._residues for mutation in mutant.mutations):
+            return "with excluded residues"
+        if not math.isfinite(self._score(mutant)):
+            return f"without a value in column {self._fitted.section.zero_shot_column!r}"
+        return ""
 
     def _score(self, mutant: Mutant) -> float:
         """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
@@ -158,9 +194,12 @@ class Proposer:
 
 
 def _positions(text: str) -> range:
-    """Of 24 or 30-41. Raises ConfigError for another text."""
+    """Positions of 24 or 30-41. Raises ConfigError for another text."""
     first, _, last = text.partition("-")
     try:
-        return range(int(first), int(last or first) + 1)
+        positions = range(int(first), int(last or first) + 1)
     except ValueError:
-        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41") from None
+        positions = range(0)
+    if not positions:
+        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41")
+    return positions

@@ -1,11 +1,26 @@
-"""Mutants of a protein: from ProteinGym's notation (A24G:C25D) or whole sequences to substitutions, and back.
+"""Mutants of a protein: from notations and whole sequences to sets of substitutions, and back.
+
+A mutant has one form, however it is written: its substitutions in the order of their positions, without synonyms. The
+wild type is the empty set. The grammar, in any letter case:
+
+    mutant     wild type | change, or several with one of : ; , / | & + _ - or blanks between them
+    wild type  WT | wildtype | _wt | _sy | =
+    change     A24G | Ala24Gly | 24G (the letter before is the sequence's) | A24= | A24A (a synonym)
+               | Ala24_Cys25delinsGlyAsp (as many residues as before: a substitution of each)
+    no score   A24* | Ala24Ter | A24del | A24- | A24_C25del | A24_C25insG | A24dup | A24_C25delinsG | A24fs
+               | Ala24ProfsTer5 | Ter287GlnextTer5 | A24?
+
+A change, and the mutant, may have the prefix p. and stand in brackets; a mutant with p. may have a target before it, as
+in NP_000509.1:p.[Ala24Gly;Cys25Asp]. These are the proteins of MAVE-HGVS (https://mavedb.org/docs/mavehgvs/spec.html)
+and the notations of ProteinGym, Enrich2 and EVOLVEpro.
 
 Nothing here needs torch: the service reads mutations by it too. An offset counts from 0, a position from the number
 that the first residue of the wild type has.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,8 +30,103 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
-_MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
 _COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
+_STOP = "*"
+_SAME = "="
+_NAMES = "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU MET ASN PRO GLN ARG SER THR VAL TRP TYR TER"
+_LETTERS = dict(zip([*_NAMES.split(), *AMINO_ACIDS, _STOP], 2 * (AMINO_ACIDS + _STOP), strict=True))
+"""One-letter codes of residues by name and letter."""
+_WILD_TYPES = {"WT", "WILDTYPE", "WILD TYPE", "WILD-TYPE", "WILD_TYPE", "_WT", "_SY", _SAME}
+_TARGET = re.compile(r"\s*(?!p\.)([\w.|()-]+):(?=p\.)", re.IGNORECASE)
+# Between changes alone: A24_C25del is one change, and so is A24-, a deletion.
+_SEPARATOR = re.compile(r"\s*[:;,/|&+]\s*|\s+|(?<=[A-Z*=?)])(?:_|-(?=[A-Z(]))")
+_RESIDUE = "|".join(map(re.escape, _LETTERS))
+_POSITION = "0*[1-9][0-9]{0,5}"
+_CHANGE = re.compile(
+    rf"(?P<wild>{_RESIDUE})?(?P<position>{_POSITION})"
+    rf"(?:(?P<new>{_RESIDUE}|{_SAME})"
+    rf"|(?:_(?P<last_wild>{_RESIDUE})?(?P<last>{_POSITION}))?"
+    r"(?:(?P<delins>DELINS(?P<inserted>[A-Z*]+))|(?P<deletion>-|DEL[A-Z0-9]*)"
+    r"|(?P<insertion>INS[A-Z0-9*]+)|(?P<duplication>DUP[A-Z0-9]*))"
+    rf"|(?:{_RESIDUE})?(?:(?P<frameshift>FS(?:(?:TER|[*X])?(?:[0-9]+|\?))?)|(?P<extension>EXT[A-Z0-9*?-]+))"
+    r"|(?P<unknown_effect>\?))"
+)
+
+
+class UnscoredError(ValueError):
+    """A notation whose mutants have no score; ``kind`` is a noun, such as stop."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        super().__init__(f"{'an' if kind[0] in 'aeiu' else 'a'} {kind} has no score")
+
+
+class Change(NamedTuple):
+    """One change of a notation.
+
+    ``named`` has the residues that it names, each a letter (empty: any) and a position. ``new`` has the letters from
+    the first of these positions on, = for the same; ``kind`` says what else it is, and is empty for substitutions.
+    """
+
+    named: tuple[tuple[str, int], ...]
+    new: str
+    kind: str
+
+
+def read_changes(text: str) -> list[Change]:
+    """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
+    text = _bare(split_target(text.upper())[1].strip(), "()", "[]", "()")
+    if text in _WILD_TYPES:
+        return []
+    parts = (_bare(part, "()") for part in _SEPARATOR.split(text))
+    # Of the parts of a mutant, = says that others are as in the wild type.
+    return [_change(part) for part in parts if part != _SAME]
+
+
+def split_target(text: str) -> tuple[str, str]:
+    """The target of a notation, empty if it has none, and the rest."""
+    target = _TARGET.match(text)
+    if target is None:
+        return "", text
+    # Changes before a colon are of the mutant: p.Ala24Gly:p.Cys25Asp.
+    try:
+        read_changes(target[1])
+    except ValueError:
+        return target[1], text[target.end() :]
+    return "", text
+
+
+def _bare(text: str, *brackets: str) -> str:
+    """Remove the prefix p., and brackets of these kinds around all of the text."""
+    text = text.removeprefix("P.")
+    for pair in brackets:
+        if len(text) > 2 and text[0] + text[-1] == pair and not {*pair} & {*text[1:-1]}:
+            text = text[1:-1]
+    return text
+
+
+def _change(text: str) -> Change:
+    match = _CHANGE.fullmatch(text)
+    if match is None:
+        raise ValueError("is none; write it as A12G")
+    wild = _LETTERS.get(match["wild"], "")
+    named = [(wild, int(match["position"]))]
+    if match["last"]:
+        named.append((_LETTERS.get(match["last_wild"], ""), int(match["last"])))
+    new = _LETTERS.get(match["new"], match["new"] or "")
+    kind = "" if new else str(match.lastgroup).replace("_", " ")
+    if match["inserted"]:
+        # GLY is one residue or three, as the residues before it are written.
+        width = len(match["wild"] or "A")
+        inserted = [match["inserted"][start : start + width] for start in range(0, len(match["inserted"]), width)]
+        if len(inserted) == named[-1][1] - named[0][1] + 1 and {*inserted} <= {*_LETTERS} - {"TER", _STOP}:
+            return Change(tuple(named), "".join(map(_LETTERS.__getitem__, inserted)), "")
+    if wild == _STOP and new:
+        # The codon behind the last residue: as it was, or read through.
+        new, kind = ("", "") if new in (_STOP, _SAME) else ("", "extension")
+    elif new == _STOP:
+        new, kind = "", "stop"
+    return Change(tuple(named), new, kind)
 
 
 class Mutation(NamedTuple):
@@ -52,35 +162,67 @@ class Protein:
     first: int = 1
     name: str = ""
 
-    def mutation(self, text: str) -> Mutation:
-        """Read A24G. Raises ValueError, whose message repeats no residue."""
-        if text.endswith("*"):  # a nonsense mutant, as scans list them beside the others
-            raise ValueError("a stop has no score")
-        match = _MUTATION.fullmatch(text)
-        if match is None:
-            raise ValueError("is none; write it as A12G")
-        offset = int(match[2]) - self.first
-        if not 0 <= offset < len(self.sequence):
-            raise ValueError(
-                f"position {match[2]} is not of the sequence, which has {self.first} to "
-                f"{self.first + len(self.sequence) - 1}"
-            )
-        # Almost always numbers that start elsewhere, which would else give scores of other mutants.
-        if self.sequence[offset] != match[1]:
-            raise ValueError(f"the sequence has another residue at position {match[2]}")
-        return Mutation(match[1], offset, match[3])
-
     def mutant(self, text: str) -> Mutant:
-        """Read A24G:C25D. Raises ValueError."""
+        """Read a notation of the grammar above.
+
+        Raises ValueError, whose message repeats no residue; :class:`UnscoredError` for a mutant without a score.
+        """
+        changes = read_changes(text)
+        for letter, position in (residue for change in changes for residue in change.named):
+            self._check(letter, position)
         # Sorted, so that one mutant is equal however it is written, and computed once.
-        mutations = sorted(map(self.mutation, text.split(":")), key=lambda mutation: mutation.offset)
+        mutations = [mutation for change in changes for mutation in self._mutations(change)]
+        mutations.sort(key=lambda mutation: mutation.offset)
         for before, after in pairwise(mutations):
             if before.offset == after.offset:
                 raise ValueError(f"position {after.offset + self.first} is mutated twice")
+        for kind in (change.kind for change in changes if change.kind):
+            raise UnscoredError(kind)
         return Mutant(tuple(mutation for mutation in mutations if mutation.wild != mutation.mutant))
 
+    def _check(self, letter: str, position: int) -> None:
+        """Raise ValueError for a position that the wild type lacks, or that has another residue."""
+        offset = position - self.first
+        # The stop codon is behind the last residue.
+        if not 0 <= offset < len(self.sequence) + (letter == _STOP):
+            last = self.first + len(self.sequence) - 1
+            raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
+        # Almost always numbers that start elsewhere, which would give scores of other mutants.
+        if letter not in ("", (self.sequence + _STOP)[offset]):
+            raise ValueError(f"the sequence has another residue at position {position}")
+
+    def _mutations(self, change: Change) -> Iterator[Mutation]:
+        """Substitutions of a change, and synonyms."""
+        start = change.named[0][1] - self.first
+        for offset, letter in enumerate(change.new, start):
+            wild = self.sequence[offset]
+            if wild not in AMINO_ACIDS:
+                raise ValueError(f"position {offset + self.first} of the sequence is no amino acid")
+            yield Mutation(wild, offset, wild if letter == _SAME else letter)
+
+    def hint(self, texts: Iterable[str], setting: str) -> str:
+        """Say which value of ``setting``, the number of the first residue, fits all residues that these notations name.
+
+        Empty if none does, or if the protein's own does.
+        """
+        named: set[tuple[str, int]] = set()
+        for text in texts:
+            with suppress(ValueError):
+                named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
+        positions = [position for _, position in named] or [0]
+        letters = self.sequence + _STOP
+        firsts = [
+            first
+            for first in range(max(1, max(positions) - len(self.sequence)), min(positions) + 1)
+            if all(letters[position - first] == letter for letter, position in named)
+        ]
+        if not firsts or self.first in firsts:
+            return ""
+        return f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
+
     def mutant_of(self, sequence: str) -> Mutant:
-        """The mutant that a whole sequence is. Raises ValueError."""
+        """The mutant that a whole sequence is, in any letter case. Raises ValueError."""
+        sequence = sequence.strip().upper()
         if not sequence:
             raise ValueError("the sequence is empty")
         # What the wild type has itself (X) is no mistake of the table.
