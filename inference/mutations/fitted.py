@@ -3,6 +3,7 @@ with mutations.json. Shape legend: N mutants, D channels.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
@@ -24,9 +26,9 @@ from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, 
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
 from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
-from esmeray.inference.mutations.table import DistinctMutants, MutantTable
+from esmeray.inference.mutations.table import DistinctMutants, MutantTable, distinct_mutants, read_variants
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
-from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, UnscoredError, Variant
+from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
 from esmeray.train_config.section import ComputeSection
 
@@ -217,17 +219,8 @@ def score_mutants(
     protein = Protein(sequence, first_position)
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection(method=method, device=device)
-    table = MutantTable("mutant", [], {})
-    for number, text in enumerate(mutants):
-        table.variants.append(None)
-        try:
-            table.variants[number] = Variant(protein, protein.mutant(text))
-        except UnscoredError:
-            continue
-        except ValueError as error:
-            hint = protein.hint(mutants, "first_position") or "correct it"
-            raise DataError(f"mutants[{number}], {text!r}: {error}; {hint}") from None
-    distinct = table.distinct()
+    variants = read_variants(mutants, [protein] * len(mutants), "mutants", Counter())
+    distinct = distinct_mutants(variants, pd.DataFrame(index=range(len(variants))))
     if not distinct.variants:
         raise DataError("no mutant has a score; give substitutions, such as A24G")
     with TemporaryDirectory() as folder:
@@ -284,7 +277,7 @@ def measured_parts(
     variants = mutants.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
-    known_N = mutants.numbers.notna().all(axis=1).to_numpy() & mutated_N
+    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, mutants.numbers.values())])
     rows = np.flatnonzero(known_N)
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
@@ -294,42 +287,32 @@ def measured_parts(
         raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
-    replicates_N = mutants.replicates[section.measured_column].to_numpy()[rows]
+    replicates_N = mutants.replicates[section.measured_column][rows]
     if replicates_N.max() > 1:
         say(f"  {counted(int(replicates_N.sum()), 'measurement{s}')}, averaged for each mutant")
-    for column, missing_N in mutants.numbers[mutated_N].isna().items():
-        if missing_N.any():
-            say(f"  {counted(int(missing_N.sum()), 'mutant{s}')} left out, without a value in column {column!r}")
-    inputs = inputs_of(
-        section,
-        [variants[row] for row in rows],
-        open_scorer,
-        {str(column): values.to_numpy()[rows] for column, values in mutants.numbers.items()},
-    )
-    values_N = mutants.numbers[section.measured_column].to_numpy()[rows]
+    for column, values in mutants.numbers.items():
+        missing = int(np.isnan(values[mutated_N]).sum())
+        if missing:
+            say(f"  {counted(missing, 'mutant{s}')} left out, without a value in column {column!r}")
+    columns = {column: values[rows] for column, values in mutants.numbers.items()}
+    inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []
     for protein, own in proteins.items():
         own_mutants = [variants[row].mutant for row in rows[own]]
         own_inputs = inputs.of(own)
         sites = section.features == "one_hot" or _are_substitutions(own_mutants)
         features = own_inputs.features(protein, own_mutants, own_inputs, sites)
-        groups_N = _group_numbers(mutants, rows[own], section)
+        groups_N = None
+        if mutants.groups is not None:
+            groups, groups_N = np.unique(mutants.groups[rows[own]].astype(str), return_inverse=True)
+            if "" in groups:
+                text = protein.text_of(own_mutants[int(groups_N.argmin())])
+                raise DataError(f"{section.table}: {text} has a measured value and no group; complete its rows")
         # Relative: a table in which every mutant was measured three times is as one of these means.
         relative_N = replicates_N[own] / replicates_N[own].mean()
-        parts.append(Measured(protein, own_mutants, own_inputs, features, values_N[own], relative_N, groups_N))
+        measured_N = columns[section.measured_column][own]
+        parts.append(Measured(protein, own_mutants, own_inputs, features, measured_N, relative_N, groups_N))
     return parts
-
-
-def _group_numbers(
-    mutants: DistinctMutants, rows: NDArray[np.int64], section: MutationLearningSection
-) -> NDArray[np.int64] | None:
-    if not mutants.groups:
-        return None
-    groups = [mutants.groups[row] for row in rows]
-    if "" in groups:
-        protein, mutant = mutants.variants[rows[groups.index("")]]
-        raise DataError(f"{section.table}: {protein.text_of(mutant)} has no group; complete the column of groups")
-    return np.unique(groups, return_inverse=True)[1]
 
 
 def _listed(part: Measured, mutants: DistinctMutants, section: MutationFitSection) -> dict[str, float]:

@@ -4,6 +4,7 @@ Shape legend: N candidates, S of these on the shortlist.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +16,6 @@ from scipy.stats import norm
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations.features import Features
 from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
@@ -69,7 +69,7 @@ class Proposer:
     """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
 
     ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
-    of the fit's, and for a position or an amino acid that is none.
+    of the fit's, and for a position that is none.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -84,10 +84,7 @@ class Proposer:
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
         self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
-        self._residues = section.exclude_residues.upper()
-        if unknown := {*self._residues} - {*AMINO_ACIDS}:
-            raise ConfigError(f"propose.exclude_residues: {min(unknown)!r} is no amino acid; write them as CPM")
-        self.left_out: dict[str, list[str]] = {}
+        self.left_out: defaultdict[str, list[str]] = defaultdict(list)
         self._process, self._encode = self._part.posterior(self._protein)
 
     def plate(self) -> dict[str, Any]:
@@ -129,9 +126,15 @@ class Proposer:
         if "combinations" in kinds:
             candidates += self._combinations(measured)
         taken = {*measured}
-        distinct = [*dict.fromkeys(candidates)]
-        self._leave_out("not proposed, measured already", [mutant for mutant in distinct if mutant in taken])
-        return self._allowed("not proposed", [mutant for mutant in distinct if mutant not in taken])
+        allowed = []
+        for mutant in dict.fromkeys(candidates):
+            objection = "measured already" if mutant in taken else self._objection(mutant)
+            noun = "single mutant" if len(mutant.mutations) == 1 else "mutant"
+            if objection:
+                self.left_out[f"{noun}{{s}} not proposed, {objection}"].append(self._protein.text_of(mutant))
+            else:
+                allowed.append(mutant)
+        return allowed
 
     def lines(self) -> list[str]:
         """The number of mutants that were no candidates, with examples, by the reason."""
@@ -140,41 +143,29 @@ class Proposer:
             for reason, texts in self.left_out.items()
         ]
 
-    def _leave_out(self, reason: str, mutants: Sequence[Mutant]) -> None:
-        for mutant in mutants:
-            noun = "single mutant{s}" if len(mutant.mutations) == 1 else "mutant{s}"
-            self.left_out.setdefault(f"{noun} {reason}", []).append(self._protein.text_of(mutant))
-
-    def _allowed(self, fate: str, mutants: Sequence[Mutant]) -> list[Mutant]:
-        """Those that may be candidates; the others are noted."""
-        objections = [*map(self._objection, mutants)]
-        for mutant, objection in zip(mutants, objections, strict=True):
-            self._leave_out(f"{fate}, {objection}", [mutant] if objection else [])
-        return [mutant for mutant, objection in zip(mutants, objections, strict=True) if not objection]
-
     def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
         """Combinations of measured mutations: of the best ones, as many as the number of candidates allows."""
         mutations = {mutation for mutant in measured for mutation in mutant.mutations}
-        singles = self._allowed("not combined", [Mutant((mutation,)) for mutation in sorted(mutations)])
+        singles = [
+            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if not self._objection(mutant)
+        ]
         mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
         limit = _COMBINATIONS[self._fitted.section.features]
         most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
-        order = np.argsort(-mean_N, kind="stable")
-        best = [singles[row].mutations[0] for row in order[:most]]
-        self._leave_out("not combined, predicted lower than others", [singles[row] for row in order[most:]])
+        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:most]]
         groups = (group for size in range(2, self._section.mutations + 1) for group in combinations(best, size))
         by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
         return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
 
     def _objection(self, mutant: Mutant) -> str:
         """The reason why a mutant is no candidate; empty for a candidate."""
-        if any(mutation.offset + self._protein.first in self._excluded for mutation in mutant.mutations):
-            return "at excluded positions"
-        if any(mutation.mutant in self._residues for mutation in mutant.mutations):
-            return "with excluded residues"
-        if not math.isfinite(self._score(mutant)):
-            return f"without a value in column {self._fitted.section.zero_shot_column!r}"
-        return ""
+        residues = self._section.exclude_residues.upper()
+        reasons = {
+            "at excluded positions": any(m.offset + self._protein.first in self._excluded for m in mutant.mutations),
+            "with excluded residues": any(m.mutant in residues for m in mutant.mutations),
+            f"without a value in column {self._fitted.section.zero_shot_column!r}": math.isnan(self._score(mutant)),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _score(self, mutant: Mutant) -> float:
         """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
@@ -197,9 +188,6 @@ def _positions(text: str) -> range:
     """Positions of 24 or 30-41. Raises ConfigError for another text."""
     first, _, last = text.partition("-")
     try:
-        positions = range(int(first), int(last or first) + 1)
+        return range(int(first), int(last or first) + 1)
     except ValueError:
-        positions = range(0)
-    if not positions:
-        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41")
-    return positions
+        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41") from None

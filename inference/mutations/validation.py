@@ -15,7 +15,6 @@ from sklearn.linear_model import Ridge
 from esmeray.common.errors import ConfigError
 from esmeray.common.figure_style import BLUE, GREEN, ORANGE, legend, picture, style
 from esmeray.common.progress import record_bar
-from esmeray.common.text import counted
 from esmeray.inference.mutations.features import Features, Inputs, one_hot
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction
 from esmeray.inference.mutations.metrics import evaluation_of, metrics_table
@@ -51,20 +50,15 @@ def folds(
     """(N,) fold of each mutant: at random, as whole groups if there are groups, or by the rank of its position among
     the mutated ones: in turn (modulo) or in segments (contiguous).
 
-    Raises ConfigError for several mutations in folds by position, for groups in these, and for too few positions or
-    groups.
+    Raises ConfigError for groups or several mutations in folds by position, and for too few positions.
     """
     if kind == "rest":
         return np.zeros(len(mutants), np.int64)
-    if kind == "random" and groups_N is None:
-        return np.random.default_rng(seed).integers(NUM_FOLDS, size=len(mutants))
+    if kind == "random":
+        units_N = np.arange(len(mutants)) if groups_N is None else groups_N
+        return np.random.default_rng(seed).integers(NUM_FOLDS, size=units_N.max() + 1)[units_N]
     if groups_N is not None:
-        size = len(np.unique(groups_N))
-        if kind != "random":
-            raise ConfigError(f"folds {kind}: would divide groups; give random or rest")
-        if size < NUM_FOLDS:
-            raise ConfigError(f"folds random: {counted(size, 'group{s}')} for {NUM_FOLDS} folds; give rest and sizes")
-        return np.random.default_rng(seed).permutation(size)[groups_N] % NUM_FOLDS
+        raise ConfigError(f"folds {kind}: would divide groups; give random or rest")
     if any(len(mutant.mutations) != 1 for mutant in mutants):
         raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
     # By the position's rank, not its number: of a protein of which few are mutated folds would else be empty.
@@ -83,7 +77,7 @@ def parts(
     """Training and test rows of each fold; of ``size`` training mutants where it is given.
 
     Of a single fold the test rows are what is not drawn, without mutants of a group that was drawn. The same seed draws
-    the same mutants. Raises ConfigError for a smaller training part, and if no mutant is left to predict.
+    the same mutants. Raises ConfigError for a smaller training part, and if either part is empty.
     """
     random = np.random.default_rng(seed)
     pairs = []
@@ -101,8 +95,8 @@ def parts(
                 train = np.argsort(order_N, kind="stable")[:size]
                 test = np.flatnonzero(~np.isin(groups_N, groups_N[train]))
         test = np.setdiff1d(test, train)
-        if not len(test):
-            raise ConfigError(f"sizes {size}: no mutant is left to predict; give fewer")
+        if not (len(train) and len(test)):
+            raise ConfigError("folds: no mutant is left to train on, or to predict; give smaller sizes, or more groups")
         pairs.append((train, test))
     return pairs
 

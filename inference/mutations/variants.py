@@ -31,102 +31,72 @@ from numpy.typing import NDArray
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
 _COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
-_STOP = "*"
 _SAME = "="
 _NAMES = "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU MET ASN PRO GLN ARG SER THR VAL TRP TYR TER"
-_LETTERS = dict(zip([*_NAMES.split(), *AMINO_ACIDS, _STOP], 2 * (AMINO_ACIDS + _STOP), strict=True))
-"""One-letter codes of residues by name and letter."""
+_LETTERS = dict(zip(_NAMES.split(), AMINO_ACIDS + "*", strict=True))
+_NAME = re.compile("|".join(_LETTERS))
+_NAMED_POSITION = re.compile(rf"(?:{_NAME.pattern})[0-9]|[0-9](?:{_NAME.pattern})")
 _WILD_TYPES = {"WT", "WILDTYPE", "WILD TYPE", "WILD-TYPE", "WILD_TYPE", "_WT", "_SY", _SAME}
-_TARGET = re.compile(r"\s*(?!p\.)([\w.|()-]+):(?=p\.)", re.IGNORECASE)
-# Between changes alone: A24_C25del is one change, and so is A24-, a deletion.
-_SEPARATOR = re.compile(r"\s*[:;,/|&+]\s*|\s+|(?<=[A-Z*=?)])(?:_|-(?=[A-Z(]))")
-_RESIDUE = "|".join(map(re.escape, _LETTERS))
-_POSITION = "0*[1-9][0-9]{0,5}"
+_RESIDUE = rf"[{AMINO_ACIDS}]?0*[1-9][0-9]{{0,5}}"
 _CHANGE = re.compile(
-    rf"(?P<wild>{_RESIDUE})?(?P<position>{_POSITION})"
-    rf"(?:(?P<new>{_RESIDUE}|{_SAME})"
-    rf"|(?:_(?P<last_wild>{_RESIDUE})?(?P<last>{_POSITION}))?"
-    r"(?:(?P<delins>DELINS(?P<inserted>[A-Z*]+))|(?P<deletion>-|DEL[A-Z0-9]*)"
-    r"|(?P<insertion>INS[A-Z0-9*]+)|(?P<duplication>DUP[A-Z0-9]*))"
-    rf"|(?:{_RESIDUE})?(?:(?P<frameshift>FS(?:(?:TER|[*X])?(?:[0-9]+|\?))?)|(?P<extension>EXT[A-Z0-9*?-]+))"
-    r"|(?P<unknown_effect>\?))"
+    rf"(?P<named>{_RESIDUE}(?P<range>_{_RESIDUE})?)"
+    rf"(?:(?P<new>(?(range)(?!)|[{AMINO_ACIDS}{_SAME}]))|(?P<a_stop>\*)"
+    rf"|(?P<a_delins>DELINS(?P<inserted>[{AMINO_ACIDS}]+)|DELINS.+)|(?P<a_deletion>-|DEL[A-Z0-9]*)"
+    r"|(?P<an_insertion>INS[A-Z0-9*]+)|(?P<a_duplication>DUP[A-Z0-9]*)|(?P<an_unknown_effect>\?)"
+    rf"|[{AMINO_ACIDS}]?(?:(?P<a_frameshift>FS[*X]?(?:[0-9]+|\?)?)|(?P<an_extension>EXT[A-Z0-9*?-]+)))"
+    # The stop codon is behind the last residue: a change of it is none of the protein's residues.
+    r"|(?P<a_changed_stop>\*[0-9]+.+)"
 )
+# Not a change, which is of the mutant: Ala24Gly:p.Cys25Asp. An accession such as Q9Y6K9 starts like one.
+_TARGET = re.compile(
+    rf"\A(?!P\.|(?:{_NAME.pattern}|[{AMINO_ACIDS}])?[0-9]+(?:{_NAME.pattern}|DEL|INS|DUP|FS|[^A-Z0-9:]|[A-Z](?![A-Z0-9])))"
+    r"[\w.|-]+:(?=P\.)"
+)
+_MARKS = re.compile(r"\bP\.|[][()]")
+_TWO_ALLELES = re.compile(r"\];\[|\(;\)")
+# Between changes alone: A24_C25del is one change, and so is A24-, a deletion.
+_SEPARATOR = re.compile(r"\s*[:;,/|&+]\s*|\s+|(?<=[A-Z*=?])(?:_|-(?=[A-Z]))")
 
 
 class UnscoredError(ValueError):
-    """A notation whose mutants have no score; ``kind`` is a noun, such as stop."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        super().__init__(f"{'an' if kind[0] in 'aeiu' else 'a'} {kind} has no score")
+    """A mutant without a score, by its notation; the message starts with its kind, such as a stop."""
 
 
 class Change(NamedTuple):
     """One change of a notation.
 
-    ``named`` has the residues that it names, each a letter (empty: any) and a position. ``new`` has the letters from
-    the first of these positions on, = for the same; ``kind`` says what else it is, and is empty for substitutions.
+    ``named``: the letters that it names, empty for any, and their positions. ``new``: the letters from the first of
+    these positions on, = for the same. ``kind``: empty for substitutions.
     """
 
-    named: tuple[tuple[str, int], ...]
+    named: list[tuple[str, int]]
     new: str
     kind: str
 
 
 def read_changes(text: str) -> list[Change]:
     """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
-    text = _bare(split_target(text.upper())[1].strip(), "()", "[]", "()")
+    text = _TARGET.sub("", text.strip().upper(), count=1)
+    if _TWO_ALLELES.search(text):
+        raise ValueError("is of two alleles; write a row for each mutant")
+    text = _MARKS.sub("", text)
+    if _NAMED_POSITION.search(text):
+        text = _NAME.sub(lambda name: _LETTERS[name[0]], text)
     if text in _WILD_TYPES:
         return []
-    parts = (_bare(part, "()") for part in _SEPARATOR.split(text))
-    # Of the parts of a mutant, = says that others are as in the wild type.
-    return [_change(part) for part in parts if part != _SAME]
-
-
-def split_target(text: str) -> tuple[str, str]:
-    """The target of a notation, empty if it has none, and the rest."""
-    target = _TARGET.match(text)
-    if target is None:
-        return "", text
-    # Changes before a colon are of the mutant: p.Ala24Gly:p.Cys25Asp.
-    try:
-        read_changes(target[1])
-    except ValueError:
-        return target[1], text[target.end() :]
-    return "", text
-
-
-def _bare(text: str, *brackets: str) -> str:
-    """Remove the prefix p., and brackets of these kinds around all of the text."""
-    text = text.removeprefix("P.")
-    for pair in brackets:
-        if len(text) > 2 and text[0] + text[-1] == pair and not {*pair} & {*text[1:-1]}:
-            text = text[1:-1]
-    return text
+    # Of several parts, = says that the rest is as in the wild type.
+    return [_change(part) for part in _SEPARATOR.split(text) if part != _SAME]
 
 
 def _change(text: str) -> Change:
     match = _CHANGE.fullmatch(text)
     if match is None:
         raise ValueError("is none; write it as A12G")
-    wild = _LETTERS.get(match["wild"], "")
-    named = [(wild, int(match["position"]))]
-    if match["last"]:
-        named.append((_LETTERS.get(match["last_wild"], ""), int(match["last"])))
-    new = _LETTERS.get(match["new"], match["new"] or "")
-    kind = "" if new else str(match.lastgroup).replace("_", " ")
-    if match["inserted"]:
-        # GLY is one residue or three, as the residues before it are written.
-        width = len(match["wild"] or "A")
-        inserted = [match["inserted"][start : start + width] for start in range(0, len(match["inserted"]), width)]
-        if len(inserted) == named[-1][1] - named[0][1] + 1 and {*inserted} <= {*_LETTERS} - {"TER", _STOP}:
-            return Change(tuple(named), "".join(map(_LETTERS.__getitem__, inserted)), "")
-    if wild == _STOP and new:
-        # The codon behind the last residue: as it was, or read through.
-        new, kind = ("", "") if new in (_STOP, _SAME) else ("", "extension")
-    elif new == _STOP:
-        new, kind = "", "stop"
-    return Change(tuple(named), new, kind)
+    named = [(letter, int(position)) for letter, position in re.findall("([A-Z]?)([0-9]+)", match["named"] or "")]
+    new = match["new"] or match["inserted"] or ""
+    if new and len(new) == named[-1][1] - named[0][1] + 1:
+        return Change(named, new, "")
+    return Change(named, "", str(match.lastgroup).replace("_", " "))
 
 
 class Mutation(NamedTuple):
@@ -169,36 +139,26 @@ class Protein:
         """
         changes = read_changes(text)
         for letter, position in (residue for change in changes for residue in change.named):
-            self._check(letter, position)
+            offset = position - self.first
+            if not 0 <= offset < len(self.sequence):
+                last = self.first + len(self.sequence) - 1
+                raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
+            # Almost always numbers that start elsewhere, which would give scores of other mutants.
+            if letter not in ("", self.sequence[offset]):
+                raise ValueError(f"the sequence has another residue at position {position}")
+        starts = [(change.named[0][1] - self.first, change.new) for change in changes if not change.kind]
+        letters = [(offset, letter) for start, new in starts for offset, letter in enumerate(new, start)]
         # Sorted, so that one mutant is equal however it is written, and computed once.
-        mutations = [mutation for change in changes for mutation in self._mutations(change)]
-        mutations.sort(key=lambda mutation: mutation.offset)
+        mutations = [Mutation(self.sequence[offset], offset, letter) for offset, letter in sorted(letters)]
         for before, after in pairwise(mutations):
             if before.offset == after.offset:
                 raise ValueError(f"position {after.offset + self.first} is mutated twice")
+        for mutation in mutations:
+            if mutation.wild not in AMINO_ACIDS:
+                raise ValueError(f"position {mutation.offset + self.first} of the sequence is no amino acid")
         for kind in (change.kind for change in changes if change.kind):
-            raise UnscoredError(kind)
-        return Mutant(tuple(mutation for mutation in mutations if mutation.wild != mutation.mutant))
-
-    def _check(self, letter: str, position: int) -> None:
-        """Raise ValueError for a position that the wild type lacks, or that has another residue."""
-        offset = position - self.first
-        # The stop codon is behind the last residue.
-        if not 0 <= offset < len(self.sequence) + (letter == _STOP):
-            last = self.first + len(self.sequence) - 1
-            raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
-        # Almost always numbers that start elsewhere, which would give scores of other mutants.
-        if letter not in ("", (self.sequence + _STOP)[offset]):
-            raise ValueError(f"the sequence has another residue at position {position}")
-
-    def _mutations(self, change: Change) -> Iterator[Mutation]:
-        """Substitutions of a change, and synonyms."""
-        start = change.named[0][1] - self.first
-        for offset, letter in enumerate(change.new, start):
-            wild = self.sequence[offset]
-            if wild not in AMINO_ACIDS:
-                raise ValueError(f"position {offset + self.first} of the sequence is no amino acid")
-            yield Mutation(wild, offset, wild if letter == _SAME else letter)
+            raise UnscoredError(f"{kind} has no score")
+        return Mutant(tuple(mutation for mutation in mutations if mutation.mutant not in (mutation.wild, _SAME)))
 
     def hint(self, texts: Iterable[str], setting: str) -> str:
         """Say which value of ``setting``, the number of the first residue, fits all residues that these notations name.
@@ -210,11 +170,10 @@ class Protein:
             with suppress(ValueError):
                 named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
         positions = [position for _, position in named] or [0]
-        letters = self.sequence + _STOP
         firsts = [
             first
-            for first in range(max(1, max(positions) - len(self.sequence)), min(positions) + 1)
-            if all(letters[position - first] == letter for letter, position in named)
+            for first in range(max(1, max(positions) - len(self.sequence) + 1), min(positions) + 1)
+            if all(self.sequence[position - first] == letter for letter, position in named)
         ]
         if not firsts or self.first in firsts:
             return ""

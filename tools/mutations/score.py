@@ -16,9 +16,9 @@ Examples:
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,7 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationLearningSection, MutationScoreSection, MutationsSection
-from esmeray.inference.mutations.table import (
-    PROTEIN_COLUMN,
-    DistinctMutants,
-    MutantTable,
-    read_mutants,
-    write_scores,
-)
+from esmeray.inference.mutations.table import read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
@@ -41,6 +35,8 @@ if TYPE_CHECKING:
     from esmeray.inference.mutations.gaussian_process import Prediction  # it loads SciPy
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
+_NAMES = ("score", "model_score")
+"""Columns for the score, the first that the table has none of."""
 
 
 OfMaskedModel = Annotated[
@@ -82,24 +78,27 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
-        name = _free_name(table.columns)
+        header = " ".join(table.columns)
+        free = [name for name in _NAMES if not re.search(rf"(?<!\S){name}(_low|_high|_\d+)?(?!\S)", header)]
+        if not free:
+            raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of
 
         mutants = table.distinct()
-        columns = {str(name): values.to_numpy() for name, values in mutants.numbers.items()}
-        predicted = predictions_of(sources, mutants.variants, score, folder, columns)
+        predicted = predictions_of(sources, mutants.variants, score, folder, mutants.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
+        scores = {key: mutants.by_row(values_N) for key, values_N in _columns(free[0], scores_N, predicted).items()}
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, _columns(table, mutants, name, scores_N, predicted))
+            write_scores(building, score.output.name, table.columns.assign(**scores))
     scored = f"{counted(len(table.variants), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
 
-        scores = {"model": scores_N, **{name: columns[name] for name in score.compare}}
+        compared = {"model": scores_N, **{name: mutants.numbers[name] for name in score.compare}}
+        measured_N = mutants.numbers[score.measured_column]
         proteins = [variant.protein.name for variant in mutants.variants]
-        by_protein = evaluations_of(scores, columns[score.measured_column], proteins, samples=score.bootstrap)
-        print("\n".join(summary_lines(by_protein)))
+        print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=score.bootstrap))))
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
@@ -107,27 +106,11 @@ def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
     return f"mutations {command} by {section.method} of {' '.join(sources)}"
 
 
-def _free_name(columns: Mapping[str, Any]) -> str:
-    """Name of the column of scores. Raises ConfigError if the table has each."""
-    for name in ("score", "model_score"):
-        if not any(re.fullmatch(rf"{name}(_low|_high|_\d+)?", column) for column in columns):
-            return name
-    raise ConfigError("the table has columns called score and model_score, as the output would; rename one")
-
-
 def _columns(
-    table: MutantTable,
-    mutants: DistinctMutants,
-    name: str,
-    scores_N: NDArray[np.float64],
-    predicted: "Sequence[Prediction]",
-) -> dict[str, Any]:
-    """Columns of the table, in its order, and those of the scores."""
-    names = {PROTEIN_COLUMN: table.proteins} if table.proteins else {}
-    columns: dict[str, Any] = {**names, **table.columns, **table.numbers}
-    new = {name: scores_N}
+    name: str, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]"
+) -> dict[str, NDArray[np.float64]]:
     if len(predicted) > 1:  # of one model they are the mean
-        new |= {f"{name}_{number}": prediction.mean for number, prediction in enumerate(predicted, 1)}
-    elif np.isfinite(predicted[0].low).any():  # a fitted model's
-        new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
-    return columns | {key: mutants.by_row(values_N) for key, values_N in new.items()}
+        return {name: scores_N} | {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
+    if np.isfinite(predicted[0].low).any():  # a fitted model's
+        return {name: scores_N, f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
+    return {name: scores_N}

@@ -27,7 +27,7 @@ def name(place: int, letter: str) -> str:
 
 
 MUTANTS = [name(3, "A"), name(11, "W"), f"{name(0, 'C')}:{name(7, 'D')}", name(5, WILD[5]), name(3, "A").lower()]
-BAD = ["", name(2, "*"), f"{'A' if WILD[2] != 'A' else 'C'}26G", f"{WILD[0]}90G", "26G"]
+BAD = ["", name(2, "*"), f"{'A' if WILD[2] != 'A' else 'C'}26G", f"{WILD[0]}90G", "G26"]
 
 
 @pytest.fixture
