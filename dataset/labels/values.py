@@ -94,6 +94,14 @@ def weight(value: Any) -> float:
     return weighed
 
 
+def group(value: Any) -> str:
+    """A value as the name of a group; raises ValueError where it is missing."""
+    name = text_of(value).strip()
+    if not name:
+        raise ValueError("the group is missing; complete it, or give the record a group of its own")
+    return name
+
+
 def part(value: Any) -> str:
     """A value of the split column as training, validation or test; raises ValueError where it names none of them."""
     text = text_of(value).strip()
