@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
@@ -26,7 +25,7 @@ from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, 
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
 from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
-from esmeray.inference.mutations.table import DistinctMutants, MutantTable, distinct_mutants, read_variants
+from esmeray.inference.mutations.table import MutantTable, by_row, distinct, read_variants
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
@@ -220,12 +219,12 @@ def score_mutants(
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection(method=method, device=device)
     variants = read_variants(mutants, [protein] * len(mutants), "mutants", Counter())
-    distinct = distinct_mutants(variants, pd.DataFrame(index=range(len(variants))))
-    if not distinct.variants:
+    own_variants, number_of_row = distinct(variants)
+    if not own_variants:
         raise DataError("no mutant has a score; give substitutions, such as A24G")
     with TemporaryDirectory() as folder:
-        (predicted,) = predictions_of([str(model)], distinct.variants, section, Path(folder), {})
-    return distinct.by_row(predicted.mean)
+        (predicted,) = predictions_of([str(model)], own_variants, section, Path(folder), {})
+    return by_row(predicted.mean, number_of_row)
 
 
 def fit_table(
@@ -237,8 +236,7 @@ def fit_table(
     :mod:`esmeray.inference.mutations.validation`.
     """
     open_scorer = cache(lambda: Scorer(str(source), section, folder))
-    mutants = table.distinct()
-    parts = measured_parts(mutants, section, open_scorer, source)
+    parts = measured_parts(table, section, open_scorer, source)
     evaluated = evaluations(parts, section)
     proteins = [
         FittedProtein(
@@ -248,7 +246,7 @@ def fit_table(
             measured=part.values.tolist(),
             replicates=part.replicates.tolist(),
             scores=part.inputs.scores.tolist(),
-            listed=_listed(part, mutants, section),
+            listed=_listed(part, table, section),
             # Of all mutants: cross-validation has said how good one of fewer is.
             weights=learn(part.features, part.values, part.replicates),
             embeddings=part.inputs.embeddings,
@@ -268,16 +266,16 @@ def fit_table(
 
 
 def measured_parts(
-    mutants: DistinctMutants, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str | None
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str | None
 ) -> list[Measured]:
     """The mutants of each protein that have a value in each column. Raises DataError for too few, or without a group.
 
     What is left out is printed.
     """
-    variants = mutants.variants
+    variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
-    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, mutants.numbers.values())])
+    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())])
     rows = np.flatnonzero(known_N)
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
@@ -287,14 +285,14 @@ def measured_parts(
         raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
-    replicates_N = mutants.replicates[section.measured_column][rows]
+    replicates_N = table.replicates[section.measured_column][rows]
     if replicates_N.max() > 1:
         say(f"  {counted(int(replicates_N.sum()), 'measurement{s}')}, averaged for each mutant")
-    for column, values in mutants.numbers.items():
+    for column, values in table.numbers.items():
         missing = int(np.isnan(values[mutated_N]).sum())
         if missing:
             say(f"  {counted(missing, 'mutant{s}')} left out, without a value in column {column!r}")
-    columns = {column: values[rows] for column, values in mutants.numbers.items()}
+    columns = {column: values[rows] for column, values in table.numbers.items()}
     inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []
     for protein, own in proteins.items():
@@ -303,11 +301,15 @@ def measured_parts(
         sites = section.features == "one_hot" or _are_substitutions(own_mutants)
         features = own_inputs.features(protein, own_mutants, own_inputs, sites)
         groups_N = None
-        if mutants.groups is not None:
-            groups, groups_N = np.unique(mutants.groups[rows[own]].astype(str), return_inverse=True)
-            if "" in groups:
-                text = protein.text_of(own_mutants[int(groups_N.argmin())])
-                raise DataError(f"{section.table}: {text} has a measured value and no group; complete its rows")
+        if table.groups:
+            groups = [table.groups[row] for row in rows[own]]
+            for mutant, names in zip(own_mutants, groups, strict=True):
+                if len(names) > 1 or not names[0]:
+                    raise DataError(
+                        f"{section.table}: {protein.text_of(mutant)} is of the groups {', '.join(map(repr, names))}; "
+                        "give all its rows one group"
+                    )
+            groups_N = np.unique(np.concatenate(groups).astype(str), return_inverse=True)[1]
         # Relative: a table in which every mutant was measured three times is as one of these means.
         relative_N = replicates_N[own] / replicates_N[own].mean()
         measured_N = columns[section.measured_column][own]
@@ -315,7 +317,7 @@ def measured_parts(
     return parts
 
 
-def _listed(part: Measured, mutants: DistinctMutants, section: MutationFitSection) -> dict[str, float]:
+def _listed(part: Measured, mutants: MutantTable, section: MutationFitSection) -> dict[str, float]:
     """Mutants without a measured value, and their scores if a column has them."""
     measured_N = mutants.numbers[section.measured_column]
     scores_N = (

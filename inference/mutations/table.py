@@ -37,77 +37,44 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class DistinctMutants:
-    """The mutants of a table, each once, in the order of their first rows.
-
-    Attributes:
-        numbers_of_rows: number of the mutant of each row of the table, -1 for a row without one.
-        numbers: (N,) means of columns over the rows that have a value, NaN for a mutant without one.
-        replicates: (N,) number of these rows.
-        groups: names of the groups, None without a column of groups.
-    """
-
-    variants: list[Variant]
-    numbers_of_rows: NDArray[np.int64]
-    numbers: dict[str, NDArray[np.float64]]
-    replicates: dict[str, NDArray[np.int64]]
-    groups: NDArray | None = None
-
-    def by_row(self, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The value of each row's mutant, NaN for a row without one."""
-        # The number -1 is the last value.
-        return np.append(values_N, np.nan)[self.numbers_of_rows]
-
-
-def distinct_mutants(variants: Sequence[Variant | None], numbers: pd.DataFrame, groups: Any = None) -> DistinctMutants:
-    """Merge the rows of each mutant. Raises DataError for a mutant of two groups."""
-    numbers_of: dict[Variant, int] = {}
-    owners = np.array([-1 if key is None else numbers_of.setdefault(key, len(numbers_of)) for key in variants])
-    rows = owners >= 0
-    by_mutant = numbers[rows].groupby(owners[rows])
-    if groups is not None:
-        of_mutant = pd.Series([*groups], dtype=object)[rows].groupby(owners[rows])
-        if (sizes := of_mutant.nunique()).max() > 1:
-            protein, mutant = [*numbers_of][int(sizes.argmax())]
-            raise DataError(f"{protein.text_of(mutant)}: its rows are of several groups; give them one")
-        groups = of_mutant.first().to_numpy()
-    means, counts = by_mutant.mean(), by_mutant.count()
-    return DistinctMutants(
-        variants=[*numbers_of],
-        numbers_of_rows=owners,
-        numbers={name: means[name].to_numpy() for name in numbers},
-        replicates={name: counts[name].to_numpy() for name in numbers},
-        groups=groups,
-    )
-
-
-@dataclass(frozen=True)
 class MutantTable:
-    """Rows of a table, or of several.
+    """The mutants of a table, or of several, each once and in the order of its first row.
 
     Attributes:
         column: name of the column of mutants.
-        variants: None for a row without a mutant that can be scored.
-        columns: the columns that were read, numbers with NaN for missing ones, others as they are in the file.
-        numbers: names of the columns of numbers.
-        groups: name of the column of groups.
+        rows: the columns that were read, a row for each of the table: numbers with NaN for missing ones, others as they
+            are in the file.
+        number_of_row: number of each row's mutant, -1 for a row without one that can be scored.
+        numbers: (N,) means of columns of numbers over the rows that have a value, NaN for a mutant without one.
+        replicates: (N,) number of these rows.
+        groups: (N,) names of each mutant's groups; none without a column of groups.
         counts: the number of unusual rows, by a noun for them.
     """
 
     column: str
-    variants: list[Variant | None]
-    columns: pd.DataFrame
-    numbers: list[str]
-    groups: str | None
+    rows: pd.DataFrame
+    variants: list[Variant]
+    number_of_row: NDArray[np.int64]
+    numbers: dict[str, NDArray[np.float64]]
+    replicates: dict[str, NDArray[np.int64]]
+    groups: list[NDArray]
     counts: Counter[str]
 
     def lines(self) -> list[str]:
         return [f"  {counted(count, words)}" for words, count in self.counts.items() if count]
 
-    def distinct(self) -> DistinctMutants:
-        """As :func:`distinct_mutants`."""
-        groups = None if self.groups is None else self.columns[self.groups]
-        return distinct_mutants(self.variants, self.columns[self.numbers].astype(float), groups)
+
+def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
+    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
+    number_of: dict[Variant, int] = {}
+    numbers = [-1 if key is None else number_of.setdefault(key, len(number_of)) for key in variants]
+    return [*number_of], np.array(numbers)
+
+
+def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The value of each row's mutant, NaN for a row without one."""
+    # The number -1 is the last value.
+    return np.append(values_N, np.nan)[number_of_row]
 
 
 def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
@@ -155,12 +122,24 @@ def read_mutants(
         )
         # As objects: integers stay integers next to missing values.
         tables.append(pd.DataFrame(columns, dtype=object))
+    rows = pd.concat(tables, ignore_index=True)
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
-    used = Counter(variant for variant in variants if variant is not None)
-    counts["row{s} of the wild type, synonyms included"] = sum(used[key] for key in used if key.mutant == WILD_TYPE)
-    counts["duplicate{s}, computed once"] = sum(used.values()) - len(used)
-    table = MutantTable(column, variants, pd.concat(tables, ignore_index=True), [*numbers], groups, counts)
-    if not used:
+    mutants, number_of_row = distinct(variants)
+    wild_types = [variant is not None and variant.mutant == WILD_TYPE for variant in variants]
+    counts["row{s} of the wild type, synonyms included"] = sum(wild_types)
+    counts["duplicate{s}, computed once"] = len(variants) - variants.count(None) - len(mutants)
+    merged = rows[number_of_row >= 0].groupby(number_of_row[number_of_row >= 0])
+    table = MutantTable(
+        column=column,
+        rows=rows,
+        variants=mutants,
+        number_of_row=number_of_row,
+        numbers={name: merged[name].mean().to_numpy(float) for name in numbers},
+        replicates={name: merged[name].count().to_numpy() for name in numbers},
+        groups=[] if groups is None else merged[groups].unique().tolist(),
+        counts=counts,
+    )
+    if not mutants:
         raise DataError(f"{section.table}: no row has a mutant with a score;{','.join(table.lines())}")
     return table
 

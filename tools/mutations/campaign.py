@@ -33,7 +33,7 @@ def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel 
         from esmeray.inference.mutations.job import Scorer
 
         open_scorer = cache(lambda: Scorer(str(source), campaign, folder))
-        parts = measured_parts(table.distinct(), campaign, open_scorer, source)
+        parts = measured_parts(table, campaign, open_scorer, source)
         rounds = campaigns(parts, campaign)
         lines = campaign_lines(rounds)
         with made.folder(campaign.output) as building:

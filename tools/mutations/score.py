@@ -27,7 +27,7 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationLearningSection, MutationScoreSection, MutationsSection
-from esmeray.inference.mutations.table import read_mutants, write_scores
+from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
@@ -78,26 +78,28 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
-        header = " ".join(table.columns)
+        header = " ".join(table.rows.columns)
         free = [name for name in _NAMES if not re.search(rf"(?<!\S){name}(_low|_high|_\d+)?(?!\S)", header)]
         if not free:
             raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of
 
-        mutants = table.distinct()
-        predicted = predictions_of(sources, mutants.variants, score, folder, mutants.numbers)
+        predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
-        scores = {key: mutants.by_row(values_N) for key, values_N in _columns(free[0], scores_N, predicted).items()}
+        scores = {
+            key: by_row(values_N, table.number_of_row)
+            for key, values_N in _columns(free[0], scores_N, predicted).items()
+        }
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, table.columns.assign(**scores))
-    scored = f"{counted(len(table.variants), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
+            write_scores(building, score.output.name, table.rows.assign(**scores))
+    scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
 
-        compared = {"model": scores_N, **{name: mutants.numbers[name] for name in score.compare}}
-        measured_N = mutants.numbers[score.measured_column]
-        proteins = [variant.protein.name for variant in mutants.variants]
+        compared = {"model": scores_N, **{name: table.numbers[name] for name in score.compare}}
+        measured_N = table.numbers[score.measured_column]
+        proteins = [variant.protein.name for variant in table.variants]
         print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=score.bootstrap))))
 
 

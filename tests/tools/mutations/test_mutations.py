@@ -346,10 +346,10 @@ def test_a_group_is_on_one_side_of_every_fold(mutations):
     refused = (2, "folds modulo: would divide groups; give random or rest")
     mutations("fit", "", "--table grouped.csv --output no --groups cluster --folds modulo", FIT, refused=refused)
     write("two.csv", [*table, (table[0][0].lower(), 1, 1, "other")], "mutant", "score", "zs", "cluster")
-    refused = (3, f"{table[0][0]}: its rows are of several groups; give them one")
+    refused = (3, f"two.csv: {table[0][0]} is of the groups 'g0', 'other'; give all its rows")
     mutations("fit", "", "--table two.csv --output no --groups cluster", FIT, refused=refused)
     write("none.csv", [*table[1:], (*table[0][:3], "NA")], "mutant", "score", "zs", "cluster")
-    refused = (3, f"none.csv: {table[0][0]} has a measured value and no group")
+    refused = (3, f"none.csv: {table[0][0]} is of the groups ''; give all its rows one")
     mutations("fit", "", "--table none.csv --output no --groups cluster", FIT, refused=refused)
 
 
