@@ -108,7 +108,7 @@ class Proposer:
         if fit.sequence_column is not None:
             texts = [mutant.sequence(self._protein.sequence) for mutant in mutants]
         columns: dict[str, Any] = {PROTEIN_COLUMN: [self._protein.name] * len(rows)} if self._protein.name else {}
-        columns |= {fit.sequence_column or fit.mutant_column: texts, fit.measured_column: [np.nan] * len(rows)}
+        columns |= {fit.sequence_column or str(fit.mutant_column): texts, fit.measured_column: [np.nan] * len(rows)}
         if fit.groups is not None:
             columns[fit.groups] = [None] * len(rows)
         if fit.zero_shot_column is not None:

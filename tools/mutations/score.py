@@ -86,12 +86,10 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
-        scores = {
-            key: by_row(values_N, table.number_of_row)
-            for key, values_N in _columns(free[0], scores_N, predicted).items()
-        }
+        new = _columns(free[0], scores_N, predicted)
+        new = {name: by_row(values_N, table.number_of_row) for name, values_N in new.items()}
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, table.rows.assign(**scores))
+            write_scores(building, score.output.name, table.rows.assign(**new))
     scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
