@@ -156,7 +156,9 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
             )
         return parts_N
     # What stays on one side: a distinct sequence, or a whole group.
-    units_N = hashes_N if records.groups is None else hashes_of([name.encode() for name in records.groups])
+    units_N = hashes_N
+    if records.groups is not None:
+        units_N = hashes_of([name.encode() for name in records.groups])
     if data.labels.split == "stratified":
         # Before the split, which would refuse numbers for occurring once each.
         check_names(sorted(set(records.labels)), data.labels.kind)  # type: ignore[arg-type]

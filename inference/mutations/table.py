@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,9 +67,10 @@ class MutantTable:
 
 def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
     """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
-    number_of: dict[Variant, int] = {}
-    numbers = [-1 if key is None else number_of.setdefault(key, len(number_of)) for key in variants]
-    return [*number_of], np.array(numbers)
+    mutants = [*dict.fromkeys(variant for variant in variants if variant is not None)]
+    number_of: dict[Variant | None, int] = {mutant: number for number, mutant in enumerate(mutants)}
+    numbers = map(number_of.get, variants, repeat(-1))
+    return mutants, np.array([*numbers])
 
 
 def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -237,7 +239,7 @@ def _tables(
         needed = {_SEQUENCE_COLUMN: ""} if of_gym else {}
         if not name and len(known) > 1:
             needed = {PROTEIN_COLUMN: ""}
-        others = [name for name in _header(path) if name] if every_column else []
+        others = filter(None, _header(path) if every_column else ())
         # What means a missing value is left as it is in columns that are only passed on.
         columns = Table(path, {**dict.fromkeys(others, ""), **needed, **wanted}, MISSING).columns()
         size = len(columns[column])
