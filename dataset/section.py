@@ -97,6 +97,9 @@ class LabelsSection(Section):
     """Table: column of train, valid (or validation, val, dev) and test. labels_file: attribute of its headers with
     these values, such as SET of SET=train. A true value in a column or attribute 'validation' turns train into valid,
     as in FLIP; counted."""
+    group_column: str | None = None
+    """Table: column of a group of each record, such as a cluster of sequences. Splits hash and stratified then hold out
+    whole groups in place of distinct sequences."""
     validation_source: Annotated[list[str], UNSEEN] = Field([])
     """Labelled files to hold out, for split files."""
     unseen_labels: Literal["error", "skip"] = "error"
@@ -138,6 +141,10 @@ class LabelsSection(Section):
             (
                 (self.split == "files") != bool(self.validation_source),
                 "split files and validation_source go together: set both or neither (none empties the list)",
+            ),
+            (
+                self.group_column is not None and self.split not in ("hash", "stratified"),
+                f"group_column is for split hash or stratified, not for {self.split}: remove one",
             ),
             (
                 len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"),

@@ -87,10 +87,12 @@ class Table:
     ``wanted`` has for each column to read the setting that names it, for messages; empty where none does, and None for
     a column that may be absent. ``finished`` has the file as it was read, alone, once it was. ``keep`` has texts of
     :data:`MISSING` that are values here.
+    ``header`` has the names of all columns, once the first rows were read.
     """
 
     def __init__(self, path: Path, wanted: Mapping[str, str | None], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
+        self.header: list[str] = []
         self._path = path
         self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
         self.wanted = wanted
@@ -184,6 +186,7 @@ class Table:
 
     def _columns(self, header: list[str]) -> list[str]:
         """Columns to read; raises DataError for a header that lacks one or repeats it."""
+        self.header = header
         columns = [name for name, setting in self.wanted.items() if name in header or setting is not None]
         for name in columns:
             setting = self.wanted[name]

@@ -179,7 +179,10 @@ def write_mutants(folder: Path) -> None:
     (folder / "wild.fasta").write_text(f">wild\n{sequence}\n")
     protein = Protein(sequence)
     texts = [protein.text(mutant.mutations[0]) for mutant in protein.singles()]
-    rows = [("mutant", "score"), *((text, str(number % 7)) for number, text in enumerate(texts))]
+    rows = [
+        ("mutant", "score", "eve"),
+        *((text, str(number % 7), str(number % 5)) for number, text in enumerate(texts)),
+    ]
     for name in ("mutants", "measured", "plate6"):
         write_table(folder / f"{name}.csv", rows)
     options = f"--fit.sequence {folder / 'wild.fasta'} --fit.table {folder / 'measured.csv'} --fit.features one_hot"

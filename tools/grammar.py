@@ -39,8 +39,8 @@ from esmeray.train_config.section import (
 class Command(Section):
     """Base of what a command takes: sections, whose settings a file may hold as well, and words.
 
-    Words stand on the command line alone. A bool is a flag, what has no default is the target, of which a list has
-    several, and anything else an option with a value. A name may end in _.
+    Words stand on the command line alone. A bool is a flag; what has no default, or :data:`OPTIONAL_TARGET`, is the
+    target, and a list takes several; anything else is an option with a value. A name may end in _.
     """
 
 
@@ -78,6 +78,8 @@ class Made:
                 building.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
+OPTIONAL_TARGET = "optional target"
+"""Metadata of a word with a default that is a target, and not an option."""
 Overwrite = Annotated[bool, Field(description="Replace what this command made and nobody changed since.")]
 OfModel = Annotated[Path, Field(description="Folder of a run, or of an export of one.")]
 OfRun = Annotated[Path, Field(description="Folder of the run.")]
@@ -223,10 +225,12 @@ class _Parser(argparse.ArgumentParser):
         sections = {**sections_of(run), **sections_of(schema)}
         groups = {path: section for path, section in sections.items() if path and own_settings(section)}
         words = {name: field for (name,), field in own_settings(schema).items()}
-        required = {name: field for name, field in words.items() if field.is_required()}
-        targets = [name.upper() + " ..." * bool(list_type(field.annotation)) for name, field in required.items()]
+        positional = {
+            name: field for name, field in words.items() if field.is_required() or OPTIONAL_TARGET in field.metadata
+        }
+        targets = [name.upper() + " ..." * bool(list_type(field.annotation)) for name, field in positional.items()]
         settings = ["[--config FILE] [--section.key VALUE ...]"] if groups else []
-        options = [f"[{_option(name)}]" for name in words if name not in required]
+        options = [f"[{_option(name)}]" for name in words if name not in positional]
         super().__init__(
             usage=_escaped(" ".join([program_of(command), *targets, *settings, *options])),
             description=text,
@@ -236,12 +240,13 @@ class _Parser(argparse.ArgumentParser):
         )
         self.set_defaults(config=None)
         for name, field in words.items():
-            if name in required:
+            if name in positional:
                 self.add_argument(
                     name,
                     # None at all is refused below, with an example, where argparse would print the usage.
                     nargs="*" if list_type(field.annotation) else "?",
                     metavar=name.upper(),
+                    default=argparse.SUPPRESS if field.is_required() else field.default,
                     help=_help(field),
                 )
             elif field.annotation is bool:

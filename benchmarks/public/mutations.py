@@ -35,7 +35,7 @@ def _run(work: Work, command: str, settings: Mapping[str, object], *lists: objec
     if not output.exists():  # of a seed that was stopped
         own = {"features": "one_hot", "output": output, "seed": work.seed, **settings}
         words = [word for key, value in own.items() for word in (f"--{command}.{key}", value)]
-        work.run("mutations", command, "none", *words, *lists)
+        work.run("mutations", command, *words, *lists)
 
 
 def _assays(work: Work) -> dict[str, Value]:

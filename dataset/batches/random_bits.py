@@ -108,14 +108,14 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
 
 
 def split_stratified(
-    sequence_hashes: NDArray[np.uint64], classes: NDArray[np.int64], validation_share: float
+    sequence_hashes: NDArray[np.uint64], classes: NDArray[np.int64], validation_share: float, may_part: bool = True
 ) -> tuple[Indices, Indices]:
     """Record indices for training and for validation, each ascending, with the same share of every class.
 
     Of each class the distinct sequences that come first by hash are held out, as many as the share says, but at least
     one and not all where there are two; the only sequence of a class is trained on. Duplicates stay on one side. A
     sequence with records of several classes is settled by the one with the fewest sequences; only where this leaves
-    another class without a side do its records of one sequence part from those of the others.
+    another class without a side do its records of one sequence part from those of the others, if they ``may_part``.
 
     Raises DataError where no class has two distinct sequences and two sides were asked for.
     """
@@ -132,7 +132,7 @@ def split_stratified(
     # What other classes have settled may leave one on a single side.
     for number, sequences_K in zip(np.unique(pairs[0]), sequences_of, strict=True):
         num_held_out = int(held_out_S[sequences_K].sum())
-        if len(sequences_K) > 1 and num_held_out in (0, len(sequences_K)):
+        if may_part and len(sequences_K) > 1 and num_held_out in (0, len(sequences_K)):
             parting = sequences_K[0] if num_held_out == 0 else sequences_K[-1]
             held_out_N[(classes == number) & (sequence_N == parting)] = num_held_out == 0
     if not held_out_N.any():

@@ -163,13 +163,17 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
                 f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
+    # What stays on one side: a distinct sequence, or a whole group.
+    units_N = hashes_N
+    if records.groups is not None:
+        units_N = hashes_of([name.encode() for name in records.groups])
     if data.labels.split == "stratified":
         # Before the split, which would refuse numbers for occurring once each.
         check_names(sorted(set(records.labels)), data.labels.kind)  # type: ignore[arg-type]
         _, classes_N = np.unique(np.array(records.labels), return_inverse=True)
-        _, validation = split_stratified(hashes_N, classes_N, data.validation_share)
+        _, validation = split_stratified(units_N, classes_N, data.validation_share, records.groups is None)
     else:
-        _, validation = split_records(hashes_N, data.validation_share)
+        _, validation = split_records(units_N, data.validation_share)
     parts_N[validation] = PARTS.index("validation")
     return parts_N
 

@@ -27,7 +27,7 @@ from esmeray.dataset.labels.parts import (
     header_pattern,
     place_in_file,
 )
-from esmeray.dataset.labels.values import Label, SeparatedNames, label_reader, part, weight
+from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
@@ -68,6 +68,7 @@ class LabelledRecords:
             number is missing; or None.
         weights: (N,) float32 or None.
         parts: training, validation or test of each record, or None.
+        groups: name of the group of each record, which a split keeps together, or None.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
         origins: file of each record and its number in it, from 1; None instead of the file for the sample.
@@ -83,6 +84,7 @@ class LabelledRecords:
     held_out_source: list[SourceFile]
     labels_source: list[SourceFile]
     origins: list[tuple[Path | None, int]]
+    groups: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -158,6 +160,7 @@ def read_labelled(
         held_out_source=source.finished[len(paths) :],
         labels_source=residue_labels.files if residue_labels else [],
         origins=reader.origins,
+        groups=reader.groups or None,
     )
 
 
@@ -192,6 +195,7 @@ class _Reader:
         self.labels: list[Label] = []
         self.weights: list[float] = []
         self.parts: list[str] = []
+        self.groups: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
         self._ingest = ingest
         self.counts = ingest.counts = LabelledCounts()  # one for both, since a report is of all that was done
@@ -239,12 +243,14 @@ class _Reader:
         try:
             if taken.weights is not None:
                 self.weights.append(weight(taken.weights[index]))
+            if taken.groups is not None:
+                self.groups.append(group(taken.groups[index]))
             name = part_of_file if taken.splits is None else part(*taken.splits[index])
             self.parts.append(name)
             self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
         except ValueError as error:
             # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
-            self._ingest.faults.add("record{s} whose weight or split can't be read", taken.batch, index, str(error))
+            self._ingest.faults.add("record{s} with a bad weight, split or group", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""

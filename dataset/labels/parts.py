@@ -40,7 +40,7 @@ class LabelledPart(NamedTuple):
         batch: ids and texts.
         numbers: number of each record in its file, from 1.
         labels: values of the label columns of each record; None where labels are not read.
-        weights: value of each record; None where there is no such column.
+        weights, groups: value of each record; None where there is no such column.
         splits: values (split, validation) of the split column and FLIP's of each record; None without a split column.
         missing: the message for the record at an index when it has no label.
         num_empty: rows that were left out, because they have no text.
@@ -51,6 +51,7 @@ class LabelledPart(NamedTuple):
     labels: Sequence[Sequence[Any]] | None = None
     weights: list[Any] | None = None
     splits: list[Any] | None = None
+    groups: list[Any] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
 
@@ -294,6 +295,7 @@ class LabelledSource:
         for name, is_set in (
             ("weight_column", settings.weight_column is not None),
             ("split_column", settings.split_column is not None and not self._residue_labels),
+            ("group_column", settings.group_column is not None),
             ("label_columns", len(settings.label_columns) > 1),
         ):
             if is_set:
@@ -307,6 +309,7 @@ class LabelledSource:
         if self._with_labels:
             columns += [("label_columns", column) for column in settings.label_columns]
             columns += [("weight_column", settings.weight_column), ("split_column", settings.split_column)]
+            columns.append(("group_column", settings.group_column))
         wanted: dict[str, str] = {}
         for setting, column in columns:
             if column is not None:
@@ -352,6 +355,7 @@ class LabelledSource:
                 labels=labels,
                 weights=kept.get(settings.weight_column or ""),
                 splits=None if splits is None else list(zip(splits, validation, strict=False)),
+                groups=kept.get(settings.group_column or ""),
                 missing=lambda index, rows=indices: (  # type: ignore[misc]
                     "no label in column "
                     + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)

@@ -121,6 +121,14 @@ def weight(value: Any) -> float:
     return weighed
 
 
+def group(value: Any) -> str:
+    """A value as the name of a group; raises ValueError where it is missing."""
+    name = text_of(value).strip()
+    if not name:
+        raise ValueError("the group is missing; complete it, or give the record a group of its own")
+    return name
+
+
 def part(value: Any, validation: Any = None) -> str:
     """A value of the split column as training, validation or test; a true one of FLIP's second column, ``validation``,
     turns training into validation. Raises ValueError for any other value."""

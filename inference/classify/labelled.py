@@ -156,7 +156,7 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: O
         raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
     update: dict[str, object] = {"kind": space.kind}
     if part == "all":  # else reading would ask for the split that the run was trained with
-        update |= {"split": "hash", "split_column": None, "validation_source": []}
+        update |= {"split": "hash", "split_column": None, "group_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
             f"--evaluate.part {part} of a file needs a split column: give --data.labels.split column "

@@ -52,7 +52,7 @@ def _proposed(part: Measured, section: MutationCampaignSection, repeat: int) -> 
     for _ in range(section.rounds):
         rest = np.setdiff1d(np.arange(len(part.values)), known)
         # Of nothing that is measured the first time: then the zero-shot score alone says what is good.
-        process = Posterior(part.features[known], part.values[known])
+        process = Posterior(part.features[known], part.values[known], replicates_N=part.replicates[known])
         plate = choose(process, part.features[rest], section.number, section.strategy, section.seed + repeat)
         known = np.append(known, rest[plate])
     return known

@@ -3,6 +3,7 @@ with mutations.json. Shape legend: N mutants, D channels.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, 
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
 from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
-from esmeray.inference.mutations.table import MutantTable
+from esmeray.inference.mutations.table import MutantTable, by_row, distinct, read_variants
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
@@ -58,14 +59,16 @@ def inputs_of(
 class FittedProtein(BaseModel, extra="forbid", frozen=True):
     """Measurements of a protein, from which the process is made anew, and the weights of its kernels.
 
-    ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a measured
-    value, with their score of the column or 0.
+    ``measured`` are means over measurements, whose numbers, relative to their mean, are ``replicates``; 1 each if it is
+    empty. ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a
+    measured value, with their score of the column or 0.
     """
 
     name: str
     sequence: str
     mutants: list[str]
     measured: list[float]
+    replicates: list[float] = Field([])
     scores: list[float]
     listed: dict[str, float]
     weights: Weights
@@ -79,15 +82,23 @@ class FittedProtein(BaseModel, extra="forbid", frozen=True):
         features = own.features(protein, mutants, own, sites)
         with record_bar("measured mutants") as bar:
             process = Posterior(
-                features, np.array(self.measured), self.weights, lambda done: bar(done / len(mutants), done)
+                features,
+                np.array(self.measured),
+                self.weights,
+                lambda done: bar(done / len(mutants), done),
+                # A model of a version without replicates has one of each.
+                np.array(self.replicates or [1] * len(mutants)),
             )
         return process, lambda others, inputs: inputs.features(protein, others, own, sites)
 
 
 class Fitted(BaseModel, extra="forbid", frozen=True):
-    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the proteins."""
+    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the proteins.
 
-    model: str
+    ``model`` is None if the fit opened none.
+    """
+
+    model: str | None
     fingerprint: str | None
     section: MutationFitSection
     proteins: list[FittedProtein]
@@ -99,7 +110,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         # Opened only where it is needed: one-hot features with a column of scores take no model at all.
         @cache
         def open_scorer() -> Scorer:
-            scorer = Scorer(self.model, fit_section, folder)
+            scorer = Scorer(str(self.model), fit_section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
                 raise DataError(f"model {self.model}: has changed since the fit; fit again")
             return scorer
@@ -161,34 +172,20 @@ def _are_substitutions(mutants: Sequence[Mutant]) -> bool:
 
 
 def predictions_of(
-    sources: Sequence[str],
-    variants: Sequence[Variant | None],
-    section: MutationsSection,
-    folder: Path,
-    columns: Columns,
+    sources: Sequence[str], variants: Sequence[Variant], section: MutationsSection, folder: Path, columns: Columns
 ) -> list[Prediction]:
-    """Of each model its scores as means, or what it predicts where it is fitted; NaN where there is no mutant.
+    """Of each model its scores as means, or what it predicts where it is fitted.
 
-    Raises DataError where there is none at all, and as :class:`Scorer` and :meth:`Fitted.predict`.
+    Raises as :class:`Scorer` and :meth:`Fitted.predict`.
     """
-    # Each mutant once: codons that differ alone, and tables of replicates, repeat them.
-    first_rows = {variant: row for row, variant in reversed([*enumerate(variants)]) if variant is not None}
-    if not first_rows:
-        raise DataError("no mutants are left to score; mend the table")
-    distinct = [*first_rows]
-    columns = {name: values[[*first_rows.values()]] for name, values in columns.items()}
-    number_of = {variant: number for number, variant in enumerate(distinct)}
-    # The last of what is predicted is NaN, for rows without a mutant.
-    numbers_N = [len(distinct) if variant is None else number_of[variant] for variant in variants]
     predicted = []
     for source in sources:
         fitted = read_fitted(source)
         if fitted is None:
-            scores_N = Scorer(source, section, folder).zero_shot(distinct)
-            prediction = Prediction.unknown(len(distinct))._replace(mean=scores_N)
+            scores_N = Scorer(source, section, folder).zero_shot(variants)
+            predicted.append(Prediction.unknown(len(variants))._replace(mean=scores_N))
         else:
-            prediction = fitted.predict(distinct, section, folder, columns)
-        predicted.append(Prediction(*(np.append(values, np.nan)[numbers_N] for values in prediction)))
+            predicted.append(fitted.predict(variants, section, folder, columns))
     return predicted
 
 
@@ -207,15 +204,15 @@ def score_mutants(
     Args:
         model: a masked language model, as :func:`esmeray.open_model` takes it, or a fitted one.
         sequence: the wild type.
-        mutants: as A24G or A24G:C25D.
+        mutants: as A24G, A24G:C25D or p.Ala24Gly, in any notation of :mod:`esmeray.inference.mutations.variants`.
         method: wild_type is one pass, masked one for each mutated position, pseudo one for each position of each
             mutant (Salazar et al. 2020).
         first_position: number of the first residue.
         device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
 
-    The wild type is cleaned as commands clean it, with a warning that counts the changes. Raises DataError for a wild
-    type that a command would refuse and for a mutant that it can't have, ConfigError for another kind of model, and if
-    ``mutants`` is no list.
+    The wild type is cleaned as commands clean it, with a warning that counts the changes. NaN for a mutant without a
+    score, such as a stop. Raises DataError for a wild type that a command would refuse, for a mutant that it can't have
+    and if no mutant has a score; ConfigError for another kind of model, and if ``mutants`` is no list.
 
     >>> esmeray.score_mutants("esm2", "MKTAYIAKQR", ["K2R", "T3S:A4G"], method="wild_type").shape
     (2,)
@@ -224,18 +221,24 @@ def score_mutants(
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection.of(method=method, device=device, first_position=first_position)
     protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
+    variants = read_variants(mutants, [protein] * len(mutants), "mutants", Counter())
+    own_variants, number_of_row = distinct(variants)
+    if not own_variants:
+        raise DataError("no mutant has a score; give substitutions, such as A24G")
     with TemporaryDirectory() as folder:
-        variants = [Variant(protein, protein.mutant(text)) for text in mutants]
-        (predicted,) = predictions_of([str(model)], variants, section, Path(folder), {})
-    return predicted.mean
+        (predicted,) = predictions_of([str(model)], own_variants, section, Path(folder), {})
+    return by_row(predicted.mean, number_of_row)
 
 
-def fit_table(source: str, table: MutantTable, section: MutationFitSection, folder: Path) -> tuple[Fitted, Evaluations]:
+def fit_table(
+    source: str | None, table: MutantTable, section: MutationFitSection, folder: Path
+) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
-    Raises DataError where these are too few, and as :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
+    ``source`` is None if the section needs no model. Raises DataError for too few mutants, and as :class:`Scorer` and
+    :mod:`esmeray.inference.mutations.validation`.
     """
-    open_scorer = cache(lambda: Scorer(source, section, folder))
+    open_scorer = cache(lambda: Scorer(str(source), section, folder))
     parts = measured_parts(table, section, open_scorer, source)
     evaluated = evaluations(parts, section)
     proteins = [
@@ -244,67 +247,89 @@ def fit_table(source: str, table: MutantTable, section: MutationFitSection, fold
             sequence=part.protein.sequence,
             mutants=[*map(part.protein.text_of, part.mutants)],
             measured=part.values.tolist(),
+            replicates=part.replicates.tolist(),
             scores=part.inputs.scores.tolist(),
             listed=_listed(part, table, section),
             # Of all mutants: cross-validation has said how good one of fewer is.
-            weights=learn(part.features, part.values),
+            weights=learn(part.features, part.values, part.replicates),
             embeddings=part.inputs.embeddings,
         )
         for part in parts
     ]
+    opened = source is not None and open_scorer.cache_info().currsize > 0
     fitted = Fitted(
         # Absolute, since the fitted model may be used from another folder.
-        model=str(Path(source).absolute()) if Path(source).exists() else source,
-        fingerprint=open_scorer().facts.fingerprint if open_scorer.cache_info().currsize else None,
-        section=section,
+        model=str(Path(source).absolute()) if source is not None and Path(source).exists() else source,
+        fingerprint=open_scorer().facts.fingerprint if opened else None,
+        # With the column that was read, which proposals are written in.
+        section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
         proteins=proteins,
     )
     return fitted, evaluated
 
 
 def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str | None
 ) -> list[Measured]:
-    """The mutants of each protein that have a value in each column."""
+    """The mutants of each protein that have a value in each column. Raises DataError for too few, or without a group.
+
+    What is left out is printed.
+    """
+    variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
-    known_N = np.logical_and.reduce([np.isfinite(values) for values in table.numbers.values()])
-    used = [
-        (row, variant)
-        for row, variant in enumerate(table.variants)
-        if variant is not None and known_N[row] and variant.mutant != WILD_TYPE
-    ]
-    rows = [row for row, _ in used]
-    variants = [variant for _, variant in used]
-    groups = _by_protein(variants)
-    sizes = {protein.name: len(own) for protein, own in groups.items()} or {"": 0}
+    mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
+    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())])
+    rows = np.flatnonzero(known_N)
+    proteins = _by_protein([variants[row] for row in rows])
+    sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
     if fewest < _FEWEST:
         where = f"{section.table}, {name}" if name else section.table
         raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
-    columns = {name: values[rows] for name, values in table.numbers.items()}
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
-    inputs = inputs_of(section, variants, open_scorer, columns)
+    replicates_N = table.replicates[section.measured_column][rows]
+    if replicates_N.max() > 1:
+        say(f"  {counted(int(replicates_N.sum()), 'measurement{s}')}, averaged for each mutant")
+    for column, values in table.numbers.items():
+        missing = int(np.isnan(values[mutated_N]).sum())
+        if missing:
+            say(f"  {counted(missing, 'mutant{s}')} left out, without a value in column {column!r}")
+    columns = {column: values[rows] for column, values in table.numbers.items()}
+    inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []
-    for protein, own in groups.items():
-        mutants = [variants[row].mutant for row in own]
+    for protein, own in proteins.items():
+        own_mutants = [variants[row].mutant for row in rows[own]]
         own_inputs = inputs.of(own)
-        sites = section.features == "one_hot" or _are_substitutions(mutants)
-        features = own_inputs.features(protein, mutants, own_inputs, sites)
-        parts.append(Measured(protein, mutants, own_inputs, features, columns[section.measured_column][own]))
+        sites = section.features == "one_hot" or _are_substitutions(own_mutants)
+        features = own_inputs.features(protein, own_mutants, own_inputs, sites)
+        groups_N = None
+        if table.groups:
+            groups = [table.groups[row] for row in rows[own]]
+            for mutant, names in zip(own_mutants, groups, strict=True):
+                if len(names) > 1 or not names[0]:
+                    raise DataError(
+                        f"{section.table}: {protein.text_of(mutant)} is of the groups {', '.join(map(repr, names))}; "
+                        "give all its rows one group"
+                    )
+            groups_N = np.unique(np.concatenate(groups).astype(str), return_inverse=True)[1]
+        # Relative: a table in which every mutant was measured three times is as one of these means.
+        relative_N = replicates_N[own] / replicates_N[own].mean()
+        measured_N = columns[section.measured_column][own]
+        parts.append(Measured(protein, own_mutants, own_inputs, features, measured_N, relative_N, groups_N))
     return parts
 
 
-def _listed(part: Measured, table: MutantTable, section: MutationFitSection) -> dict[str, float]:
-    """Mutants without a measured value, and their scores where a column has them."""
-    measured_N = table.numbers[section.measured_column]
+def _listed(part: Measured, mutants: MutantTable, section: MutationFitSection) -> dict[str, float]:
+    """Mutants without a measured value, and their scores if a column has them."""
+    measured_N = mutants.numbers[section.measured_column]
     scores_N = (
-        np.zeros_like(measured_N) if section.zero_shot_column is None else table.numbers[section.zero_shot_column]
+        np.zeros_like(measured_N) if section.zero_shot_column is None else mutants.numbers[section.zero_shot_column]
     )
     return {
         part.protein.text_of(variant.mutant): float(score)
-        for variant, value, score in zip(table.variants, measured_N, scores_N, strict=True)
-        if variant is not None and variant.protein == part.protein and np.isnan(value) and np.isfinite(score)
+        for variant, value, score in zip(mutants.variants, measured_N, scores_N, strict=True)
+        if variant.protein == part.protein and variant.mutant != WILD_TYPE and np.isnan(value) and np.isfinite(score)
     }
 
 

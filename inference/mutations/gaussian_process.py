@@ -1,7 +1,8 @@
 """A Gaussian process over mutants (Rasmussen and Williams 2006): what they measure, with its uncertainty.
 
 The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features`, and a level. Weights are
-those of the highest posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. Of more
+those of the highest posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. The
+value of a mutant that was measured n times is a mean, with a variance of the noise by n. Of more
 than some thousand mutants the process is that of as many inducing ones (Quinonero-Candela and Rasmussen 2005), and the
 time is linear in the others.
 
@@ -90,8 +91,8 @@ def _calibrating(size: int) -> NDArray[np.int64]:
 class Posterior:
     """The process once mutants are measured; of none at all, what is believed before.
 
-    ``features``: of N mutants, ``measured_N`` their values. ``names``: kernels to use, all by default. ``weights``:
-    learnt unless they are given. ``advance`` is called with the number of mutants that are done.
+    ``features``: of N mutants, ``measured_N`` their values, each the mean of ``replicates_N`` measurements (one by
+    default). ``weights``: learnt unless they are given. ``advance`` is called with the number of mutants that are done.
     """
 
     def __init__(
@@ -100,11 +101,15 @@ class Posterior:
         measured_N: Floats,
         weights: Weights | None = None,
         advance: Callable[[int], None] = lambda _: None,
+        replicates_N: Floats | None = None,
     ) -> None:
         size = len(measured_N)
+        self._replicates_N = np.ones(size) if replicates_N is None else replicates_N
         self._level, self._spread = _level_and_spread(measured_N)
         targets_N = (measured_N - self._level) / self._spread - _expected(features)
-        self.weights = weights = learn(features, measured_N) if weights is None else weights
+        if weights is None:
+            weights = learn(features, measured_N, self._replicates_N)
+        self.weights = weights
         self._inducing = features[sampled(size, _INDUCING)]
         kernel_MM = self._kernel(self._inducing, self._inducing)
         # Mutants that have equal features make it singular.
@@ -113,8 +118,9 @@ class Posterior:
         precision_MM = weights["noise"] * np.eye(len(self._inducing))
         sums_M = np.zeros(len(self._inducing))
         for rows, basis_NM in self._blocks(features):
-            precision_MM += basis_NM.T @ basis_NM
-            sums_M += basis_NM.T @ targets_N[rows]
+            weighted_NM = basis_NM * self._replicates_N[rows, None]
+            precision_MM += weighted_NM.T @ basis_NM
+            sums_M += weighted_NM.T @ targets_N[rows]
             advance(rows.stop)
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
         self._coefficients_M = self._solved(sums_M, twice=True)
@@ -122,8 +128,8 @@ class Posterior:
         self.scale = self._scale(features, targets_N) if size else 1.0
         self._measured = features
 
-    def predict(self, features: Features) -> Prediction:
-        """Means, deviations and intervals."""
+    def predict(self, features: Features, replicates_N: Floats | float = 1.0) -> Prediction:
+        """Means, deviations, and intervals of the mean of so many measurements."""
         mean_N = np.zeros(len(features))
         variance_N = self._variances(features)
         for rows, basis_NM in self._blocks(features):
@@ -132,7 +138,7 @@ class Posterior:
             variance_N[rows] += known_N - (basis_NM**2).sum(axis=1)
         mean_N = self._level + self._spread * (mean_N + _expected(features))
         variance_N = np.maximum(variance_N, _JITTER)
-        half_N = _SCORE * self.scale * self._spread * np.sqrt(variance_N + self.weights["noise"])
+        half_N = _SCORE * self.scale * self._spread * np.sqrt(variance_N + self.weights["noise"] / replicates_N)
         return Prediction(mean_N, self._spread * np.sqrt(variance_N), mean_N - half_N, mean_N + half_N)
 
     def covariance(self, features: Features) -> Floats:
@@ -184,10 +190,13 @@ class Posterior:
         others = np.setdiff1d(np.arange(len(features)), judges)
         site_ND = features.parts["site"]
         ridges = [
-            Ridge(penalty, fit_intercept=False, solver="lsqr").fit(site_ND[others], left_N[others])
+            Ridge(penalty, fit_intercept=False, solver="lsqr").fit(
+                site_ND[others], left_N[others], sample_weight=self._replicates_N[others]
+            )
             for penalty in _PENALTIES
         ]
-        return min(ridges, key=lambda ridge: ((left_N[judges] - ridge.predict(site_ND[judges])) ** 2).sum())
+        weights_N = self._replicates_N[judges]
+        return min(ridges, key=lambda ridge: weights_N @ (left_N[judges] - ridge.predict(site_ND[judges])) ** 2)
 
     def _rest_of(self, features: Features) -> Floats | float:
         return 0.0 if self._rest is None else self._rest.predict(features.parts["site"])
@@ -200,14 +209,15 @@ class Posterior:
         """
         rows = _calibrating(len(features))
         basis_NM = self._basis(features[rows])
+        noise_N = self.weights["noise"] / self._replicates_N[rows]
         known_N = (self._solved(basis_NM.T) ** 2).sum(axis=0)
         errors_N = targets_N[rows] - basis_NM @ self._coefficients_M - self._rest_of(features[rows])
         if self._rest is None:
-            variances_N = self.weights["noise"] * np.maximum(1 - known_N, _JITTER)
+            variances_N = noise_N * np.maximum(1 - self._replicates_N[rows] * known_N, _JITTER)
         else:
             # The rest has not seen them, and one of so many mutants changes the inducing ones little.
             variances_N = self._variances(features[rows]) - (basis_NM**2).sum(axis=1)
-            variances_N = np.maximum(variances_N, 0.0) + self.weights["noise"] * (1 + known_N)
+            variances_N = np.maximum(variances_N, 0.0) + noise_N + self.weights["noise"] * known_N
         errors_N /= np.sqrt(variances_N)
         rank = min(len(rows), int(np.ceil(COVERED * (len(rows) + 1))))
         scale = float(np.sort(np.abs(errors_N))[rank - 1]) / _SCORE
@@ -231,10 +241,11 @@ def _level_and_spread(measured_N: Floats) -> tuple[float, float]:
     return float(measured_N.mean()), float(measured_N.std()) or 1.0
 
 
-def learn(features: Features, measured_N: Floats) -> Weights:
+def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = None) -> Weights:
     """The weights of the highest posterior; what is expected where nothing is measured."""
     rows = sampled(len(measured_N), _LEARNING)
     features = features[rows]
+    replicates_N = np.ones(len(rows)) if replicates_N is None else replicates_N[rows]
     level, spread = _level_and_spread(measured_N)
     targets_N = (measured_N[rows] - level) / spread - _expected(features)
     terms = kernels(features, features)
@@ -243,7 +254,7 @@ def learn(features: Features, measured_N: Floats) -> Weights:
     if not len(rows):
         return {name: _EXPECTED[name] for name in names}
     optimum = minimize(
-        partial(_negative_log_posterior, [*terms.values()], targets_N, start_P),
+        partial(_negative_log_posterior, [*terms.values()], targets_N, start_P, replicates_N=replicates_N),
         start_P,
         jac=True,
         method="L-BFGS-B",
@@ -255,12 +266,12 @@ def learn(features: Features, measured_N: Floats) -> Weights:
 
 
 def _negative_log_posterior(
-    terms: list[Floats], targets_N: Floats, expected_P: Floats, logs_P: Floats
+    terms: list[Floats], targets_N: Floats, expected_P: Floats, logs_P: Floats, replicates_N: Floats | float = 1.0
 ) -> tuple[float, Floats]:
     """And its gradient by the logarithms of the weights (Rasmussen and Williams 2006, equation 5.9)."""
     *weights, noise = np.exp(logs_P).tolist()
     covariance_NN = sum(weight * term for weight, term in zip(weights, terms, strict=True)) + 1.0
-    covariance_NN[np.diag_indices_from(covariance_NN)] += noise
+    covariance_NN[np.diag_indices_from(covariance_NN)] += noise / replicates_N
     factor = cho_factor(covariance_NN, lower=True)
     inverse_NN = cho_solve(factor, np.eye(len(targets_N)))
     solved_N = inverse_NN @ targets_N
@@ -268,5 +279,5 @@ def _negative_log_posterior(
     value = 0.5 * targets_N @ solved_N + np.log(np.diag(factor[0])).sum() + 0.5 * (deviations_P**2).sum()
     rest_NN = inverse_NN - np.outer(solved_N, solved_N)
     gradients = [weight * np.vdot(rest_NN, term) for weight, term in zip(weights, terms, strict=True)]
-    gradient_P = 0.5 * np.array([*gradients, noise * np.trace(rest_NN)])
+    gradient_P = 0.5 * np.array([*gradients, noise * (np.diag(rest_NN) / replicates_N).sum()])
     return float(value), gradient_P + deviations_P / _LOG_SPREAD

@@ -85,8 +85,8 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
 def evaluations_of(
     scores: Mapping[str, Floats], measured_N: Floats, proteins: Sequence[str], *, samples: int
 ) -> dict[str, dict[str, Any]]:
-    """:func:`evaluation_of` by protein, of which there are names where they are several."""
-    names_N = np.array(proteins or [""] * len(measured_N))
+    """:func:`evaluation_of` by protein; ``proteins`` has the name of each mutant's."""
+    names_N = np.array(proteins)
     rows = {name: names_N == name for name in dict.fromkeys(names_N.tolist())}
     return {
         name: evaluation_of({key: values[own_N] for key, values in scores.items()}, measured_N[own_N], samples=samples)

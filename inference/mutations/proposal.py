@@ -4,6 +4,7 @@ Shape legend: N candidates, S of these on the shortlist.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import counted
 from esmeray.inference.mutations.features import Features
 from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
@@ -25,6 +27,8 @@ _SHORTLIST = 1024
 """Candidates whose dependence on each other is looked at."""
 _COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
 """Candidates that are combinations, at most, by the fit's features: of the mutations that are predicted best."""
+_SHOWN = 3
+"""Mutants that a line of the report names."""
 _OPTIMISM = 2.0
 """Standard deviations of the upper confidence bound."""
 
@@ -64,7 +68,8 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
 class Proposer:
     """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
 
-    Raises ConfigError where the protein is none of the fit's, or a position is none.
+    ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
+    of the fit's, and for a position that is none.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -79,6 +84,7 @@ class Proposer:
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
         self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
+        self.left_out: defaultdict[str, list[str]] = defaultdict(list)
         self._process, self._encode = self._part.posterior(self._protein)
 
     def plate(self) -> dict[str, Any]:
@@ -88,7 +94,10 @@ class Proposer:
         """
         candidates = self._candidates()
         if not candidates:
-            raise DataError("no candidate is left; exclude less, or give the fit's table the scores of more mutants")
+            raise DataError(
+                f"no candidate is left ({'; '.join(self.lines()).strip() or 'there was none'}); exclude less, or give "
+                "the fit's table the scores of more mutants"
+            )
         section = self._section
         fit = self._fitted.section
         features = self._features(candidates, "candidates")
@@ -99,7 +108,9 @@ class Proposer:
         if fit.sequence_column is not None:
             texts = [mutant.sequence(self._protein.sequence) for mutant in mutants]
         columns: dict[str, Any] = {PROTEIN_COLUMN: [self._protein.name] * len(rows)} if self._protein.name else {}
-        columns |= {fit.sequence_column or fit.mutant_column: texts, fit.measured_column: [np.nan] * len(rows)}
+        columns |= {fit.sequence_column or str(fit.mutant_column): texts, fit.measured_column: [np.nan] * len(rows)}
+        if fit.groups is not None:
+            columns[fit.groups] = [None] * len(rows)
         if fit.zero_shot_column is not None:
             columns[fit.zero_shot_column] = [*map(self._score, mutants)]
         return columns | {"predicted": predicted.mean, "predicted_low": predicted.low, "predicted_high": predicted.high}
@@ -115,13 +126,28 @@ class Proposer:
         if "combinations" in kinds:
             candidates += self._combinations(measured)
         taken = {*measured}
-        return [mutant for mutant in dict.fromkeys(candidates) if mutant not in taken and self._is_allowed(mutant)]
+        allowed = []
+        for mutant in dict.fromkeys(candidates):
+            objection = "measured already" if mutant in taken else self._objection(mutant)
+            noun = "single mutant" if len(mutant.mutations) == 1 else "mutant"
+            if objection:
+                self.left_out[f"{noun}{{s}} not proposed, {objection}"].append(self._protein.text_of(mutant))
+            else:
+                allowed.append(mutant)
+        return allowed
+
+    def lines(self) -> list[str]:
+        """The number of mutants that were no candidates, with examples, by the reason."""
+        return [
+            f"  {counted(len(texts), reason)}: {', '.join(texts[:_SHOWN])}{' ...' * (len(texts) > _SHOWN)}"
+            for reason, texts in self.left_out.items()
+        ]
 
     def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
-        """Of mutations that were measured, of as many of the best ones as the number of candidates allows."""
+        """Combinations of measured mutations: of the best ones, as many as the number of candidates allows."""
         mutations = {mutation for mutant in measured for mutation in mutant.mutations}
         singles = [
-            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if self._is_allowed(mutant)
+            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if not self._objection(mutant)
         ]
         mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
         limit = _COMBINATIONS[self._fitted.section.features]
@@ -131,14 +157,15 @@ class Proposer:
         by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
         return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
 
-    def _is_allowed(self, mutant: Mutant) -> bool:
-        """Test for mutations that are not excluded, and for a score, without which nothing is predicted."""
-        is_free = all(
-            mutation.offset + self._protein.first not in self._excluded
-            and mutation.mutant not in self._section.exclude_residues
-            for mutation in mutant.mutations
-        )
-        return is_free and math.isfinite(self._score(mutant))
+    def _objection(self, mutant: Mutant) -> str:
+        """The reason why a mutant is no candidate; empty for a candidate."""
+        residues = self._section.exclude_residues.upper()
+        reasons = {
+            "at excluded positions": any(m.offset + self._protein.first in self._excluded for m in mutant.mutations),
+            "with excluded residues": any(m.mutant in residues for m in mutant.mutations),
+            f"without a value in column {self._fitted.section.zero_shot_column!r}": math.isnan(self._score(mutant)),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _score(self, mutant: Mutant) -> float:
         """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
@@ -158,7 +185,7 @@ class Proposer:
 
 
 def _positions(text: str) -> range:
-    """Of 24 or 30-41. Raises ConfigError for another text."""
+    """Positions of 24 or 30-41. Raises ConfigError for another text."""
     first, _, last = text.partition("-")
     try:
         return range(int(first), int(last or first) + 1)

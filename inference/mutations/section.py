@@ -30,19 +30,23 @@ class MutationsSection(ComputeSection):
 
 
 class MutantTableSection(MutationsSection):
-    """Mutants of a table beside that."""
+    """Mutants of a table, and their wild type."""
 
     table: Path
     """CSV, TSV or Parquet file of mutants; or a folder of one for each protein, such as ProteinGym's, whose tables need
     no FASTA file where they have a column mutated_sequence."""
     more_tables: list[Path] = Field([])
     """Further ones with the same columns, such as the plates measured since."""
-    mutant_column: str = "mutant"
-    """Column of the mutants in the table, as A24G or A24G:C25D."""
+    mutant_column: str | None = None
+    """Column of the mutants in the table, as A24G, A24G:C25D or p.Ala24Gly. Default: mutant, hgvs_pro, variant or
+    mutation, the first that the table has."""
     sequence_column: str | None = None
     """Column of whole sequences in the table, in place of mutants."""
     bad_mutants: Literal["error", "empty"] = "error"
-    """Mutants that the wild type can't have. error: refuse; empty: leave the score empty, counted."""
+    """Mutants that are missing, or that the wild type can't have. error: refuse; empty: leave the score empty, counted.
+    Stops, deletions and other mutants without a score are always left empty and counted."""
+    not_missing: list[str] = Field([])
+    """Texts that are values, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
     bootstrap: PositiveInt = 1000
     """Resamplings for the confidence intervals of metrics."""
 
@@ -57,7 +61,7 @@ class MutationScoreSection(MutantTableSection):
     measured_column: str | None = None
     """Column of measured values, by which the scores are evaluated."""
     compare: list[str] = Field([])
-    """Columns of other scores, to evaluate beside."""
+    """Columns of other scores, which are evaluated as well."""
 
 
 class MutationScanSection(MutationsSection):
@@ -77,12 +81,16 @@ class MutationLearningSection(MutantTableSection):
     measured_column: str = "score"
     """Column of the measured values in the table; higher is better."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
-    """Features beside the zero-shot score and, of substitutions, the residues of each position. embeddings: means over
-    the residues, too; one_hot: no others."""
+    """Features in addition to the zero-shot score and, of substitutions, the residues of each position. embeddings:
+    means over the residues; one_hot: no others."""
     zero_shot_column: str | None = None
-    """Column of zero-shot scores, in place of the model's."""
+    """Column of zero-shot scores, in place of the model's. With features one_hot no model is needed."""
     seed: NonNegativeInt = 0
     """Seed of folds, draws and resamplings."""
+
+    @property
+    def opens_model(self) -> bool:
+        return self.features == "embeddings" or self.zero_shot_column is None
 
     def numbers(self, command: str) -> dict[str, str]:
         """Columns with numbers, and the option that a message names where one is missing."""
@@ -102,6 +110,9 @@ class MutationFitSection(MutationLearningSection):
     folds, each size is drawn once and predicts the rest. Default: the first three; of several mutations random."""
     sizes: list[PositiveInt] = Field([])
     """Also cross-validate with so many mutants of each training part, for the learning curve."""
+    groups: str | None = None
+    """Column of a group of each mutant, e.g. a cluster of sequences: a group is never divided between training and test
+    mutants. For folds random and rest."""
 
 
 Strategy = Literal["ei", "ucb", "thompson"]

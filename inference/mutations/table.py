@@ -1,10 +1,18 @@
-"""Files of mutants: the wild type, tables to read, and tables of scores to write."""
+"""Files of mutants: the wild type, tables to read, and tables of scores to write.
+
+Rows of one mutant are replicates, however each is written: :meth:`MutantTable.distinct` merges them. A row whose mutant
+has no score by its notation (a stop, a deletion) stays without one, and is counted by kind.
+
+Shape legend: N mutants, R rows that have one.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,42 +23,60 @@ from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.labels.values import number, text_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
-from esmeray.dataset.table import Columns, Table, is_table_name
+from esmeray.dataset.table import MISSING, Columns, Table, is_missing, is_table_name
 from esmeray.inference.mutations.section import MutantTableSection, MutationsSection
-from esmeray.inference.mutations.variants import WILD_TYPE, Protein, Variant
+from esmeray.inference.mutations.variants import WILD_TYPE, Protein, UnscoredError, Variant, read_changes
 
 PROTEIN_COLUMN = "protein"
-"""Of the names of wild types, in tables of several."""
+"""Names of wild types, in tables of several."""
 _SEQUENCE_COLUMN = "mutated_sequence"
-"""Of whole mutants in ProteinGym's assays, by which the wild type is known."""
+"""Whole mutants in ProteinGym's assays, by which the wild type is known."""
+_MUTANT_COLUMNS = ("mutant", "hgvs_pro", "variant", "mutation", "mutations", "mutants", "variants", "aa_substitutions")
+"""Usual names of the column of mutants, in lower case; the first that a table has is read."""
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class MutantTable:
-    """Rows of a table, or of several.
+    """The mutants of a table, or of several, each once and in the order of its first row.
 
     Attributes:
-        column: of the texts.
-        texts: as they stand there.
-        variants: None where there is none that can be scored.
-        numbers: other columns, NaN where nothing stands.
-        proteins: names of the wild types, where they are several.
-        counts: rows that are unusual, by words for them.
+        column: name of the column of mutants.
+        rows: the columns that were read, a row for each of the table: numbers with NaN for missing ones, others as they
+            are in the file.
+        number_of_row: number of each row's mutant, -1 for a row without one that can be scored.
+        numbers: (N,) means of columns of numbers over the rows that have a value, NaN for a mutant without one.
+        replicates: (N,) number of these rows.
+        groups: (N,) names of each mutant's groups; none without a column of groups.
+        counts: the number of unusual rows, by a noun for them.
     """
 
     column: str
-    texts: list[str]
-    variants: list[Variant | None]
+    rows: pd.DataFrame
+    variants: list[Variant]
+    number_of_row: NDArray[np.int64]
     numbers: dict[str, NDArray[np.float64]]
-    proteins: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    replicates: dict[str, NDArray[np.int64]]
+    groups: list[NDArray]
+    counts: Counter[str]
 
     def lines(self) -> list[str]:
         return [f"  {counted(count, words)}" for words, count in self.counts.items() if count]
 
-    def names(self) -> dict[str, list[str]]:
-        """Columns that say which mutant a row is of."""
-        return {**({PROTEIN_COLUMN: self.proteins} if self.proteins else {}), self.column: self.texts}
+
+def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
+    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
+    mutants = [*dict.fromkeys(variant for variant in variants if variant is not None)]
+    number_of: dict[Variant | None, int] = {mutant: number for number, mutant in enumerate(mutants)}
+    numbers = map(number_of.get, variants, repeat(-1))
+    return mutants, np.array([*numbers])
+
+
+def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The value of each row's mutant, NaN for a row without one."""
+    # The number -1 is the last value.
+    return np.append(values_N, np.nan)[number_of_row]
 
 
 def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
@@ -62,73 +88,169 @@ def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
     return [Protein(store.text(row), section.first_position, store.id(row)) for row in range(len(store))]
 
 
-def read_mutants(section: MutantTableSection, folder: Path, command: str, numbers: Mapping[str, str]) -> MutantTable:
+def read_mutants(
+    section: MutantTableSection,
+    folder: Path,
+    command: str,
+    numbers: Mapping[str, str],
+    groups: str | None = None,
+    every_column: bool = False,
+) -> MutantTable:
     """The mutants of all tables and, as numbers, columns by the setting that names each; ``folder`` is for the work.
 
-    Raises DataError for a table that can't be read, or the first row that is refused.
+    ``groups`` is a column of names. Raises DataError for a table that can't be read, the first row that is refused, and
+    tables without a mutant that has a score.
     """
-    whole = section.sequence_column is not None
-    column = section.sequence_column or section.mutant_column
-    wanted = {**numbers, column: f"{command}.{'sequence' if whole else 'mutant'}_column"}
-    table = MutantTable(column, [], [], {})
-    values: dict[str, list[float]] = {name: [] for name in numbers}
-    for path, columns, proteins in _tables(section, folder, wanted):
-        for row, (protein, value) in enumerate(zip(proteins, columns[column], strict=True), 1):
-            text = ""
-            mutant = None
-            try:
-                text = text_of(value).strip()
-                # Lower case is soft masking, or a habit; it is counted.
-                mutant = protein.mutant_of(text.upper()) if whole else protein.mutant(text.upper())
-            except ValueError as error:
-                # One that is empty keeps its row, so that scores stand beside the table that they are of.
-                if section.bad_mutants == "error":
-                    shown = "" if whole else f", {text!r}"
-                    raise DataError(
-                        f"{path}, row {row}{shown}: {error}; mend it or --{command}.first_position, or give "
-                        f"--{command}.bad_mutants empty"
-                    ) from None
-            table.texts.append(text)
-            table.variants.append(None if mutant is None else Variant(protein, mutant))
-            table.counts["row{s} in lower case"] += text != text.upper()
-        table.proteins.extend(protein.name for protein in proteins if protein.name)
-        for name in numbers:
-            values[name] += _numbers(path, name, columns[name])
-    table.numbers.update({name: np.array(column) for name, column in values.items()})
+    counts: Counter[str] = Counter()
+    paths = _table_paths(section, counts)
+    column = section.sequence_column or section.mutant_column or _mutant_column(paths[0][0], counts)
+    kind = "mutant" if section.sequence_column is None else "sequence"
+    wanted = {**numbers, column: f"{command}.{kind}_column", **({groups: f"{command}.groups"} if groups else {})}
+    texts = [column] if groups is None else [column, groups]
+    read_text = partial(_text, keep=section.not_missing)
+    variants: list[Variant | None] = []
+    tables = []
+    for path, columns, proteins in _tables(section, folder, paths, column, wanted, every_column):
+        columns |= {name: _read(path, name, columns, read_text) for name in texts}
+        columns |= {name: _read(path, name, columns, _number) for name in numbers}
+        variants += read_variants(
+            columns[column],
+            proteins,
+            path,
+            counts,
+            options=f"--{command}.",
+            whole=section.sequence_column is not None,
+            refuse=section.bad_mutants == "error",
+        )
+        # As objects: integers stay integers next to missing values.
+        tables.append(pd.DataFrame(columns, dtype=object))
+    rows = pd.concat(tables, ignore_index=True)
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
-    used = Counter(variant for variant in table.variants if variant is not None)
-    wild_types = sum(count for variant, count in used.items() if variant.mutant == WILD_TYPE)
-    table.counts.update(
-        {
-            "row{s} without a score": table.variants.count(None),
-            "row{s} of the wild type, synonyms included": wild_types,
-            "duplicate{s}, computed once": sum(used.values()) - len(used),
-        }
+    mutants, number_of_row = distinct(variants)
+    wild_types = [variant is not None and variant.mutant == WILD_TYPE for variant in variants]
+    counts["row{s} of the wild type, synonyms included"] = sum(wild_types)
+    counts["duplicate{s}, computed once"] = len(variants) - variants.count(None) - len(mutants)
+    merged = rows[number_of_row >= 0].groupby(number_of_row[number_of_row >= 0])
+    table = MutantTable(
+        column=column,
+        rows=rows,
+        variants=mutants,
+        number_of_row=number_of_row,
+        numbers={name: merged[name].mean().to_numpy(float) for name in numbers},
+        replicates={name: merged[name].count().to_numpy() for name in numbers},
+        groups=[] if groups is None else merged[groups].unique().tolist(),
+        counts=counts,
     )
+    if not mutants:
+        raise DataError(f"{section.table}: no row has a mutant with a score;{','.join(table.lines())}")
     return table
 
 
+def read_variants(
+    texts: Sequence[str],
+    proteins: Sequence[Protein],
+    where: Path | str,
+    counts: Counter[str],
+    *,
+    options: str = "",
+    whole: bool = False,
+    refuse: bool = True,
+) -> list[Variant | None]:
+    """The mutant of each row, from notations or ``whole`` sequences; None for one that is counted.
+
+    ``where`` and ``options`` (the start of an option's name) are for messages. Raises DataError for the first row that
+    is no mutant of its protein, if these are refused.
+    """
+    variants: list[Variant | None] = []
+    hints: dict[Protein, str] = {}
+    for row, (protein, text) in enumerate(zip(proteins, texts, strict=True), 1):
+        variants.append(None)
+        try:
+            mutant = protein.mutant_of(text) if whole else protein.mutant(text)
+            variants[-1] = Variant(protein, mutant)
+            # Lower case is soft masking, or a habit; that of p.Ala24Gly is neither.
+            counts["row{s} in lower case"] += text != text.upper() if whole else text.islower() and mutant != WILD_TYPE
+        except UnscoredError as error:
+            counts[f"row{{s}} without a score: {str(error).removesuffix(' has no score')}"] += 1
+        except ValueError as error:
+            if protein not in hints:
+                own = [text for owner, text in zip(proteins, texts, strict=True) if owner == protein]
+                hints[protein] = protein.hint(own, f"{options}first_position")
+            if refuse:
+                shown = "" if whole else f", {text!r}"
+                remedy = hints[protein] or f"correct it or {options}first_position"
+                remedy += f", or give {options}bad_mutants empty" if options else ""
+                raise DataError(f"{where}, row {row}{shown}: {error}; {remedy}") from None
+            kind = hints[protein] or "no mutant of the wild type"
+            counts[f"row{{s}} without a score: {kind if text else 'missing'}"] += 1
+    counts["row{s} without a score"] += variants.count(None)
+    return variants
+
+
+def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tuple[Path, str]]:
+    """Each table, and the name of its protein if it is one of a folder. Raises DataError for a folder without any, or
+    with two of a name."""
+    paths: list[tuple[Path, str]] = []
+    for path in [section.table, *section.more_tables]:
+        if not path.is_dir():
+            paths.append((path, ""))
+            continue
+        files = sorted(file for file in path.iterdir() if file.is_file() and file != section.sequence)
+        assays = [file for file in files if is_table_name(file)]
+        names = Counter(assay.name.partition(".")[0] for assay in assays)
+        if len(names) < max(1, len(assays)):
+            wrong = f"several tables are called {names.most_common(1)[0][0]}" if names else "holds no table"
+            raise DataError(f"{path}: {wrong}; give a CSV, TSV or Parquet file for each protein")
+        paths += zip(assays, names, strict=True)
+        ignored = [file.name for file in files if file not in assays]
+        counts[f"file{{s}} of {path} ignored: {', '.join(ignored)}"] = len(ignored)
+    return paths
+
+
+def _mutant_column(path: Path, counts: Counter[str]) -> str:
+    """The column of mutants by its usual names. Counted if it has another than the first of these."""
+    header = {name.lower(): name for name in reversed(_header(path))}
+    column = next((header[name] for name in _MUTANT_COLUMNS if name in header), _MUTANT_COLUMNS[0])
+    counts[f"column{{s}} of mutants, by its name: {column}"] = int(column != _MUTANT_COLUMNS[0])
+    return column
+
+
+def _header(path: Path) -> list[str]:
+    table = Table(path, {})
+    next(table.parts())
+    return table.header
+
+
 def _tables(
-    section: MutantTableSection, folder: Path, wanted: Mapping[str, str]
+    section: MutantTableSection,
+    folder: Path,
+    paths: Sequence[tuple[Path, str]],
+    column: str,
+    wanted: Mapping[str, str],
+    every_column: bool,
 ) -> Iterator[tuple[Path, Columns, list[Protein]]]:
     """Each table with its columns and the protein of each row: the only one of the FASTA file, which has no name then;
-    that of the column ``protein``; or, of a table in a folder, that of the table's name."""
+    that of the column ``protein``; or, of a table in a folder, that of the table's name. Tables of several proteins
+    have a column of their names."""
     of_gym = section.sequence is None and section.table.is_dir()
     proteins = [] if of_gym else read_proteins(section, folder)
     known = {protein.name: protein for protein in proteins}
-    for path in [section.table, *section.more_tables]:
-        if path.is_dir():
-            for assay in sorted(filter(is_table_name, path.iterdir())):
-                columns = Table(assay, wanted if known else {**wanted, _SEQUENCE_COLUMN: ""}).columns()
-                name = assay.name.partition(".")[0]
-                protein = _named(known, name, assay) if known else _wild_type(section, name, assay, columns)
-                yield assay, columns, [protein] * len(next(iter(columns.values())))
+    for path, name in paths:
+        needed = {_SEQUENCE_COLUMN: ""} if of_gym else {}
+        if not name and len(known) > 1:
+            needed = {PROTEIN_COLUMN: ""}
+        others = filter(None, _header(path) if every_column else ())
+        # What means a missing value is left as it is in columns that are only passed on.
+        columns = Table(path, {**dict.fromkeys(others, ""), **needed, **wanted}, MISSING).columns()
+        size = len(columns[column])
+        if name:
+            if of_gym:
+                _add_wild_type(known, section, column, name, path, columns)
+            yield path, {PROTEIN_COLUMN: [name] * size, **columns}, [_named(known, name, path)] * size
         elif len(known) == 1:
-            columns = Table(path, wanted).columns()
-            yield path, columns, [replace(proteins[0], name="")] * len(next(iter(columns.values())))
+            yield path, columns, [replace(proteins[0], name="")] * size
         else:
-            columns = Table(path, {**wanted, PROTEIN_COLUMN: ""}).columns()
-            names = [text_of(value).strip() for value in columns[PROTEIN_COLUMN]]
+            names = _read(path, PROTEIN_COLUMN, columns, partial(_text, keep=section.not_missing))
             yield path, columns, [_named(known, name, f"{path}, row {row}") for row, name in enumerate(names, 1)]
 
 
@@ -139,33 +261,53 @@ def _named(known: Mapping[str, Protein], name: str, where: Path | str) -> Protei
     return known[name]
 
 
-def _wild_type(section: MutantTableSection, name: str, path: Path, columns: Columns) -> Protein:
-    """The wild type of an assay of ProteinGym, from the whole sequence of the first mutant."""
-    sequence = [*text_of(columns[_SEQUENCE_COLUMN][0])]
+def _add_wild_type(
+    known: dict[str, Protein], section: MutantTableSection, column: str, name: str, path: Path, columns: Columns
+) -> None:
+    """Add the wild type of an assay of ProteinGym, from the whole sequence of the first mutant."""
     try:
-        for mutation in text_of(columns[section.mutant_column][0]).split(":"):
-            sequence[int(mutation[1:-1]) - section.first_position] = mutation[0]
-    except (KeyError, IndexError, ValueError) as error:
+        letters = [*text_of(columns[_SEQUENCE_COLUMN][0]).strip().upper()]
+        for change in read_changes(text_of(columns[column][0])):
+            ((wild, position),) = change.named
+            offset = position - section.first_position
+            if not wild or offset < 0 or letters[offset] != change.new:
+                raise ValueError(f"position {position} of it has another residue")
+            letters[offset] = wild
+    except (IndexError, ValueError) as error:
         raise DataError(f"{path}, row 1: has no whole sequence of its mutant ({error}); name the FASTA file") from None
-    return Protein("".join(sequence), section.first_position, name)
+    protein = Protein("".join(letters), section.first_position, name)
+    if known.setdefault(name, protein) != protein:
+        raise DataError(f"{path}: its wild type is another than in the table before of this name; rename one of them")
 
 
-def _numbers(path: Path, column: str, values: Any) -> list[float]:
-    numbers = []
-    for row, value in enumerate(values, 1):
+def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value]) -> list[Value]:
+    """A column's values. Raises DataError for the first that is refused."""
+    values = []
+    for row, value in enumerate(columns[column], 1):
         try:
-            numbers.append(number(value))
-            # NaN is a missing value; an infinite one would be the top of every ranking.
-            if np.isinf(numbers[-1]):
-                raise ValueError("is infinite")
+            values.append(read(value))
         except ValueError as error:
-            raise DataError(f"{path}, row {row}, column {column!r}: {error}; mend it, or leave it empty") from None
-    return numbers
+            raise DataError(f"{path}, row {row}, column {column!r}: {error}; correct it, or leave it empty") from None
+    return values
 
 
-def write_scores(path: Path, final_name: str, columns: Mapping[str, Any]) -> None:
+def _text(value: Any, keep: Sequence[str] = ()) -> str:
+    """A text, empty for a missing value other than ``keep``."""
+    text = text_of(value).strip()
+    return "" if is_missing(text, keep) else text
+
+
+def _number(value: Any) -> float:
+    finite = number(_text(value) if isinstance(value, str) else value)
+    # NaN is a missing value; an infinite one would be the top of every ranking.
+    if np.isinf(finite):
+        raise ValueError("is infinite")
+    return finite
+
+
+def write_scores(path: Path, final_name: str, columns: Any) -> None:
     """Write columns in the format that the suffix of ``final_name`` means; NaN is an empty value."""
-    table = pd.DataFrame(dict(columns))
+    table = pd.DataFrame(columns)
     if final_name.endswith(".parquet"):
         table.to_parquet(path, index=False)
     else:

@@ -29,22 +29,36 @@ Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
 class Measured(NamedTuple):
-    """Mutants of a protein with what is said of them, the features of that, and measured values."""
+    """Distinct mutants of a protein with their inputs and features.
+
+    ``values`` (N,) are means over measurements, ``replicates`` the numbers of these relative to their mean, ``groups``
+    numbers of the user's groups.
+    """
 
     protein: Protein
     mutants: Sequence[Mutant]
     inputs: Inputs
     features: Features
     values: NDArray[np.float64]
+    replicates: NDArray[np.float64]
+    groups: NDArray[np.int64] | None
 
 
-def folds(kind: Folds, mutants: Sequence[Mutant], seed: int) -> NDArray[np.int64]:
-    """(N,) fold of each mutant: at random, or by its position, of those that are mutated: in turn (modulo) or in
-    segments (contiguous). Raises ConfigError where these are not single mutants, or too few positions."""
+def folds(
+    kind: Folds, mutants: Sequence[Mutant], seed: int, groups_N: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """(N,) fold of each mutant: at random, as whole groups if there are groups, or by the rank of its position among
+    the mutated ones: in turn (modulo) or in segments (contiguous).
+
+    Raises ConfigError for groups or several mutations in folds by position, and for too few positions.
+    """
     if kind == "rest":
         return np.zeros(len(mutants), np.int64)
     if kind == "random":
-        return np.random.default_rng(seed).integers(NUM_FOLDS, size=len(mutants))
+        units_N = np.arange(len(mutants)) if groups_N is None else groups_N
+        return np.random.default_rng(seed).integers(NUM_FOLDS, size=units_N.max() + 1)[units_N]
+    if groups_N is not None:
+        raise ConfigError(f"folds {kind}: would divide groups; give random or rest")
     if any(len(mutant.mutations) != 1 for mutant in mutants):
         raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
     # By the position's rank, not its number: of a protein of which few are mutated folds would else be empty.
@@ -57,11 +71,13 @@ def folds(kind: Folds, mutants: Sequence[Mutant], seed: int) -> NDArray[np.int64
     return np.repeat(np.arange(NUM_FOLDS), [*map(len, segments)])[index_N]
 
 
-def parts(fold_N: NDArray[np.int64], size: int | None, seed: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def parts(
+    fold_N: NDArray[np.int64], size: int | None, seed: int, groups_N: NDArray[np.int64] | None = None
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Training and test rows of each fold; of ``size`` training mutants where it is given.
 
-    Of a single fold the test rows are what is not drawn. The same seed draws the same mutants. Raises ConfigError where
-    a training part is smaller.
+    Of a single fold the test rows are what is not drawn, without mutants of a group that was drawn. The same seed draws
+    the same mutants. Raises ConfigError for a smaller training part, and if either part is empty.
     """
     random = np.random.default_rng(seed)
     pairs = []
@@ -71,8 +87,17 @@ def parts(fold_N: NDArray[np.int64], size: int | None, seed: int) -> list[tuple[
         if size is not None:
             if size > len(train):
                 raise ConfigError(f"sizes {size}: a training part has {len(train):,} mutants; give fewer")
-            train = random.choice(train, size, replace=False)
-        pairs.append((train, np.setdiff1d(test, train)))
+            if groups_N is None or fold_N.any():
+                train = random.choice(train, size, replace=False)
+            else:
+                # Group by group: of mutants drawn one by one nearly every group would have some.
+                order_N = random.permutation(len(np.unique(groups_N)))[groups_N]
+                train = np.argsort(order_N, kind="stable")[:size]
+                test = np.flatnonzero(~np.isin(groups_N, groups_N[train]))
+        test = np.setdiff1d(test, train)
+        if not (len(train) and len(test)):
+            raise ConfigError("folds: no mutant is left to train on, or to predict; give smaller sizes, or more groups")
+        pairs.append((train, test))
     return pairs
 
 
@@ -98,20 +123,23 @@ def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Ev
 def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
     if section.folds:
         return section.folds
+    if part.groups is not None:
+        return ["random"]
     are_single = all(len(mutant.mutations) == 1 for mutant in part.mutants)
     return ["random", "modulo", "contiguous"] if are_single else ["random"]
 
 
 def _evaluation(part: Measured, kind: Folds, size: int | None, section: MutationFitSection) -> dict[str, Any]:
-    protein, mutants, _, features, values_N = part
-    pairs = parts(folds(kind, mutants, section.seed), size, section.seed)
-    predicted = predictions(features, values_N, pairs)
+    protein, mutants, _, features, values_N, replicates_N, groups_N = part
+    pairs = parts(folds(kind, mutants, section.seed, groups_N), size, section.seed, groups_N)
+    predicted = predictions(features, values_N, pairs, replicates_N)
     scores = {"model": predicted.mean, "zero-shot score": features.parts["prior"][:, 0]}
     if "site" in features.parts:
         one_hot_ND = one_hot(protein, mutants)
         ridge_N = np.full(len(values_N), np.nan)
         for train, test in pairs:
-            ridge_N[test] = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train]).predict(one_hot_ND[test])
+            ridge = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train], sample_weight=replicates_N[train])
+            ridge_N[test] = ridge.predict(one_hot_ND[test])
         scores["ridge on one-hot"] = ridge_N
     evaluation = evaluation_of(scores, values_N, samples=section.bootstrap, seed=section.seed)
     tested_N = np.isfinite(predicted.mean)
@@ -121,12 +149,20 @@ def _evaluation(part: Measured, kind: Folds, size: int | None, section: Mutation
 
 
 def predictions(
-    features: Features, values_N: NDArray[np.float64], pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    features: Features,
+    values_N: NDArray[np.float64],
+    pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+    replicates_N: NDArray[np.float64] | None = None,
 ) -> Prediction:
-    """Of each test row by a model of its training rows; NaN of rows that are in no test part."""
+    """Predict each test row by a model of its training rows; NaN for rows that are in no test part.
+
+    Intervals are of the mean of as many measurements as the row has.
+    """
     predicted = Prediction.unknown(len(values_N))
+    replicates_N = np.ones(len(values_N)) if replicates_N is None else replicates_N
     for train, test in pairs:
-        predicted.put(test, Posterior(features[train], values_N[train]).predict(features[test]))
+        process = Posterior(features[train], values_N[train], replicates_N=replicates_N[train])
+        predicted.put(test, process.predict(features[test], replicates_N[test]))
     return predicted
 
 

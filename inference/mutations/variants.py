@@ -1,11 +1,26 @@
-"""Mutants of a protein: from ProteinGym's notation (A24G:C25D) or whole sequences to substitutions, and back.
+"""Mutants of a protein: from notations and whole sequences to sets of substitutions, and back.
+
+A mutant has one form, however it is written: its substitutions in the order of their positions, without synonyms. The
+wild type is the empty set. The grammar, in any letter case:
+
+    mutant     wild type | change, or several with one of : ; , / | & + _ - or blanks between them
+    wild type  WT | wildtype | _wt | _sy | =
+    change     A24G | Ala24Gly | 24G (the letter before is the sequence's) | A24= | A24A (a synonym)
+               | Ala24_Cys25delinsGlyAsp (as many residues as before: a substitution of each)
+    no score   A24* | Ala24Ter | A24del | A24- | A24_C25del | A24_C25insG | A24dup | A24_C25delinsG | A24fs
+               | Ala24ProfsTer5 | Ter287GlnextTer5 | A24?
+
+A change, and the mutant, may have the prefix p. and stand in brackets; a mutant with p. may have a target before it, as
+in NP_000509.1:p.[Ala24Gly;Cys25Asp]. These are the proteins of MAVE-HGVS (https://mavedb.org/docs/mavehgvs/spec.html)
+and the notations of ProteinGym, Enrich2 and EVOLVEpro.
 
 Nothing here needs torch: the service reads mutations by it too. An offset counts from 0, a position from the number
 that the first residue of the wild type has.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,8 +30,73 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
-_MUTATION = re.compile(rf"([{AMINO_ACIDS}])([1-9][0-9]{{0,5}})([{AMINO_ACIDS}])")
 _COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
+_SAME = "="
+_NAMES = "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU MET ASN PRO GLN ARG SER THR VAL TRP TYR TER"
+_LETTERS = dict(zip(_NAMES.split(), AMINO_ACIDS + "*", strict=True))
+_NAME = re.compile("|".join(_LETTERS))
+_NAMED_POSITION = re.compile(rf"(?:{_NAME.pattern})[0-9]|[0-9](?:{_NAME.pattern})")
+_WILD_TYPES = {"WT", "WILDTYPE", "WILD TYPE", "WILD-TYPE", "WILD_TYPE", "_WT", "_SY", _SAME}
+_RESIDUE = rf"[{AMINO_ACIDS}]?0*[1-9][0-9]{{0,5}}"
+_CHANGE = re.compile(
+    rf"(?P<named>{_RESIDUE}(?P<range>_{_RESIDUE})?)"
+    rf"(?:(?P<new>(?(range)(?!)|[{AMINO_ACIDS}{_SAME}]))|(?P<a_stop>\*)"
+    rf"|(?P<a_delins>DELINS(?P<inserted>[{AMINO_ACIDS}]+)|DELINS.+)|(?P<a_deletion>-|DEL[A-Z0-9]*)"
+    r"|(?P<an_insertion>INS[A-Z0-9*]+)|(?P<a_duplication>DUP[A-Z0-9]*)|(?P<an_unknown_effect>\?)"
+    rf"|[{AMINO_ACIDS}]?(?:(?P<a_frameshift>FS[*X]?(?:[0-9]+|\?)?)|(?P<an_extension>EXT[A-Z0-9*?-]+)))"
+    # The stop codon is behind the last residue: a change of it is none of the protein's residues.
+    r"|(?P<a_changed_stop>\*[0-9]+.+)"
+)
+# Not a change, which is of the mutant: Ala24Gly:p.Cys25Asp. An accession such as Q9Y6K9 starts like one.
+_TARGET = re.compile(
+    rf"\A(?!P\.|(?:{_NAME.pattern}|[{AMINO_ACIDS}])?[0-9]+(?:{_NAME.pattern}|DEL|INS|DUP|FS|[^A-Z0-9:]|[A-Z](?![A-Z0-9])))"
+    r"[\w.|-]+:(?=P\.)"
+)
+_MARKS = re.compile(r"\bP\.|[][()]")
+_TWO_ALLELES = re.compile(r"\];\[|\(;\)")
+# Between changes alone: A24_C25del is one change, and so is A24-, a deletion.
+_SEPARATOR = re.compile(r"\s*[:;,/|&+]\s*|\s+|(?<=[A-Z*=?])(?:_|-(?=[A-Z]))")
+
+
+class UnscoredError(ValueError):
+    """A mutant without a score, by its notation; the message starts with its kind, such as a stop."""
+
+
+class Change(NamedTuple):
+    """One change of a notation.
+
+    ``named``: the letters that it names, empty for any, and their positions. ``new``: the letters from the first of
+    these positions on, = for the same. ``kind``: empty for substitutions.
+    """
+
+    named: list[tuple[str, int]]
+    new: str
+    kind: str
+
+
+def read_changes(text: str) -> list[Change]:
+    """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
+    text = _TARGET.sub("", text.strip().upper(), count=1)
+    if _TWO_ALLELES.search(text):
+        raise ValueError("is of two alleles; write a row for each mutant")
+    text = _MARKS.sub("", text)
+    if _NAMED_POSITION.search(text):
+        text = _NAME.sub(lambda name: _LETTERS[name[0]], text)
+    if text in _WILD_TYPES:
+        return []
+    # Of several parts, = says that the rest is as in the wild type.
+    return [_change(part) for part in _SEPARATOR.split(text) if part != _SAME]
+
+
+def _change(text: str) -> Change:
+    match = _CHANGE.fullmatch(text)
+    if match is None:
+        raise ValueError("is none; write it as A12G")
+    named = [(letter, int(position)) for letter, position in re.findall("([A-Z]?)([0-9]+)", match["named"] or "")]
+    new = match["new"] or match["inserted"] or ""
+    if new and len(new) == named[-1][1] - named[0][1] + 1:
+        return Change(named, new, "")
+    return Change(named, "", str(match.lastgroup).replace("_", " "))
 
 
 class Mutation(NamedTuple):
@@ -52,35 +132,56 @@ class Protein:
     first: int = 1
     name: str = ""
 
-    def mutation(self, text: str) -> Mutation:
-        """Read A24G. Raises ValueError, whose message repeats no residue."""
-        if text.endswith("*"):  # a nonsense mutant, as scans list them beside the others
-            raise ValueError("a stop has no score")
-        match = _MUTATION.fullmatch(text)
-        if match is None:
-            raise ValueError("is none; write it as A12G")
-        offset = int(match[2]) - self.first
-        if not 0 <= offset < len(self.sequence):
-            raise ValueError(
-                f"position {match[2]} is not of the sequence, which has {self.first} to "
-                f"{self.first + len(self.sequence) - 1}"
-            )
-        # Almost always numbers that start elsewhere, which would else give scores of other mutants.
-        if self.sequence[offset] != match[1]:
-            raise ValueError(f"the sequence has another residue at position {match[2]}")
-        return Mutation(match[1], offset, match[3])
-
     def mutant(self, text: str) -> Mutant:
-        """Read A24G:C25D. Raises ValueError."""
+        """Read a notation of the grammar above.
+
+        Raises ValueError, whose message repeats no residue; :class:`UnscoredError` for a mutant without a score.
+        """
+        changes = read_changes(text)
+        for letter, position in (residue for change in changes for residue in change.named):
+            offset = position - self.first
+            if not 0 <= offset < len(self.sequence):
+                last = self.first + len(self.sequence) - 1
+                raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
+            # Almost always numbers that start elsewhere, which would give scores of other mutants.
+            if letter not in ("", self.sequence[offset]):
+                raise ValueError(f"the sequence has another residue at position {position}")
+        starts = [(change.named[0][1] - self.first, change.new) for change in changes if not change.kind]
+        letters = [(offset, letter) for start, new in starts for offset, letter in enumerate(new, start)]
         # Sorted, so that one mutant is equal however it is written, and computed once.
-        mutations = sorted(map(self.mutation, text.split(":")), key=lambda mutation: mutation.offset)
+        mutations = [Mutation(self.sequence[offset], offset, letter) for offset, letter in sorted(letters)]
         for before, after in pairwise(mutations):
             if before.offset == after.offset:
                 raise ValueError(f"position {after.offset + self.first} is mutated twice")
-        return Mutant(tuple(mutation for mutation in mutations if mutation.wild != mutation.mutant))
+        for mutation in mutations:
+            if mutation.wild not in AMINO_ACIDS:
+                raise ValueError(f"position {mutation.offset + self.first} of the sequence is no amino acid")
+        for kind in (change.kind for change in changes if change.kind):
+            raise UnscoredError(f"{kind} has no score")
+        return Mutant(tuple(mutation for mutation in mutations if mutation.mutant not in (mutation.wild, _SAME)))
+
+    def hint(self, texts: Iterable[str], setting: str) -> str:
+        """Say which value of ``setting``, the number of the first residue, fits all residues that these notations name.
+
+        Empty if none does, or if the protein's own does.
+        """
+        named: set[tuple[str, int]] = set()
+        for text in texts:
+            with suppress(ValueError):
+                named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
+        positions = [position for _, position in named] or [0]
+        firsts = [
+            first
+            for first in range(max(1, max(positions) - len(self.sequence) + 1), min(positions) + 1)
+            if all(self.sequence[position - first] == letter for letter, position in named)
+        ]
+        if not firsts or self.first in firsts:
+            return ""
+        return f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
 
     def mutant_of(self, sequence: str) -> Mutant:
-        """The mutant that a whole sequence is. Raises ValueError."""
+        """The mutant that a whole sequence is, in any letter case. Raises ValueError."""
+        sequence = sequence.strip().upper()
         if not sequence:
             raise ValueError("the sequence is empty")
         # What the wild type has itself (X) is no mistake of the table.

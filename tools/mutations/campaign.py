@@ -1,7 +1,8 @@
 """Simulate a campaign on an assay that is measured: rounds of proposals, beside the zero-shot score and chance.
 
 In each round the mutants that esmeray mutations propose would choose are measured, by the values of the table, and the
-model is fitted again; the first round knows the zero-shot score alone. What counts is the share of the best mutants
+model is fitted again; the first round knows the zero-shot score alone. Rows of one mutant are averaged: a plate and the
+best share count mutants. What counts is the share of the best mutants
 that is found. Of several proteins as esmeray mutations fit. Writes a folder: campaign.csv, every round, campaign.png
 and report.md.
 
@@ -18,19 +19,21 @@ from esmeray.inference.mutations.section import MutationCampaignSection
 from esmeray.inference.mutations.table import read_mutants
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
-from esmeray.tools.mutations.score import OfMaskedModel
+from esmeray.tools.mutations.score import MaybeMaskedModel, source_of
 
 
 @command("mutations campaign", __doc__, made_by="simulate_campaign")
-def main(model: OfMaskedModel, campaign: MutationCampaignSection, made: Made) -> None:
+def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel = None) -> None:
+    source = source_of(model, campaign, "campaign")
     made.refuse_existing(campaign.output)
-    with unfinished(campaign.output, f"mutations campaign of {model}") as folder:
+    with unfinished(campaign.output, f"mutations campaign of {source}") as folder:
         table = read_mutants(campaign, folder, "campaign", campaign.numbers("campaign"))
         from esmeray.inference.mutations.campaign import campaign_lines, campaigns, draw_campaigns
         from esmeray.inference.mutations.fitted import measured_parts  # here: they load torch and Matplotlib
         from esmeray.inference.mutations.job import Scorer
 
-        parts = measured_parts(table, campaign, cache(lambda: Scorer(str(model), campaign, folder)), str(model))
+        open_scorer = cache(lambda: Scorer(str(source), campaign, folder))
+        parts = measured_parts(table, campaign, open_scorer, source)
         rounds = campaigns(parts, campaign)
         lines = campaign_lines(rounds)
         with made.folder(campaign.output) as building:

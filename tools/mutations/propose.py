@@ -3,7 +3,7 @@
 Candidates are all single mutants and combinations of mutations that were measured, or rows of the fit's tables without
 a measured value. A plate is chosen for what is likely better than the best so far and, mutant by mutant, for what the
 others of the plate would not show. Writes a CSV with the columns of the fit's table, the measured values empty: filled
-in, it is one more table of the next fit.
+in, it is one more table of the next fit. The report counts the mutants that were not candidates, by the reason.
 
 Examples:
   esmeray mutations propose fitted --propose.output plate6.csv
@@ -36,7 +36,9 @@ def main(model: OfFittedModel, propose: MutationProposeSection, made: Made) -> N
         fitted = read_fitted(str(model))
         if fitted is None:
             raise ConfigError(f"model {model}: is no fitted one; esmeray mutations fit makes one")
-        columns = Proposer(fitted, propose, folder).plate()
+        proposer = Proposer(fitted, propose, folder)
+        columns = proposer.plate()
         with made.file(propose.output) as building:
             write_scores(building, propose.output.name, columns)
-    print(f"{propose.output}: {counted(len(columns['predicted']), 'mutant{s}')} to measure")
+    number = counted(len(columns["predicted"]), "mutant{s}")
+    print("\n".join([f"{propose.output}: {number} to measure", *proposer.lines()]))

@@ -1,8 +1,9 @@
 """Score mutants of a protein by a masked language model, and evaluate the scores beside measured values.
 
 A score is log p(mutant) - log p(wild type), summed over the mutations: 0 is as good as the wild type, above is better.
-A row for each of the table comes out, in its order, as CSV, TSV or Parquet: the mutant, measured values and other
-scores where they are named, and the score; of several models their mean and the score of each. A model that esmeray
+The output is the table with all its columns and rows, as CSV, TSV or Parquet, and a column score, or model_score if the
+table has a column score; of several models their mean and the score of each. A row whose mutant has no score, such as a
+stop, has an empty one. Metrics are of mutants: replicates are averaged. A model that esmeray
 mutations fit made predicts measured values in place of scores. The same command resumes a job that was ended.
 
 Examples:
@@ -13,10 +14,11 @@ Examples:
 --score.sequence_column mutated_sequence --score.method pseudo
 """
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +26,17 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
-from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
-from esmeray.inference.mutations.table import MutantTable, read_mutants, write_scores
+from esmeray.inference.mutations.section import MutationLearningSection, MutationScoreSection, MutationsSection
+from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
 if TYPE_CHECKING:
     from esmeray.inference.mutations.gaussian_process import Prediction  # it loads SciPy
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
+_NAMES = ("score", "model_score")
+"""Columns for the score, the first that the table has none of."""
 
 
 OfMaskedModel = Annotated[
@@ -42,6 +46,23 @@ OfMaskedModel = Annotated[
         "made."
     ),
 ]
+MaybeMaskedModel = Annotated[
+    Path | None,
+    Field(
+        description="A masked language model: folder, hub name, run or export. With features one_hot and a "
+        "zero_shot_column none is needed."
+    ),
+    OPTIONAL_TARGET,
+]
+
+
+def source_of(model: Path | None, section: MutationLearningSection, command: str) -> str | None:
+    """The model to open, None if there is none. Raises ConfigError if the settings need one."""
+    if model is None and section.opens_model:
+        raise ConfigError(
+            f"missing: MODEL; name one, or give --{command}.features one_hot and --{command}.zero_shot_column"
+        )
+    return None if model is None else str(model)
 
 
 @command("mutations score", __doc__, made_by="score_mutations")
@@ -56,21 +77,28 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
-        table = read_mutants(score, folder, "score", numbers)
+        table = read_mutants(score, folder, "score", numbers, every_column=True)
+        header = " ".join(table.rows.columns)
+        free = [name for name in _NAMES if not re.search(rf"(?<!\S){name}(_low|_high|_\d+)?(?!\S)", header)]
+        if not free:
+            raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
+        new = _columns(free[0], scores_N, predicted)
+        new = {name: by_row(values_N, table.number_of_row) for name, values_N in new.items()}
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, _columns(table, scores_N, predicted))
-    scored = f"{counted(len(table.texts), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
+            write_scores(building, score.output.name, table.rows.assign(**new))
+    scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
 
-        scores = {"model": scores_N, **{name: table.numbers[name] for name in score.compare}}
+        compared = {"model": scores_N, **{name: table.numbers[name] for name in score.compare}}
         measured_N = table.numbers[score.measured_column]
-        print("\n".join(summary_lines(evaluations_of(scores, measured_N, table.proteins, samples=score.bootstrap))))
+        proteins = [variant.protein.name for variant in table.variants]
+        print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=score.bootstrap))))
 
 
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
@@ -78,12 +106,11 @@ def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
     return f"mutations {command} by {section.method} of {' '.join(sources)}"
 
 
-def _columns(table: MutantTable, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]") -> dict[str, Any]:
-    columns: dict[str, Any] = {**table.names(), **table.numbers}
-    name = "model_score" if "score" in columns else "score"  # the table may have measured ones of this name
-    columns[name] = scores_N
+def _columns(
+    name: str, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]"
+) -> dict[str, NDArray[np.float64]]:
     if len(predicted) > 1:  # of one model they are the mean
-        columns |= {f"{name}_{number}": prediction.mean for number, prediction in enumerate(predicted, 1)}
-    elif np.isfinite(predicted[0].low).any():  # a fitted model's, where one predicts
-        columns |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
-    return columns
+        return {name: scores_N} | {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
+    if np.isfinite(predicted[0].low).any():  # a fitted model's
+        return {name: scores_N, f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
+    return {name: scores_N}

@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
 from esmeray.inference.models.kinds import output_names
-from esmeray.inference.mutations.variants import Mutation, Protein, marginal_scores
+from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.http.answers import Arrays, arrays_answer, json_answer, table_answer
 from esmeray.service.http.bodies import Body, SequencesBody
@@ -57,7 +57,7 @@ class MaskedBody(SequencesBody):
     """Sequences, maybe with <mask>, and mutations to score."""
 
     mutations: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, description="Of the only sequence, as A12G: from, position from 1, to."
+        None, description="Mutants of the only sequence, as A12G, A12G:C13D or p.Ala12Gly; positions from 1."
     )
     method: Literal["wild_type", "masked"] = Field(
         "wild_type", description="Probabilities of the sequence as it is, or with each position masked in turn."
@@ -170,8 +170,8 @@ async def _masked_probabilities(
     return _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
 
 
-def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutation] | None:
-    """Mutations of the only sequence. Raises RefusalError (422) for those that are not of it."""
+def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | None:
+    """Mutants of the only sequence. Raises RefusalError (422) for those that are not of it, or have no score."""
     if texts is None:
         return None
     if len(sequences) != 1:
@@ -181,17 +181,17 @@ def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutation] 
     mutations = []
     for number, text in enumerate(texts):
         try:
-            mutations.append(protein.mutation(text))
+            mutations.append(protein.mutant(text))
         except ValueError as error:
             raise RefusalError(422, f"mutations.{number}: {error}") from None
     return mutations
 
 
-def _scores(mutations: list[Mutation], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Score of each mutation; 0 is as good as the wild type, above is better."""
+def _scores(mutations: list[Mutant], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Score of each mutant; 0 is as good as the wild type, above is better."""
     # A probability of 0 has no logarithm, and infinity is no JSON.
     logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))
-    return marginal_scores([[mutation] for mutation in mutations], logs_L20).astype(np.float32)
+    return marginal_scores([mutant.mutations for mutant in mutations], logs_L20).astype(np.float32)
 
 
 def _latents(values: Any, channels: int, number: int) -> NDArray[np.float32]:

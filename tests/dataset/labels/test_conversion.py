@@ -157,6 +157,27 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
         made(data_of(path), tmp_path, TEXT)
 
 
+@pytest.mark.parametrize("split", ["hash", "stratified"])
+def test_a_group_of_records_is_never_divided(tmp_path, split):
+    random = np.random.default_rng(0)
+    sequences = ["".join(random.choice(list("ACDEFGHIKLMNPQRSTVWY"), 9)) for _ in range(80)]
+    # Every group has both classes, which a split by classes alone would divide.
+    groups = [f"cluster{number % 10}" for number in range(80)]
+    rows = list(zip(sequences, "xyxxy" * 16, groups, strict=True))
+    settings = {"split": split, "group_column": "cluster", "share": 0.3}
+    path = write_table(tmp_path / "in.csv", ("sequence", "label", "cluster"), *rows)
+    labelled = made(data_of(path, **settings), tmp_path)
+    sides = [{groups[row] for row in side} for side in (labelled.training, labelled.validation)]
+    assert sides[0] | sides[1] == {*groups} and not sides[0] & sides[1] and all(sides)
+    missing = write_table(tmp_path / "missing.csv", ("sequence", "label", "cluster"), *rows[:3], ("MKV", "x", "NaN"))
+    assert "missing.csv, row 4: the group is missing" in refusal(data_of(missing, **settings), tmp_path / "other")
+
+
+def test_groups_are_for_splits_that_draw():
+    with pytest.raises(ValueError, match="group_column is for split hash or stratified, not for column"):
+        LabelsSection(split="column", split_column="part", group_column="cluster")
+
+
 RESIDUES = {"share": 0.0, "kind": "per_residue"}
 
 

@@ -126,7 +126,7 @@ def test_what_encode_gives_decode_takes_as_json_and_as_npy(client: httpx.Client)
 @pytest.mark.parametrize("method", ["wild_type", "masked"])
 def test_scores_are_differences_of_log_probabilities(client: httpx.Client, method: str):
     sequence = SEQUENCES[1]
-    mutations = [f"{sequence[0]}1W", f"{sequence[29]}30A"]
+    mutations = [f"{sequence[0]}1W", f"{sequence[29]}30a"]
     body = {"sequences": [sequence], "mutations": mutations, "method": method}
     answer = client.post("/v1/masked", json=body).json()
     shares = np.array(answer["data"][0]["probabilities"])
@@ -151,7 +151,12 @@ def test_a_mask_is_one_residue_of_a_sequence_and_lower_case_is_taken_beside_it(c
     body = {"sequences": ["m<mask>kt"], "mutations": ["K3A"]}
     answer = client.post("/v1/masked", json=body)
     assert answer.status_code == 200 and len(answer.json()["data"][0]["probabilities"]) == 4
-    for mutation in ("K8A", "K2A", "A1C", "K3", "k3a", "K0A"):
+    spellings = ["k3a", "p.Lys3Ala", "K3A:T4T", "T4C,K3A", "4c:3a", "WT"]
+    scores = [
+        item["score"] for item in client.post("/v1/masked", json=body | {"mutations": spellings}).json()["mutations"]
+    ]
+    assert {*scores[:3]} == {answer.json()["mutations"][0]["score"]} and scores[3] == scores[4] and scores[5] == 0
+    for mutation in ("K8A", "K2A", "2A", "A1C", "K3", "K3*", "K0A", "NaN"):
         refused = client.post("/v1/masked", json={**body, "mutations": [mutation]})
         assert problem(refused, 422).startswith("mutations.0:")
     assert "single sequence" in problem(client.post("/v1/masked", json={**body, "sequences": ["MK", "MK"]}), 422)

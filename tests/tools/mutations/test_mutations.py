@@ -12,6 +12,7 @@ import pytest
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import proposal
 from tests.dataset.tokenizer_folders import esm, prot_t5
+from tests.inference.mutations.spellings import NAME_OF
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
 
@@ -27,7 +28,7 @@ def name(place: int, letter: str) -> str:
 
 
 MUTANTS = [name(3, "A"), name(11, "W"), f"{name(0, 'C')}:{name(7, 'D')}", name(5, WILD[5]), name(3, "A").lower()]
-BAD = ["", name(2, "*"), f"{'A' if WILD[2] != 'A' else 'C'}26G", f"{WILD[0]}90G", "26G"]
+BAD = ["", name(2, "*"), f"{'A' if WILD[2] != 'A' else 'C'}26G", f"{WILD[0]}90G", "G26"]
 
 
 @pytest.fixture
@@ -184,7 +185,9 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     assert [line.split()[1] for line in outcome.out.splitlines() if line.startswith("| ")][2:] == ["a", "b", "mean"]
     # Without a FASTA file, as ProteinGym's, whose tables have whole sequences.
     mutations("score", "model0", "--table assays --sequence none --output gym.csv", options)
-    assert read("gym.csv") == found
+    gym = read("gym.csv")
+    assert [{key: row[key] for key in found[0]} for row in gym] == found
+    assert [row["mutated_sequence"] for row in gym][-len(whole) :] == whole  # every column is kept
     write("a.csv", [row[1:2] for row in rows if row[0] == "a"], "mutant")
     mutations("score", "model0", "--table a.csv --output a_scores.csv")
     ours = [float(row["score"]) for row in found if row["protein"] == "a"]
@@ -217,7 +220,8 @@ def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_come
     table = [(text, value if n % 3 == 0 else "", prior) for n, (text, value, prior) in enumerate(rows)]
     write("measured.csv", table, "mutant", "score", "published")
     fit = "--zero_shot_column published --features one_hot --folds rest --bootstrap 5"
-    mutations("fit", "nowhere/at_all", "--table measured.csv --output fitted", fit)
+    outcome = mutations("fit", "", "--table measured.csv --output fitted", fit)
+    assert f"  {len(table) - 76} mutants left out, without a value in column 'score'\n" in outcome.out
     mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
     column = (2, "by --score.compare published")
     mutations("score", "fitted", "--table mutants.csv --output other.csv", refused=column)
@@ -259,3 +263,158 @@ def test_a_campaign_finds_more_than_chance(mutations):
     ours, chance = found["proposals", "3", "0"], found["random", "3", "0"]
     assert len(found) == 3 * 3 * 2 and ours > max(2 * chance, 0.6) and "| proposals" in outcome.out
     assert Path("campaign/campaign.png").exists()
+
+
+def noise(replicates: int, seed: int = 0) -> list[tuple[str, float, float]]:
+    """Singles of pure noise, which replicates repeat."""
+    random = np.random.default_rng(seed)
+    singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS[::2] if letter != WILD[n]]
+    values = random.normal(size=(len(singles), 2))
+    return [
+        (name(*pair), value + 0.01 * random.normal(), prior)
+        for pair, (value, prior) in zip(singles, values, strict=True)
+        for _ in range(replicates)
+    ]
+
+
+def respelled(text: str, number: int) -> str:
+    """A single mutant in other words."""
+    wild, position, new = text[0], text[1:-1], text[-1]
+    names = {letter: NAME_OF[letter] for letter in AMINO_ACIDS}
+    other = f"{WILD[0] if position != str(FIRST) else WILD[1]}{FIRST if position != str(FIRST) else FIRST + 1}"
+    spellings = [text, text.lower(), f"p.{names[wild]}{position}{names[new]}", f"{text}:{other}{other[0]}"]
+    return spellings[number % len(spellings)]
+
+
+FIT = "--zero_shot_column zs --features one_hot --bootstrap 5"
+
+
+def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
+    rows = noise(3)
+    write(
+        "plate1.csv",
+        [(respelled(text, n), *rest) for n, (text, *rest) in enumerate(rows[::2])],
+        "mutant",
+        "score",
+        "zs",
+    )
+    write(
+        "plate2.csv",
+        [(respelled(text, n), *rest) for n, (text, *rest) in enumerate(rows[1::2])],
+        "mutant",
+        "score",
+        "zs",
+    )
+    tables = "--table plate1.csv --more_tables plate2.csv"
+    outcome = mutations("fit", "", tables, "--output fitted --folds random rest --sizes 40", FIT)
+    size = len(rows) // 3
+    assert f"features of {size} mutants" in outcome.out and f"  {len(rows)} measurements, averaged" in outcome.out
+    evaluation = json.loads(Path("fitted/evaluation.json").read_text())
+    assert len(evaluation) == 3
+    for key, part in evaluation.items():
+        assert part["records"] == size and abs(part["metrics"]["spearman"]) < 0.3, key
+    # As one measurement of each, also in the widths of intervals: all were measured equally often.
+    means = {}
+    for text, score, prior in rows:
+        means.setdefault((text, prior), []).append(score)
+    once = [(text, float(np.mean(scores)), prior) for (text, prior), scores in means.items()]
+    write("once.csv", once, "mutant", "score", "zs")
+    mutations("fit", "", "--table once.csv --output once --folds random rest --sizes 40", FIT)
+    for key, part in json.loads(Path("once/evaluation.json").read_text()).items():
+        assert part["metrics"] == pytest.approx(evaluation[key]["metrics"], abs=0.02), key
+    outcome = mutations("campaign", "", tables, f"--output campaign --rounds 2 --number {size // 2 + 1}", FIT[:-12])
+    found = [float(row["found"]) for row in read("campaign/campaign.csv") if row["round"] == "2"]
+    assert found and {*found} == {1.0}, "two plates of half of the mutants have them all"
+    for model in ("model0",):
+        mutations(
+            "score", model, tables, "--measured_column score --bootstrap 5 --output scores.csv --method wild_type"
+        )
+    assert len(read("scores.csv")) == len(rows)
+
+
+def test_a_group_is_on_one_side_of_every_fold(mutations):
+    rows = noise(1)
+    # A group has one value: whoever saw a member knows the others.
+    groups = [f"g{n % 24}" for n in range(len(rows))]
+    values = np.random.default_rng(1).normal(size=24)
+    table = [(text, values[n % 24], values[n % 24], groups[n]) for n, (text, *_) in enumerate(rows)]
+    write("grouped.csv", table, "mutant", "score", "zs", "cluster")
+    options = "--output fitted --groups cluster --sizes 30 --folds random rest"
+    mutations("fit", "", "--table grouped.csv", options, FIT)
+    mutations("propose", "fitted", "--output plate.csv --number 3 --candidates combinations")
+    assert [*read("plate.csv")[0]][:4] == ["mutant", "score", "cluster", "zs"]
+    refused = (2, "folds modulo: would divide groups; give random or rest")
+    mutations("fit", "", "--table grouped.csv --output no --groups cluster --folds modulo", FIT, refused=refused)
+    write("two.csv", [*table, (table[0][0].lower(), 1, 1, "other")], "mutant", "score", "zs", "cluster")
+    refused = (3, f"two.csv: {table[0][0]} is of the groups 'g0', 'other'; give all its rows")
+    mutations("fit", "", "--table two.csv --output no --groups cluster", FIT, refused=refused)
+    write("none.csv", [*table[1:], (*table[0][:3], "NA")], "mutant", "score", "zs", "cluster")
+    refused = (3, f"none.csv: {table[0][0]} is of the groups ''; give all its rows one")
+    mutations("fit", "", "--table none.csv --output no --groups cluster", FIT, refused=refused)
+
+
+def test_tables_of_mavedb_keep_their_columns_and_count_what_has_no_score(mutations):
+    wild = [f"{NAME_OF[letter]}{FIRST + n}" for n, letter in enumerate(WILD)]
+    texts = [
+        f"p.{wild[0]}Trp",
+        f"p.({wild[1]}Trp)",
+        "p.=",
+        "_wt",
+        f"p.{wild[2]}Ter",
+        f"p.{wild[3]}del",
+        f"p.{wild[4]}=",
+    ]
+    rows = [(f"urn#{n}", "NA", text, n) for n, text in enumerate(texts)]
+    write("maved.csv", rows, "accession", "hgvs_nt", "hgvs_pro", "score")
+    outcome = mutations("score", "model0", "--table maved.csv --output scores.csv --method wild_type")
+    found = read("scores.csv")
+    assert [tuple(row.values())[:4] for row in found] == [tuple(map(str, row)) for row in rows]
+    assert [row["model_score"] for row in found][2:] == ["0.0", "0.0", "", "", "0.0"]
+    for line in ("2 rows without a score", "1 row without a score: a stop", "1 row without a score: a deletion"):
+        assert f"  {line}\n" in outcome.out
+    assert "3 rows of the wild type" in outcome.out and "column of mutants, by its name: hgvs_pro" in outcome.out
+    again = (2, "scores.csv: has columns score and model_score, as the output would; rename one")
+    mutations("score", "model0", "--table scores.csv --output again.csv", refused=again)
+    write("shifted.csv", [(f"{WILD[0]}1W",), (f"{WILD[1]}2W",), (f"{WILD[5]}6W",), ("wt",)], "mutant")
+    hint = "every mutant would match with --score.first_position 1"
+    mutations(
+        "score", "model0", "--table shifted.csv --output s.csv", refused=(3, f"shifted.csv, row 1, '{WILD[0]}1W'")
+    )
+    outcome = mutations("score", "model0", "--table shifted.csv --output s.csv --bad_mutants empty")
+    assert f"  3 rows without a score: {hint}\n" in outcome.out
+    write("missing.csv", [(WILD, 1), ("NaN", 2), ("NA", 3), ("null", 4)], "seq", "score")
+    options = "--table missing.csv --sequence_column seq --method pseudo --output m.csv"
+    mutations("score", "model0", options, refused=(3, "missing.csv, row 2: the sequence is empty"))
+    assert "  3 rows without a score: missing\n" in mutations("score", "model0", options, "--bad_mutants empty").out
+    assert [bool(row["model_score"]) for row in read("m.csv")] == [True, False, False, False]
+
+
+def test_propose_says_which_mutants_were_no_candidates_and_why(mutations):
+    rows = noise(1)
+    write("measured.csv", [*rows, ("WT", "", "")], "mutant", "score", "zs")
+    mutations("fit", "", "--table measured.csv --output fitted --folds random", FIT)
+    outcome = mutations("propose", "fitted", f"--output plate.csv --exclude_positions {FIRST} --exclude_residues y")
+    assert all(":" in row["mutant"] for row in read("plate.csv"))
+    assert f"single mutants not proposed, measured already: {WILD[0]}{FIRST}" in outcome.out
+    for reason in ("without a value in column 'zs'", "at excluded positions", "with excluded residues"):
+        assert f"single mutants not proposed, {reason}: " in outcome.out
+    refused = (2, "missing: MODEL; name one, or give --fit.features one_hot and --fit.zero_shot_column")
+    mutations("fit", "", "--table measured.csv --output no --features one_hot", refused=refused)
+
+
+def test_files_as_people_have_them(command, here, shared_data):
+    field = shared_data.parent / "field" / "mutants"
+    if not field.is_dir():
+        pytest.skip(f"the files of the field are not at {field}")
+    for table, kinds in {"hgvs": 1, "wtrows": 3, "comma": 0, "semi": 0, "evolvepro": 0}.items():
+        line = f"mutations score model0 --score.sequence {field}/wild_type.fasta --score.table {field}/{table}.csv"
+        outcome = command.done(f"{line} --score.output {table}.csv --score.method wild_type")
+        assert outcome.out.count("without a score: ") == kinds
+        rows = read(f"{table}.csv")
+        empty = [not row.get("model_score", row.get("score")) for row in rows]
+        assert sum(empty) == kinds and len(rows) > 1
+    fit = f"--fit.sequence {field}/noise_wild_type.fasta {FIT.replace('--', '--fit.')} --fit.folds random rest"
+    for table in ("replicates", "single"):
+        command.done(f"mutations fit {fit} --fit.sizes 20 40 --fit.table {field}/{table}.csv --fit.output {table}")
+        for part in json.loads(Path(table, "evaluation.json").read_text()).values():
+            assert part["records"] == 80 and abs(part["metrics"]["spearman"]) < 0.25
