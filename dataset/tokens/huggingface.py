@@ -153,9 +153,9 @@ class HuggingFaceTokenizer:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Texts of the tokens by id; a residue is its letter, without the mark of a word."""
-        residues = () if self._table is None else AMINO_ACIDS
         texts = {index: token for token, index in self._tokenizer.get_vocab().items()}
-        texts |= {int(self._table[ord(letter)]): letter for letter in residues}
+        if self._table is not None:
+            texts |= {int(self._table[ord(letter)]): letter for letter in AMINO_ACIDS}
         return tuple(texts.get(index, "") for index in range(self.vocabulary_size))
 
     def _prepared(self, text: str) -> str:

@@ -148,7 +148,7 @@ class Computer:
             return {}
         results: dict[int, NDArray[np.float32]] = {}
         payloads = (items[index].payload for index in indices)
-        mask = self._model.tokenizer.mask
+        mask = self._model.tokenizer.mask or 0  # a model without a mask has no output that masks
         pieces = [payload.masked(mask) if isinstance(payload, MaskedPiece) else payload for payload in payloads]
         names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}
         outputs = [output for name, output in self._outputs.items() if name in names]
