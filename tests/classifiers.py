@@ -59,9 +59,10 @@ def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: 
     return Model(opened, precision=precision, random_weights=True, **about)
 
 
-def classifier_config(kind: str = "multiclass", **data: Any) -> Config:
-    content = {"max_length": 100, **data, "labels": {"kind": kind, **data.get("labels", {})}}
-    return Config.model_validate({"data": content, "model": {"task": "classifier", "classifier": {"bootstrap": 5}}})
+def classifier_config(kind: str = "multiclass", content: str = "protein", **data: Any) -> Config:
+    settings = {"max_length": 100, **data, "labels": {"kind": kind, **data.get("labels", {})}}
+    model = {"task": "classifier", "classifier": {"bootstrap": 5}, "tokenizer": {"content": content}}
+    return Config.model_validate({"data": settings, "model": model})
 
 
 def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> Path:

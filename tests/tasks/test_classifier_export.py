@@ -116,7 +116,9 @@ def test_an_export_gives_the_same_by_its_card_and_restored_and_describes_the_run
 )
 def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, crop):
     kept = 5
-    folder = export_tiny(tmp_path / "model", classifier_config(kind, max_length=kept, crop=crop), source=source)
+    content = "protein" if source.startswith("esm2") else "text"
+    config = classifier_config(kind, content, max_length=kept, crop=crop)
+    folder = export_tiny(tmp_path / "model", config, source=source)
     made = ClassifierPipeline.load(folder, device="cpu")
     texts = random_sequences([4, 5, 6, 30]) if source.startswith("esm2") else TEXTS
     cropped = made.predict(texts).cropped

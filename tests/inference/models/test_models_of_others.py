@@ -70,10 +70,9 @@ def test_vectors_are_the_network_s_own_and_tensors_without_a_place_are_named(fol
 
 def test_unknown_residues_are_counted_and_refused_above_half(folder, network, tmp_path, capsys):
     model = open_model(folder, device="cpu")
-    capsys.readouterr()
-    (logits,) = model.embed(["XMKAU"], "logits")
+    with pytest.warns(UserWarning, match=r"^2 residues unknown to the vocabulary \(U, X\), read as \[UNK\]"):
+        (logits,) = model.embed(["XMKAU"], "logits")
     np.testing.assert_allclose(logits, logits_of(network, "XMKAU"), atol=1e-5)
-    assert "2 residues unknown to the vocabulary (U, X), read as [UNK]" in capsys.readouterr().err
     job = request(
         tmp_path, models=[str(folder)], input=[str(write_proteins(tmp_path / "a.fasta", [*PROTEINS, "AXXA"]))]
     )

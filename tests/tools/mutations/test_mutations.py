@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(m
     save_small_model(prot_t5(Path("headless")), "t5", vocab_size=140)
     capsys.readouterr()  # of saving
     for model, words in (
-        ("headless", "is no masked language model of residues"),
+        ("headless", "is no masked language model with a token for each residue"),
         ("esm2_t6_8M", "would be random"),
     ):
         mutations("score", model, "--table mutants.csv --output s.csv", refused=(2, words))
