@@ -55,8 +55,9 @@ def _rows(setting: Setting) -> Iterator[Row]:
     setting.note("training")
     losses = _losses(setting.folder, known[:TRAINED])
     for when, loss in (("before the first step", losses[0]), ("after four steps", losses[-1])):
-        value = {"value": loss / math.log(2), "unit": "bits a masked residue", "verdict": f"{loss:.3f} nats"}
-        yield {"what": f"held-out human antibodies, {when}", **value}
+        what = f"held-out human antibodies, {when}"
+        bits = loss / math.log(2)
+        yield {"what": what, "value": bits, "unit": "bits a masked residue", "verdict": f"{loss:.3f} nats"}
 
 
 def copy_wheel(folder: Path) -> None:
