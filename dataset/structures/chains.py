@@ -43,8 +43,8 @@ FORCE_FIELDS = {
     **dict.fromkeys(("ARN", "AR0", "RN1", "RN2", "RN3"), "ARG"),
     **dict.fromkeys(("TYM", "Y1P"), "TYR"),
     **{"S1P": "SER", "T1P": "THR"},
-    # GROMACS, GROMOS and CHARMM add a letter or a digit: ASPP, HISE, LYSH, CYS2.
-    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits},
+    # GROMACS, GROMOS, CHARMM and CYANA add a letter, a digit or a sign: ASPP, HISE, LYSH, CYS2, LYS+.
+    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits + "+-"},
 }
 """Standard names by those of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
 # AMBER names the ends of chains NALA, CHIE, NCYS2.
@@ -169,13 +169,14 @@ def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> li
         # Rounded, so that sums of other order tie.
         return len(backbone), round(float(protein.occupancy[backbone].mean()), 6) if backbone else 0.0
 
-    # Atoms without an identifier belong to all conformers of their name. With a whole backbone they are one themselves,
-    # as they are if there is no other of that name.
+    # Atoms without an identifier belong to all conformers of their name. They are one themselves if there is no other
+    # of that name, or if others repeat some of them.
+    repeated = Counter((name, atom) for (name, _), atoms in named.items() for atom in atoms)
     names = Counter(name for name, _ in named)
     candidates = [
         {**named.get((name, ""), {}), **atoms}
         for (name, altloc), atoms in named.items()
-        if altloc or names[name] == 1 or atoms.keys() >= set(ATOMS)
+        if altloc or names[name] == 1 or any(repeated[name, atom] > 1 for atom in atoms)
     ]
     return sorted(max(candidates, key=rank).values())
 
