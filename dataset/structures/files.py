@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -173,7 +174,8 @@ def _confidence(
 
 
 def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    head, lines = _gathered(_pdb_lines(_lines(path, file, section)), path, section)
+    kept = _kept(_pdb_lines(_lines(path, file, section)), path, section)
+    lines = [line for line in kept if line.startswith(_ATOMS)]
     if not lines:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     encoded = [line.rstrip().encode("latin-1") for line in lines]
@@ -194,16 +196,15 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
     # Numbers beyond 9999 have letters.
     numbers, residue_n = np.unique(fields["res_id"], return_inverse=True)
     fields["res_id"] = np.array([decode_hybrid36(number) for number in numbers.tolist()])[residue_n]
-    predicted = re.search(r"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
-    models = sum(line.startswith(_MODEL) for line in head)
-    for field in ("occupancy", "b_factor"):
-        fields[field] = np.where(fields[field] == "", str(_COLUMNS[field][2]), fields[field])
+    predicted = re.search(r"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", "".join(kept), re.MULTILINE | re.IGNORECASE)
+    models = sum(line.startswith(_MODEL) for line in kept)
     return max(models, 1), _atoms(path, fields), predicted is not None
 
 
 def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    head, rows = _gathered(_cif_lines(_lines(path, file, section)), path, section)
-    columns = [line for line in head if line.startswith(_ATOM_SITE)]
+    kept = _kept(_cif_lines(_lines(path, file, section)), path, section)
+    columns = [line for line in kept if line.startswith(_ATOM_SITE)]
+    rows = [line for line in kept if not line.startswith("_")]
     if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
     if len(set(columns)) < len(columns):
@@ -215,7 +216,7 @@ def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
         # Lines are Latin-1, of any bytes, and CIF is UTF-8.
         text = "".join(["data_\nloop_\n", *columns, *rows[start : start + size]]).encode("latin-1").decode()
         parts.append(_of_columns(path, pdbx.CIFFile.read(io.StringIO(text)).block["atom_site"]))
-    return _first_model(struc.concatenate(parts), len(columns) < len(head))
+    return _first_model(struc.concatenate(parts), len(columns) + len(rows) < len(kept))
 
 
 def _first_model(atoms: Any, predicted: bool) -> _Read:
@@ -226,21 +227,23 @@ def _of_columns(path: Path, rows: Any) -> Any:
     """Atoms of mmCIF's atom_site. Raises DataError if a column is missing that has no default."""
     names = {name.lower(): name for name in rows}
     fields = {}
-    for field, (columns, _, default) in _COLUMNS.items():
+    for field, (columns, _, _) in _COLUMNS.items():
         known = [names[column.lower()] for column in columns if column.lower() in names]
         if field in _NEEDED and not known:
             raise DataError(f"{path}: its atoms have no {' or '.join(columns)}; save it with that column")
-        values = np.full(rows.row_count, default, dtype=object)
+        # '.' and '?' are masked: the row's value is another column's, or the default.
+        fields[field] = np.full(rows.row_count, "")
         for column in reversed(known):
-            # '.' and '?' are masked: the row's value is another column's, or the default.
-            present = np.ones(len(values), bool) if rows[column].mask is None else rows[column].mask.array == 0
-            values[present] = rows[column].data.array[present].astype(type(default))
-        fields[field] = values
+            texts = rows[column].as_array(str, masked_value="")
+            fields[field] = np.where(texts == "", fields[field], texts)
     return _atoms(path, fields)
 
 
-def _atoms(path: Path, fields: dict[str, NDArray]) -> Any:
-    typed = {field: values.astype(type(_COLUMNS[field][2])) for field, values in fields.items()}
+def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
+    typed: dict[str, NDArray] = {}
+    for field, values in texts.items():
+        default = _COLUMNS[field][2]
+        typed[field] = np.where(values == "", str(default), values).astype(type(default))
     # NumPy gives each of a million names the room of the longest.
     if max(typed[name].itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
@@ -283,18 +286,17 @@ def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[s
         yield line.removeprefix(BYTE_ORDER_MARK)
 
 
-def _pdb_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
-    """Titles, models, and the atoms of the first model, which are marked."""
+def _pdb_lines(lines: Iterator[str]) -> Iterator[str]:
+    """Titles, models, and the atoms of the first model."""
     models = 0
     for line in lines:
         models += line.startswith(_MODEL)
-        is_atom = line.startswith(_ATOMS)
-        if (is_atom and models < 2) or line.startswith((_MODEL, "TITLE")):
-            yield is_atom, line
+        if line.startswith((_MODEL, "TITLE")) or (models < 2 and line.startswith(_ATOMS)):
+            yield line
 
 
-def _cif_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
-    """The columns and marked rows of the atoms; of the quality of a prediction that it is there."""
+def _cif_lines(lines: Iterator[str]) -> Iterator[str]:
+    """The columns and rows of the atoms; of the quality of a prediction that it is there."""
     is_row = False
     for line in lines:
         # Keywords and names are the same in any case.
@@ -303,22 +305,21 @@ def _cif_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
             name = name.removeprefix("loop_").lstrip()
             is_row = name.startswith(_ATOM_SITE)
             if name.startswith((_ATOM_SITE, _PREDICTED)):
-                yield False, name
+                yield name
         elif is_row and name and not name.startswith("#"):
-            yield True, line
+            yield line
 
 
-def _gathered(lines: Iterator[tuple[bool, str]], path: Path, section: StructuresSection) -> tuple[list[str], list[str]]:
-    """The lines that are not marked, and those that are."""
-    head: list[str] = []
-    atoms: list[str] = []
-    for number, (is_atom, line) in enumerate(lines):
-        if number > section.max_atoms + _HEAD_LINES:
-            raise _too_large(path, section)
-        if len(line) > _LONGEST_ROW:
-            raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
-        (atoms if is_atom else head).append(line)
-    return head, atoms
+def _kept(lines: Iterator[str], path: Path, section: StructuresSection) -> list[str]:
+    """All lines, if they are no more and no longer than those of a structure."""
+    most = section.max_atoms + _HEAD_LINES
+    kept = list(islice(lines, most + 1))
+    if len(kept) > most:
+        raise _too_large(path, section)
+    longest = max(kept, key=len, default="")
+    if len(longest) > _LONGEST_ROW:
+        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
+    return kept
 
 
 def _too_large(path: Path, section: StructuresSection) -> DataError:
