@@ -14,12 +14,9 @@ import codecs
 import gzip
 import io
 import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import biotite.structure as struc
 import msgpack
@@ -30,7 +27,6 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import first_line
-from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_names, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
@@ -38,8 +34,6 @@ from esmeray.dataset.structures.store import Structure, StructureCounts, packed_
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
 
-_ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
-_ATOM_SITE, _PREDICTED = "_atom_site.", "_ma_qa_metric."
 _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[int, int] | None, Any]] = {
     "x": (("Cartn_x",), (30, 38), np.nan),
     "y": (("Cartn_y",), (38, 46), np.nan),
@@ -60,16 +54,12 @@ default. Without group_PDB, residues of polymers are known by their label_seq_id
 """
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
-_LONGEST_LINE = 1 << 16
 _PART_LINES = 20_000
-_NAMES = ("chain_id", "res_name", "atom_name", "ins_code", "altloc_id")
 _LONGEST_NAME_BYTES = 32 * 4
 _LONGEST_ROW = 500
 """Characters of an atom's line; those of programs have about 100."""
 _PDB_LINE, _COORDINATES_END = 80, 54
 """Columns of a PDB line that are read, and up to the last digit of z: a shorter line is cut off."""
-_HEAD_LINES = 10_000
-"""Titles, models and names of columns, beside the atoms."""
 _LONGEST_LIST = 10_000
 """Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
 
@@ -123,22 +113,24 @@ def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> Any:
     """Atoms of the first model, with the residue numbers and confidences that a store keeps."""
     try:
-        with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
+        with reading(path), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
-            warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
+            # One byte more than may be says that there is more: text counts, however small the compressed file is.
+            content = file.read(section.max_bytes + 1)
+            if len(content) > section.max_bytes:
+                raise _too_large(path, section)
             # By what is in it: names lie as often as not, and a download may be a page or an archive.
-            start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
-            file.seek(0)
-            if not start:
+            content = content.removeprefix(codecs.BOM_UTF8).lstrip()
+            if not content:
                 raise DataError(f"{path}: the file is empty")
-            if start.startswith(b"PK"):
+            if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
-            if start.startswith((b"\x82", b"\x83", b"\x84")):
-                models, atoms, predicted = _of_binary_cif(path, file, section)
-            elif start.lower().startswith((b"data_", b"#")):
-                models, atoms, predicted = _of_cif(path, file, section)
+            if content.startswith((b"\x82", b"\x83", b"\x84")):
+                models, atoms, predicted = _of_binary_cif(path, content, section)
+            elif content[:5].lower().startswith((b"data_", b"#")):
+                models, atoms, predicted = _of_cif(path, content, section)
             else:
-                models, atoms, predicted = _of_pdb(path, file, section)
+                models, atoms, predicted = _of_pdb(path, content, section)
             residues = zip(atoms.res_id.tolist(), atoms.ins_code.tolist(), strict=True)
             atoms.set_annotation("number", np.array([packed_number(*residue) for residue in residues], dtype=np.int32))
     except DataError:
@@ -173,16 +165,21 @@ def _confidence(
     return np.full(len(values), 100.0)
 
 
-def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    kept = _kept(_pdb_lines(_lines(path, file, section)), path, section)
-    lines = [line for line in kept if line.startswith(_ATOMS)]
-    if not lines:
+def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
+    models = 0
+    atoms: list[bytes] = []
+    for line in io.BytesIO(content):
+        models += line.startswith(b"MODEL")
+        if models < 2 and line.startswith((b"ATOM", b"HETATM")):
+            atoms.append(line.rstrip())
+        if len(atoms) > section.max_atoms:
+            raise _too_large(path, section)
+    if not atoms:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
-    encoded = [line.rstrip().encode("latin-1") for line in lines]
-    if min(map(len, encoded)) < _COORDINATES_END:
+    if min(map(len, atoms)) < _COORDINATES_END:
         raise ValueError("a line ends before its coordinates")
     # A byte for each character, so that a field of all lines is read at once.
-    grid = np.array(encoded, dtype=f"S{_PDB_LINE}").view("S1").reshape(len(lines), _PDB_LINE)
+    grid = np.array(atoms, dtype=f"S{_PDB_LINE}").view("S1").reshape(len(atoms), _PDB_LINE)
 
     def column(first: int, end: int) -> NDArray[np.str_]:
         texts = np.ascontiguousarray(grid[:, first:end]).view(f"S{end - first}")[:, 0]
@@ -195,28 +192,42 @@ def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
         fields |= {"res_name": column(17, 20), "chain_id": column(20, 22)}
     # Numbers beyond 9999 have letters.
     numbers, residue_n = np.unique(fields["res_id"], return_inverse=True)
-    fields["res_id"] = np.array([decode_hybrid36(number) for number in numbers.tolist()])[residue_n]
-    predicted = re.search(r"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", "".join(kept), re.MULTILINE | re.IGNORECASE)
-    models = sum(line.startswith(_MODEL) for line in kept)
+    fields["res_id"] = np.array([str(decode_hybrid36(number)) for number in numbers.tolist()])[residue_n]
+    predicted = re.search(rb"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", content, re.MULTILINE | re.IGNORECASE)
     return max(models, 1), _atoms(path, fields), predicted is not None
 
 
-def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    kept = _kept(_cif_lines(_lines(path, file, section)), path, section)
-    columns = [line for line in kept if line.startswith(_ATOM_SITE)]
-    rows = [line for line in kept if not line.startswith("_")]
+def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
+    columns: list[bytes] = []
+    rows: list[bytes] = []
+    is_row = predicted = False
+    for line in io.BytesIO(content):
+        # Keywords and names are the same in any case.
+        name = line.strip().lower()
+        if name.startswith((b"loop_", b"_", b"data_", b"stop_", b"save_")):
+            name = name.removeprefix(b"loop_").lstrip()
+            is_row = name.startswith(b"_atom_site.")
+            predicted |= name.startswith(b"_ma_qa_metric.")
+            if is_row:
+                columns.append(name)
+        elif is_row and name and not name.startswith(b"#"):
+            rows.append(line.rstrip())
+        if len(rows) > section.max_atoms:
+            raise _too_large(path, section)
     if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
     if len(set(columns)) < len(columns):
         raise DataError(f"{path}: several blocks with atoms; save each as a file of its own")
+    longest = max(rows, key=len)
+    if len(longest) > _LONGEST_ROW:
+        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
     # biotite takes 1,500 bytes for an atom while it parses, of its arrays 110 remain. Rows of several lines stay whole.
     size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
     parts = []
     for start in range(0, len(rows), size):
-        # Lines are Latin-1, of any bytes, and CIF is UTF-8.
-        text = "".join(["data_\nloop_\n", *columns, *rows[start : start + size]]).encode("latin-1").decode()
+        text = b"\n".join([b"data_", b"loop_", *columns, *rows[start : start + size], b""]).decode()
         parts.append(_of_columns(path, pdbx.CIFFile.read(io.StringIO(text)).block["atom_site"]))
-    return _first_model(struc.concatenate(parts), len(columns) + len(rows) < len(kept))
+    return _first_model(struc.concatenate(parts), predicted)
 
 
 def _first_model(atoms: Any, predicted: bool) -> _Read:
@@ -245,7 +256,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
         default = _COLUMNS[field][2]
         typed[field] = np.where(values == "", str(default), values).astype(type(default))
     # NumPy gives each of a million names the room of the longest.
-    if max(typed[name].itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
+    if max(values.itemsize for values in typed.values()) > _LONGEST_NAME_BYTES:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
     atoms = struc.AtomArray(len(typed["x"]))
     atoms.coord = np.stack([typed.pop(axis) for axis in "xyz"], axis=1)
@@ -255,12 +266,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     return atoms
 
 
-def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    # MessagePack can't be parsed in parts. One byte more than may be says that there is more.
-    content = file.read(section.max_bytes + 1)
-    if len(content) > section.max_bytes:
-        raise _too_large(path, section)
-
+def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
         """Refuse an encoding by the length that it says its data will have: of these, a few bytes may say much."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):
@@ -274,52 +280,6 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     if "atom_site" not in block:
         raise DataError(f"{path}: an mmCIF file without atoms")
     return _first_model(_of_columns(path, block["atom_site"]), "ma_qa_metric" in block)
-
-
-def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
-    """Lines up to the largest size; it is their text that counts, however small the compressed file is."""
-    num_bytes = 0
-    for line in pieces_of_lines(file, _LONGEST_LINE):
-        num_bytes += len(line)
-        if num_bytes > section.max_bytes:
-            raise _too_large(path, section)
-        yield line.removeprefix(BYTE_ORDER_MARK)
-
-
-def _pdb_lines(lines: Iterator[str]) -> Iterator[str]:
-    """Titles, models, and the atoms of the first model."""
-    models = 0
-    for line in lines:
-        models += line.startswith(_MODEL)
-        if line.startswith((_MODEL, "TITLE")) or (models < 2 and line.startswith(_ATOMS)):
-            yield line
-
-
-def _cif_lines(lines: Iterator[str]) -> Iterator[str]:
-    """The columns and rows of the atoms; of the quality of a prediction that it is there."""
-    is_row = False
-    for line in lines:
-        # Keywords and names are the same in any case.
-        name = line.lstrip().lower()
-        if name.startswith(("loop_", "_", "data_", "stop_", "save_")):
-            name = name.removeprefix("loop_").lstrip()
-            is_row = name.startswith(_ATOM_SITE)
-            if name.startswith((_ATOM_SITE, _PREDICTED)):
-                yield name
-        elif is_row and name and not name.startswith("#"):
-            yield line
-
-
-def _kept(lines: Iterator[str], path: Path, section: StructuresSection) -> list[str]:
-    """All lines, if they are no more and no longer than those of a structure."""
-    most = section.max_atoms + _HEAD_LINES
-    kept = list(islice(lines, most + 1))
-    if len(kept) > most:
-        raise _too_large(path, section)
-    longest = max(kept, key=len, default="")
-    if len(longest) > _LONGEST_ROW:
-        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
-    return kept
 
 
 def _too_large(path: Path, section: StructuresSection) -> DataError:
