@@ -157,11 +157,11 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
         if predictions is not None:
             predictions.check(keys(residues))
     else:
-        structures = _read(files[_SOURCE], data.structures, counts, progress)
+        structures = read_files(files[_SOURCE], data.structures, counts, progress)
         counts.files_ignored = files_ignored(data.source, is_structure_name)
     num_given = len(structures)
     # Behind the others, so that who is held out is known by number.
-    structures += _read(files[_HELD_OUT], data.structures, counts, progress)
+    structures += read_files(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
     texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
@@ -199,8 +199,11 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
     return manifest
 
 
-def _read(
-    files: list[Path], section: StructuresSection, counts: layout.StructureCounts, progress: ProgressCallback
+def read_files(
+    files: list[Path],
+    section: StructuresSection,
+    counts: layout.StructureCounts,
+    progress: ProgressCallback = no_progress,
 ) -> list[layout.Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
     from esmeray.dataset.structures.files import read_structures  # here: plans and refusals need none of biotite

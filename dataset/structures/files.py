@@ -73,11 +73,16 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
     read = [chain_of(atoms, name, path, section, counts) for name in chain_names(atoms, path)]
-    chains = [chain for chain in read if chain is not None]
+    # All chains are read, since a rule names those of amino acids, and messages what there is.
+    chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
-    # All chains were read, since a rule names those of amino acids, and messages what there is.
-    chosen = _chosen(chains, section.chains, path)
+    rules = {"each": [*chains], "complex": [*chains], "first": [*chains][:1]}
+    names = rules.get(section.chains) or list(map(str.strip, section.chains.split(",")))
+    missing = [name for name in names if name not in chains]
+    if missing:
+        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
+    chosen = [chains[name] for name in names]
     if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
         raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
     counts.chains += len(chosen)
@@ -95,19 +100,6 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
             numbers=np.concatenate([chain.numbers for chain in chosen]),
         )
     ]
-
-
-def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
-    if rule in ("each", "complex"):
-        return chains
-    if rule == "first":
-        return chains[:1]
-    by_name = {chain.id: chain for chain in chains}
-    names = [name.strip() for name in rule.split(",")]
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(by_name)}")
-    return [by_name[name] for name in names]
 
 
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> Any:
