@@ -11,7 +11,6 @@ Shape legend: R residues of a chain, n atoms.
 """
 
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 from string import ascii_uppercase, digits
 from typing import Any
@@ -53,16 +52,6 @@ FORCE_FIELDS |= {
     for name, standard in [*zip(STANDARD, STANDARD, strict=True), *FORCE_FIELDS.items()]
     for end in "NC"
 }
-
-
-def chain_names(atoms: Any, path: Path) -> list[str]:
-    """Chains in the order of the file. Raises DataError where a name stands for two."""
-    # Of ligands and water, which stand behind all chains, a second run is as it should be.
-    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
-    twice = [name for name, count in runs.items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
-    return list(dict.fromkeys(map(str, atoms.chain_id)))
 
 
 def chain_of(

@@ -14,7 +14,9 @@ import codecs
 import gzip
 import io
 import re
+from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import first_line
 from esmeray.dataset.section import StructuresSection
-from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_names, chain_of
+from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
 
 _LONGEST_ID = 200
@@ -72,7 +74,12 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
-    read = [chain_of(atoms, name, path, section, counts) for name in chain_names(atoms, path)]
+    # Of ligands and water, which stand behind all chains, a second run is as it should be.
+    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
+    twice = [name for name, count in runs.items() if count > 1]
+    if twice:
+        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
+    read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
     # All chains are read, since a rule names those of amino acids, and messages what there is.
     chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
@@ -113,8 +120,6 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 raise _too_large(path, section)
             # By what is in it: names lie as often as not, and a download may be a page or an archive.
             content = content.removeprefix(codecs.BOM_UTF8).lstrip()
-            if not content:
-                raise DataError(f"{path}: the file is empty")
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
             if content.startswith((b"\x82", b"\x83", b"\x84")):
@@ -123,8 +128,8 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
                 models, atoms, predicted = _of_cif(path, content, section)
             else:
                 models, atoms, predicted = _of_pdb(path, content, section)
-            residues = zip(atoms.res_id.tolist(), atoms.ins_code.tolist(), strict=True)
-            atoms.set_annotation("number", np.array([packed_number(*residue) for residue in residues], dtype=np.int32))
+            numbers = list(map(packed_number, atoms.res_id.tolist(), atoms.ins_code.tolist()))
+            atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
         raise
     # biotite's parsers raise what Python does, of any kind, at what they don't expect.

@@ -200,10 +200,14 @@ class StructureStore:
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
         return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
 
-    def numbers(self, record: int) -> NDArray[np.int32]:
-        """(L,) :func:`packed_number` of each residue of a record."""
+    def structure(self, record: int) -> Structure:
+        residues = self.store.text(record)
+        atoms, confidence, chains = self.atoms(record, 0, len(residues))
+        # A store has numbers of chains alone, not the names that their files gave them.
+        names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
         first = int(self._starts[record])
-        return self._numbers[first : first + int(self.store.lengths[record])]
+        numbers = self._numbers[first : first + len(residues)]
+        return Structure(self.store.id(record), residues, atoms.astype(np.float32), confidence, chains, names, numbers)
 
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:

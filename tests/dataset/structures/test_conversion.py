@@ -39,7 +39,7 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
         wanted = fold.coordinates - fold.coordinates[:, 1].mean(0)
         np.testing.assert_allclose(atoms, wanted[2:22], atol=0.04)
         assert confidence.tolist() == [100] * 20 and chains.tolist() == [0] * 20
-        assert store.numbers(index).tolist() == [256 * number for number in range(1, len(fold.residues) + 1)]
+        assert store.structure(index).residue_labels == [str(number) for number in range(1, len(fold.residues) + 1)]
 
 
 def test_a_store_is_found_again_and_made_anew_for_other_settings(tmp_path: Path):

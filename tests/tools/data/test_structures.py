@@ -42,7 +42,7 @@ def zipped() -> bytes:
 
 NO_ATOMS, NO_CHAIN, DAMAGED = "it holds no atoms", "no chain of amino acids", "damaged or truncated"
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty.pdb": (lambda: b"", "the file is empty"),
+    "empty.pdb": (lambda: b"", NO_ATOMS),
     "header.pdb": (lambda: b"HEADER    nothing here\nEND\n", NO_ATOMS),
     "header.cif": (lambda: b"data_X\n_entry.id X\n", "an mmCIF file without atoms"),
     "archive.pdb": (zipped, "a zip archive"),
