@@ -57,7 +57,6 @@ default. Without group_PDB, residues of polymers are known by their label_seq_id
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
 _PART_LINES = 20_000
-_LONGEST_NAME_BYTES = 32 * 4
 _LONGEST_ROW = 500
 """Characters of an atom's line; those of programs have about 100."""
 _PDB_LINE, _COORDINATES_END = 80, 54
@@ -252,8 +251,8 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     for field, values in texts.items():
         default = _COLUMNS[field][2]
         typed[field] = np.where(values == "", str(default), values).astype(type(default))
-    # NumPy gives each of a million names the room of the longest.
-    if max(values.itemsize for values in typed.values()) > _LONGEST_NAME_BYTES:
+    # NumPy gives each of a million names the room of the longest, four bytes a letter.
+    if max(values.itemsize for values in typed.values()) > 4 * 32:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
     atoms = struc.AtomArray(len(typed["x"]))
     atoms.coord = np.stack([typed.pop(axis) for axis in "xyz"], axis=1)

@@ -89,12 +89,6 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
     return elements
 
 
-def _contacts(structure: Structure) -> NDArray[np.int64]:
-    """(L,) residues whose CA is near."""
-    ca = structure.coordinates[:, 1]
-    return np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
-
-
 def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:
     """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of these records."""
     # One of each: an amino acid that is absent would make the baseline's perplexity infinite.
@@ -114,7 +108,9 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
     native, elements = letters[judged], elements_of(structure)[judged]
     right = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged] == native
     helix_or_strand = elements < ELEMENTS.index("c")
-    buried = (_contacts(structure) >= _BURIED)[judged]
+    ca = structure.coordinates[:, 1]
+    contacts = np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
+    buried = (contacts >= _BURIED)[judged]
     numbers = {
         "length": len(structure.residues),
         "right": right.mean(),

@@ -96,7 +96,6 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * generate.number, 0
     distinct = 0
-    works = total * (1 if known is None else 2)  # a known store is searched once for each design
     options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
     with made.folder(generate.output) as folder, record_bar("generating") as bar:
         for structure, (fixed, _), tied in zip(structures, fixed_residues, tied_residues, strict=True):
@@ -107,7 +106,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
             ):
                 designs.append(design)
                 done += 1
-                bar(done / works, done)
+                bar(done / total, done)
             texts = [design.residues for design in designs]
             distinct += len(set(texts))
             scores = sampling.log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
@@ -130,8 +129,6 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                     if search is not None:
                         record, novelty = sampling.nearest(design.residues, search)
                         values |= {"novelty": f"{novelty:.3f}", "nearest": record}
-                        done += 1
-                        bar(done / works, done)
                     written = " ".join(f"{name}={value}" for name, value in values.items() if value)
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(folder / "probabilities.tsv", structure, fixed, designs)
