@@ -65,15 +65,19 @@ def text_of(value: Any) -> str:
 
 
 def labels_by_id(
-    path: Path, label_column: str, section: str, not_missing: Collection[str] = (), id_column: str | None = None
+    path: Path, label_column: str, section: str = "", not_missing: Collection[str] = (), id_column: str | None = None
 ) -> dict[str, str]:
-    """Labels of a table as text by its ids, empty for a missing label; ``label_column`` is a setting of the section.
+    """Labels of a table as text by its ids, empty for a missing label; ``label_column`` is a setting of the section, if
+    there is one.
 
     ``id_column``: a setting, too; default: ``id``. Raises DataError for a table that can't be read, for a missing id,
     and for one that repeats.
     """
     ids = id_column or "id"
-    wanted = {ids: f"{section}.id_column" if id_column else "", label_column: f"{section}.label_column"}
+    wanted = {
+        ids: f"{section}.id_column" if id_column else "",
+        label_column: f"{section}.label_column" if section else "",
+    }
     columns = Table(path, wanted, not_missing).columns()
     labels: dict[str, str] = {}
     for row, values in enumerate(zip(columns[ids], columns[label_column], strict=True), 1):

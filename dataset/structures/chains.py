@@ -11,7 +11,6 @@ Shape legend: R residues of a chain, n atoms.
 """
 
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 from string import ascii_uppercase, digits
 from typing import Any
@@ -43,8 +42,8 @@ FORCE_FIELDS = {
     **dict.fromkeys(("ARN", "AR0", "RN1", "RN2", "RN3"), "ARG"),
     **dict.fromkeys(("TYM", "Y1P"), "TYR"),
     **{"S1P": "SER", "T1P": "THR"},
-    # GROMACS, GROMOS and CHARMM add a letter or a digit: ASPP, HISE, LYSH, CYS2.
-    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits},
+    # GROMACS, GROMOS, CHARMM and CYANA add a letter, a digit or a sign: ASPP, HISE, LYSH, CYS2, LYS+.
+    **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits + "+-"},
 }
 """Standard names by those of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
 # AMBER names the ends of chains NALA, CHIE, NCYS2.
@@ -55,22 +54,12 @@ FORCE_FIELDS |= {
 }
 
 
-def chain_names(atoms: Any, path: Path) -> list[str]:
-    """Chains in the order of the file. Raises DataError where a name stands for two."""
-    # Of ligands and water, which stand behind all chains, a second run is as it should be.
-    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
-    twice = [name for name, count in runs.items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
-    return list(dict.fromkeys(map(str, atoms.chain_id)))
-
-
 def chain_of(
     atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts
 ) -> Structure | None:
     """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
     own = atoms[atoms.chain_id == name]
-    protein, given_names = _amino_acids(own)
+    protein = _amino_acids(own)
     if not len(protein):
         counts.other_polymers += bool((~own.hetero).any())
         return None
@@ -84,19 +73,21 @@ def chain_of(
                 f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
                 "them; if not, give them insertion codes or identifiers of alternate locations"
             )
-    order, starts = _likeliest_conformers(protein)
-    counts.alternate_atoms += len(protein) - len(order)
-    protein = protein[order]
-    given_names = given_names[order]
-    coordinates, confidence = _backbone(protein, starts)
+    residues = _likeliest_conformers(protein)
+    counts.alternate_atoms += len(protein) - sum(map(len, residues))
+    # (R, 4) indices of atoms; -1 for a missing one, whose coordinates are NaN.
+    indices = np.array([[residue.get(atom, -1) for atom in ATOMS] for residue in residues])
+    coordinates = np.where(indices[..., None] < 0, np.float32(np.nan), protein.coord[indices])
+    # From here on an atom for each residue, CA if it is there: names and confidence are its.
+    protein = protein[[residue.get("CA", min(residue.values())) for residue in residues]]
     bonded = _bonded(coordinates)
     # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
-    kept = ~protein.hetero[starts] | np.append(False, bonded) | np.append(bonded, False)
-    coordinates, confidence, starts = coordinates[kept], confidence[kept], starts[kept]
+    kept = ~protein.hetero | np.append(False, bonded) | np.append(bonded, False)
+    protein, coordinates = protein[kept], coordinates[kept]
     letters = []
-    for three, given in zip(protein.res_name[starts].tolist(), given_names[starts].tolist(), strict=True):
+    for three, given in zip(protein.res_name.tolist(), protein.given_name.tolist(), strict=True):
         # The table first: the dictionary of components takes a while to load, and most files need none of it.
-        letter = STANDARD.get(three) or info.one_letter_code(three) or "X"
+        letter = STANDARD.get(three) or info.one_letter_code(three)
         letters.append(letter if letter in STANDARD.values() else "X")
         counts.renamed_residues += three != given
         counts.modified_residues += three not in STANDARD and letters[-1] != "X"
@@ -123,74 +114,60 @@ def chain_of(
     coordinates[~whole] = np.nan  # also what is known of them: models take a residue's frame or nothing
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
+    confidence = protein.confidence.astype(np.float16)
     chains = np.zeros(len(letters), np.int8)
-    return Structure(name, "".join(letters), coordinates, confidence, chains, (name,), protein.number[starts])
+    return Structure(name, "".join(letters), coordinates, confidence, chains, (name,), protein.number)
 
 
-def _amino_acids(own: Any) -> tuple[Any, NDArray[np.str_]]:
-    """A chain's atoms of amino acids, under standard names if a force field has others, and the names of the file."""
-    given_names = own.res_name.copy()
-    names, name_n = np.unique(given_names, return_inverse=True)
+def _amino_acids(own: Any) -> Any:
+    """A chain's atoms of amino acids, under standard names if a force field has others; given_name is the file's."""
+    own.set_annotation("given_name", own.res_name)
+    names, name_n = np.unique(own.given_name, return_inverse=True)
     _, residue_n = np.unique(own.number * np.int64(len(names)) + name_n, return_inverse=True)
 
     def with_atoms(is_there_n: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return (np.bincount(residue_n, weights=is_there_n) > 0)[residue_n]
 
     # A residue that the dictionary of components doesn't know is one by its CA; calcium is an ion of that name.
-    has_ca = with_atoms((own.atom_name == "CA") & (given_names != "CA"))
+    has_ca = with_atoms((own.atom_name == "CA") & (own.given_name != "CA"))
     # The dictionary has other molecules by these names: cyanide (CYN) has no O, homoserine (HSE) numbers its carbons.
     other = with_atoms(np.isin(own.atom_name, ("C1", "C2", "C3", "N1", "O3", "OD")))
     standard_names = np.array([FORCE_FIELDS.get(name, "") for name in names.tolist()])[name_n]
     is_renamed = (standard_names != "") & (has_ca | with_atoms(own.atom_name == "O")) & ~other
-    own.res_name = np.where(is_renamed, standard_names, given_names)
-    is_protein = np.isin(names, info.amino_acid_names())[name_n] | has_ca | is_renamed
-    return own[is_protein], given_names[is_protein]
+    own.res_name = np.where(is_renamed, standard_names, own.given_name)
+    return own[np.isin(names, info.amino_acid_names())[name_n] | has_ca | is_renamed]
 
 
-def _likeliest_conformers(protein: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the atoms of one conformer of each residue, residue by residue, and where among them each begins."""
-    residues: dict[int, dict[tuple[str, str], list[int]]] = {}
-    columns = [protein.number.tolist(), protein.res_name.tolist(), protein.altloc_id.tolist()]
-    for index, (number, kind, altloc) in enumerate(zip(*columns, strict=True)):
-        residues.setdefault(number, {}).setdefault((kind, altloc), []).append(index)
-    chosen = [_likeliest(protein, conformers) for conformers in residues.values()]
-    return np.concatenate(chosen), np.cumsum([0, *map(len, chosen[:-1])])
+def _likeliest_conformers(protein: Any) -> list[dict[str, int]]:
+    """For each residue the atoms of one conformer: their indices by name."""
+    residues: dict[int, dict[tuple[str, str], dict[str, int]]] = {}
+    columns = [getattr(protein, field).tolist() for field in ("number", "res_name", "altloc_id", "atom_name")]
+    for index, (number, name, altloc, atom) in enumerate(zip(*columns, strict=True)):
+        residues.setdefault(number, {}).setdefault((name, altloc), {})[atom] = index
+    return [_likeliest(protein.occupancy, conformers) for conformers in residues.values()]
 
 
-def _likeliest(protein: Any, conformers: dict[tuple[str, str], list[int]]) -> list[int]:
-    """Indices of the atoms of the conformer with the highest mean occupancy of N, CA and C, the first on a tie, among
-    those that have all three, if there are any. A conformer has the name of a residue and an identifier."""
+def _likeliest(occupancy: NDArray, conformers: dict[tuple[str, str], dict[str, int]]) -> dict[str, int]:
+    """The conformer with the highest mean occupancy of N, CA and C, the first on a tie, among those that have all
+    three, if there are any. Conformers are known by the name of a residue and an identifier."""
     if len(conformers) == 1:
         return next(iter(conformers.values()))
-    named = {key: dict(zip(protein.atom_name[rows].tolist(), rows, strict=True)) for key, rows in conformers.items()}
 
     def rank(atoms: dict[str, int]) -> tuple[int, float]:
         backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
         # Rounded, so that sums of other order tie.
-        return len(backbone), round(float(protein.occupancy[backbone].mean()), 6) if backbone else 0.0
+        return len(backbone), round(float(occupancy[backbone].mean()), 6) if backbone else 0.0
 
-    # Atoms without an identifier belong to all conformers of their name. With a whole backbone they are one themselves,
-    # as they are if there is no other of that name.
-    names = Counter(name for name, _ in named)
+    # Atoms without an identifier belong to all conformers of their name. They are one themselves if there is no other
+    # of that name, or if others repeat some of them.
+    repeated = Counter((name, atom) for (name, _), atoms in conformers.items() for atom in atoms)
+    names = Counter(name for name, _ in conformers)
     candidates = [
-        {**named.get((name, ""), {}), **atoms}
-        for (name, altloc), atoms in named.items()
-        if altloc or names[name] == 1 or atoms.keys() >= set(ATOMS)
+        {**conformers.get((name, ""), {}), **atoms}
+        for (name, altloc), atoms in conformers.items()
+        if altloc or names[name] == 1 or any(repeated[name, atom] > 1 for atom in atoms)
     ]
-    return sorted(max(candidates, key=rank).values())
-
-
-def _backbone(protein: Any, starts: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
-    """(R, 4, 3) coordinates, NaN where an atom is missing, and (R,) confidence, CA's if it is there."""
-    coordinates = np.full((len(starts), 4, 3), np.nan, dtype=np.float32)
-    confidence = protein.confidence[starts]
-    residue_n = np.searchsorted(starts, np.arange(len(protein)), side="right") - 1
-    for column, atom in enumerate(ATOMS):
-        rows = protein.atom_name == atom
-        coordinates[residue_n[rows], column] = protein.coord[rows]
-        if atom == "CA":
-            confidence[residue_n[rows]] = protein.confidence[rows]
-    return coordinates, confidence.astype(np.float16)
+    return max(candidates, key=rank)
 
 
 def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:

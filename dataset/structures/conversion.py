@@ -23,6 +23,7 @@ from esmeray.dataset.embeddings.arrays import arrays_checksum, open_arrays
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
 from esmeray.dataset.fasta.records import hashes_of
+from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.dataset.section import DataSection, IngestSection, StructuresSection
 from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store import format as store_format
@@ -30,7 +31,6 @@ from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.structures import store as layout
 from esmeray.dataset.structures.predictions import keys, predictions_of
 from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
-from esmeray.dataset.table import Table
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 _SHOWN = 10
@@ -157,11 +157,11 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
         if predictions is not None:
             predictions.check(keys(residues))
     else:
-        structures = _read(files[_SOURCE], data.structures, counts, progress)
+        structures = read_files(files[_SOURCE], data.structures, counts, progress)
         counts.files_ignored = files_ignored(data.source, is_structure_name)
     num_given = len(structures)
     # Behind the others, so that who is held out is known by number.
-    structures += _read(files[_HELD_OUT], data.structures, counts, progress)
+    structures += read_files(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
     texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
@@ -199,8 +199,11 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
     return manifest
 
 
-def _read(
-    files: list[Path], section: StructuresSection, counts: layout.StructureCounts, progress: ProgressCallback
+def read_files(
+    files: list[Path],
+    section: StructuresSection,
+    counts: layout.StructureCounts,
+    progress: ProgressCallback = no_progress,
 ) -> list[layout.Structure]:
     """Chains of all files. Raises one DataError for all files that are refused."""
     from esmeray.dataset.structures.files import read_structures  # here: plans and refusals need none of biotite
@@ -234,18 +237,12 @@ def _labels(structures: list[layout.Structure], section: StructuresSection) -> t
     """Names of the classes, and (N,) the class of each record, -1 for none."""
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
-    by_id: dict[str, str] = {}
     # By id and not by row: of a file's chains there may be more or fewer than the table has.
-    rows = Table(Path(section.labels), {"id": "", "label": ""}).columns()
-    for record, label in zip(rows["id"], rows["label"], strict=True):
-        if label and by_id.setdefault(record, label) != label:
-            raise DataError(f"{section.labels}: {record} has two labels; remove one")
-    labels = [by_id.get(structure.id) for structure in structures]
-    names = sorted({label for label in labels if label is not None})
-    if not names:
-        raise DataError(f"{section.labels}: has no id of these structures, such as {structures[0].id}")
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
-    return names, np.array([numbers.get(label, -1) for label in labels], dtype=np.int64)
+    table = labels_by_id(Path(section.labels), "label")
+    labels = labels_of([structure.id for structure in structures], table, "the structures", section.labels)
+    names = sorted({*labels.values()})
+    numbers = {record: names.index(label) for record, label in labels.items()}
+    return names, np.array([numbers.get(structure.id, -1) for structure in structures], dtype=np.int64)
 
 
 def _settings(data: DataSection) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Structure files to atoms: PDB, mmCIF and BinaryCIF, plain or gzip, known by what is in them and not by their names.
 
-biotite splits lines into fields and decodes columns. What a missing field or column means is decided here, because its
-readers refuse files without occupancies, B-factors, insertion codes or models. The atoms of the first model become
-chains in :mod:`esmeray.dataset.structures.chains`.
+biotite decodes mmCIF and BinaryCIF. What a missing field or column means is decided here, because its readers refuse
+files without occupancies, B-factors, insertion codes or models. The atoms of the first model become chains in
+:mod:`esmeray.dataset.structures.chains`.
 
-gemmi 0.7.5 reads 918 PDB files in 0.4 s of CPU time, this module takes 5 s. But gemmi has no reader of BinaryCIF, reads
+gemmi 0.7.5 reads 918 PDB files in 0.4 s of CPU time, this module takes 4 s. But gemmi has no reader of BinaryCIF, reads
 coordinates of '*' and blank occupancies as 0, and HISE in chain A as HIS in chain EA.
 
 biotite is loaded with this module, in 0.7 s, so that plans and refusals import it where they read.
@@ -14,60 +14,53 @@ import codecs
 import gzip
 import io
 import re
-import warnings
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import biotite.structure as struc
 import msgpack
 import numpy as np
-from biotite.structure.io import pdb, pdbx
+from biotite.structure.io import pdbx
+from biotite.structure.io.pdb.hybrid36 import decode_hybrid36
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import first_line
-from esmeray.dataset.fasta.locate import BYTE_ORDER_MARK, pieces_of_lines
 from esmeray.dataset.section import StructuresSection
-from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_names, chain_of
+from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
 
 _LONGEST_ID = 200
 _MOST_CHAINS = 127
 
-_FIELDS: dict[str, Any] = {"model": 1, "altloc": "all", "extra_fields": ["b_factor", "occupancy"]}
-_ATOMS, _MODEL = ("ATOM", "HETATM"), "MODEL"
-_ATOM_SITE, _PREDICTED = "_atom_site.", "_ma_qa_metric."
-_COLUMNS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "x": (("Cartn_x",), np.nan),
-    "y": (("Cartn_y",), np.nan),
-    "z": (("Cartn_z",), np.nan),
-    "chain_id": (("auth_asym_id", "label_asym_id"), ""),
-    "res_id": (("auth_seq_id", "label_seq_id"), 0),
-    "ins_code": (("pdbx_PDB_ins_code",), ""),
-    "res_name": (("auth_comp_id", "label_comp_id"), ""),
-    "atom_name": (("auth_atom_id", "label_atom_id"), ""),
-    "altloc_id": (("label_alt_id",), ""),
-    "occupancy": (("occupancy",), 1.0),
-    "b_factor": (("B_iso_or_equiv",), np.nan),
-    "model": (("pdbx_PDB_model_num",), 1),
-    "hetero": (("group_PDB", "label_seq_id"), "HETATM"),
+_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[int, int] | None, Any]] = {
+    "x": (("Cartn_x",), (30, 38), np.nan),
+    "y": (("Cartn_y",), (38, 46), np.nan),
+    "z": (("Cartn_z",), (46, 54), np.nan),
+    "chain_id": (("auth_asym_id", "label_asym_id"), (21, 22), ""),
+    "res_id": (("auth_seq_id", "label_seq_id"), (22, 26), 0),
+    "ins_code": (("pdbx_PDB_ins_code",), (26, 27), ""),
+    "res_name": (("auth_comp_id", "label_comp_id"), (17, 21), ""),
+    "atom_name": (("auth_atom_id", "label_atom_id"), (12, 16), ""),
+    "altloc_id": (("label_alt_id",), (16, 17), ""),
+    "occupancy": (("occupancy",), (54, 60), 1.0),
+    "b_factor": (("B_iso_or_equiv",), (60, 66), np.nan),
+    "hetero": (("group_PDB", "label_seq_id"), (0, 6), "HETATM"),
+    "model": (("pdbx_PDB_model_num",), None, 1),
 }
-"""Columns of mmCIF for each field of an atom: in each row the first that has a value, or the default. Without
-group_PDB, residues of polymers are known by their label_seq_id."""
+"""Columns of mmCIF for each field of an atom, in each row the first that has a value; columns of a line of PDB; and the
+default. Without group_PDB, residues of polymers are known by their label_seq_id. PDB has models as lines of their own.
+"""
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
-_LONGEST_LINE = 1 << 16
 _PART_LINES = 20_000
-_NAMES = ("chain_id", "res_name", "atom_name", "ins_code", "altloc_id")
-_LONGEST_NAME_BYTES = 32 * 4
 _LONGEST_ROW = 500
 """Characters of an atom's line; those of programs have about 100."""
-_COORDINATES_END = 54
-"""Columns of a PDB line up to the last digit of z: a shorter line is cut off."""
-_HEAD_LINES = 10_000
-"""Titles, models and names of columns, beside the atoms."""
+_PDB_LINE, _COORDINATES_END = 80, 54
+"""Columns of a PDB line that are read, and up to the last digit of z: a shorter line is cut off."""
 _LONGEST_LIST = 10_000
 """Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
 
@@ -80,12 +73,22 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
-    read = [chain_of(atoms, name, path, section, counts) for name in chain_names(atoms, path)]
-    chains = [chain for chain in read if chain is not None]
+    # Of ligands and water, which stand behind all chains, a second run is as it should be.
+    runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
+    twice = [name for name, count in runs.items() if count > 1]
+    if twice:
+        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
+    read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
+    # All chains are read, since a rule names those of amino acids, and messages what there is.
+    chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
-    # All chains were read, since a rule names those of amino acids, and messages what there is.
-    chosen = _chosen(chains, section.chains, path)
+    rules = {"each": [*chains], "complex": [*chains], "first": [*chains][:1]}
+    names = rules.get(section.chains) or list(map(str.strip, section.chains.split(",")))
+    missing = [name for name in names if name not in chains]
+    if missing:
+        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
+    chosen = [chains[name] for name in names]
     if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
         raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
     counts.chains += len(chosen)
@@ -105,40 +108,27 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     ]
 
 
-def _chosen(chains: list[Structure], rule: str, path: Path) -> list[Structure]:
-    if rule in ("each", "complex"):
-        return chains
-    if rule == "first":
-        return chains[:1]
-    by_name = {chain.id: chain for chain in chains}
-    names = [name.strip() for name in rule.split(",")]
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(by_name)}")
-    return [by_name[name] for name in names]
-
-
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> Any:
     """Atoms of the first model, with the residue numbers and confidences that a store keeps."""
     try:
-        with reading(path), warnings.catch_warnings(), path.open("rb") as raw:
+        with reading(path), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
-            warnings.simplefilter("ignore")  # of elements that are guessed, which are not looked at
+            # One byte more than may be says that there is more: text counts, however small the compressed file is.
+            content = file.read(section.max_bytes + 1)
+            if len(content) > section.max_bytes:
+                raise _too_large(path, section)
             # By what is in it: names lie as often as not, and a download may be a page or an archive.
-            start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
-            file.seek(0)
-            if not start:
-                raise DataError(f"{path}: the file is empty")
-            if start.startswith(b"PK"):
+            content = content.removeprefix(codecs.BOM_UTF8).lstrip()
+            if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
-            if start.startswith((b"\x82", b"\x83", b"\x84")):
-                models, atoms, predicted = _of_binary_cif(path, file, section)
-            elif start.startswith((b"data_", b"#")):
-                models, atoms, predicted = _of_cif(path, file, section)
+            if content.startswith((b"\x82", b"\x83", b"\x84")):
+                models, atoms, predicted = _of_binary_cif(path, content, section)
+            elif content[:5].lower().startswith((b"data_", b"#")):
+                models, atoms, predicted = _of_cif(path, content, section)
             else:
-                models, atoms, predicted = _of_pdb(path, file, section)
-            residues = zip(atoms.res_id.tolist(), atoms.ins_code.tolist(), strict=True)
-            atoms.set_annotation("number", np.array([packed_number(*residue) for residue in residues], dtype=np.int32))
+                models, atoms, predicted = _of_pdb(path, content, section)
+            numbers = list(map(packed_number, atoms.res_id.tolist(), atoms.ins_code.tolist()))
+            atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
         raise
     # biotite's parsers raise what Python does, of any kind, at what they don't expect.
@@ -171,79 +161,108 @@ def _confidence(
     return np.full(len(values), 100.0)
 
 
-def _of_pdb(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    head, parts = _gathered(_pdb_lines(_lines(path, file, section)), path, section)
-    if not parts[0]:
+def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
+    models = 0
+    atoms: list[bytes] = []
+    for line in io.BytesIO(content):
+        models += line.startswith(b"MODEL")
+        if models < 2 and line.startswith((b"ATOM", b"HETATM")):
+            atoms.append(line.rstrip())
+        if len(atoms) > section.max_atoms:
+            raise _too_large(path, section)
+    if not atoms:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
-    names = {line[17:21] for lines in parts for line in lines}
+    if min(map(len, atoms)) < _COORDINATES_END:
+        raise ValueError("a line ends before its coordinates")
+    # A byte for each character, so that a field of all lines is read at once.
+    grid = np.array(atoms, dtype=f"S{_PDB_LINE}").view("S1").reshape(len(atoms), _PDB_LINE)
+
+    def column(first: int, end: int) -> NDArray[np.str_]:
+        texts = np.ascontiguousarray(grid[:, first:end]).view(f"S{end - first}")[:, 0]
+        return np.char.strip(np.char.decode(texts, "latin-1"))
+
+    fields: dict[str, NDArray] = {field: column(*span) for field, (_, span, _) in _COLUMNS.items() if span}
     # Column 21 is the fourth letter of a force field's name (HISE), or the first of a chain's: ALA in chain AB.
-    is_long_chain = any(name[3:].strip() and name[:3] in STANDARD and name not in FORCE_FIELDS for name in names)
-    name_end = 20 if is_long_chain else 21
-    arrays = []
-    for lines in parts:
-        arrays.append(pdb.PDBFile.read(io.StringIO("".join(map(_filled, lines)))).get_structure(**_FIELDS))
-        arrays[-1].altloc_id = np.char.strip(arrays[-1].altloc_id)
-        arrays[-1].res_name = np.array([line[17:name_end].strip() for line in lines])
-        arrays[-1].chain_id = np.array([line[name_end:22].strip() for line in lines])
-    predicted = re.search(r"^TITLE .*(ALPHAFOLD|ESMFOLD).*PREDICTION", "".join(head), re.MULTILINE | re.IGNORECASE)
-    models = sum(line.startswith(_MODEL) for line in head)
-    return max(models, 1), struc.concatenate(arrays), predicted is not None
+    names = np.unique(fields["res_name"]).tolist()
+    if any(name[3:] and name[:3] in STANDARD and name not in FORCE_FIELDS for name in names):
+        fields |= {"res_name": column(17, 20), "chain_id": column(20, 22)}
+    # Numbers beyond 9999 have letters.
+    numbers, residue_n = np.unique(fields["res_id"], return_inverse=True)
+    fields["res_id"] = np.array([str(decode_hybrid36(number)) for number in numbers.tolist()])[residue_n]
+    predicted = re.search(rb"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", content, re.MULTILINE | re.IGNORECASE)
+    return max(models, 1), _atoms(path, fields), predicted is not None
 
 
-def _filled(line: str) -> str:
-    """An atom's line with an occupancy and a B-factor, which may be blank."""
-    if len(line.rstrip()) < _COORDINATES_END:
-        raise ValueError(f"a line that ends before its coordinates: {line}")
-    # Other readers take blank occupancies for 1 as well; a blank B-factor is no confidence.
-    return f"{line[:54]}{line[54:60].strip() or '1.00':>6}{line[60:66].strip() or 'nan':>6}{line[66:].rstrip()}\n"
-
-
-def _of_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    head, parts = _gathered(_cif_lines(_lines(path, file, section)), path, section)
-    columns = "".join(line for line in head if not line.startswith(_PREDICTED))
-    if f"\n{_ATOM_SITE}" not in columns:
+def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
+    columns: list[bytes] = []
+    rows: list[bytes] = []
+    is_row = predicted = False
+    for line in io.BytesIO(content):
+        # Keywords and names are the same in any case.
+        name = line.strip().lower()
+        if name.startswith((b"loop_", b"_", b"data_", b"stop_", b"save_")):
+            name = name.removeprefix(b"loop_").lstrip()
+            is_row = name.startswith(b"_atom_site.")
+            predicted |= name.startswith(b"_ma_qa_metric.")
+            if is_row:
+                columns.append(name)
+        elif is_row and name and not name.startswith(b"#"):
+            rows.append(line.rstrip())
+        if len(rows) > section.max_atoms:
+            raise _too_large(path, section)
+    if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
-    models: set[int] = set()
-    arrays: list[Any] = []
-    for lines in parts:
-        # Lines are Latin-1, of any bytes, and CIF is UTF-8.
-        text = "".join([columns, *lines]).encode("latin-1").decode()
-        part = _of_columns(path, pdbx.CIFFile.read(io.StringIO(text)).block["atom_site"])
-        models.update(part.model.tolist())
-        arrays.append(part[part.model == (arrays or [part])[0].model[0]])
-    return len(models), struc.concatenate(arrays), any(line.startswith(_PREDICTED) for line in head)
+    if len(set(columns)) < len(columns):
+        raise DataError(f"{path}: several blocks with atoms; save each as a file of its own")
+    longest = max(rows, key=len)
+    if len(longest) > _LONGEST_ROW:
+        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
+    # biotite takes 1,500 bytes for an atom while it parses, of its arrays 110 remain. Rows of several lines stay whole.
+    size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
+    parts = []
+    for start in range(0, len(rows), size):
+        text = b"\n".join([b"data_", b"loop_", *columns, *rows[start : start + size], b""]).decode()
+        parts.append(_of_columns(path, pdbx.CIFFile.read(io.StringIO(text)).block["atom_site"]))
+    return _first_model(struc.concatenate(parts), predicted)
+
+
+def _first_model(atoms: Any, predicted: bool) -> _Read:
+    return len(np.unique(atoms.model)), atoms[atoms.model == atoms.model[0]], predicted
 
 
 def _of_columns(path: Path, rows: Any) -> Any:
     """Atoms of mmCIF's atom_site. Raises DataError if a column is missing that has no default."""
+    names = {name.lower(): name for name in rows}
     fields = {}
-    for field, (columns, default) in _COLUMNS.items():
-        known = [column for column in columns if column in rows]
+    for field, (columns, _, _) in _COLUMNS.items():
+        known = [names[column.lower()] for column in columns if column.lower() in names]
         if field in _NEEDED and not known:
             raise DataError(f"{path}: its atoms have no {' or '.join(columns)}; save it with that column")
-        values = np.full(rows.row_count, default, dtype=object)
+        # '.' and '?' are masked: the row's value is another column's, or the default.
+        fields[field] = np.full(rows.row_count, "")
         for column in reversed(known):
-            # '.' and '?' are masked: the row's value is another column's, or the default.
-            present = np.ones(len(values), bool) if rows[column].mask is None else rows[column].mask.array == 0
-            values[present] = rows[column].data.array[present].astype(type(default))
-        fields[field] = values.astype(type(default))
-    # NumPy gives each of a million names the room of the longest.
-    if max(fields[name].itemsize for name in _NAMES) > _LONGEST_NAME_BYTES:
+            texts = rows[column].as_array(str, masked_value="")
+            fields[field] = np.where(texts == "", fields[field], texts)
+    return _atoms(path, fields)
+
+
+def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
+    typed: dict[str, NDArray] = {}
+    for field, values in texts.items():
+        default = _COLUMNS[field][2]
+        typed[field] = np.where(values == "", str(default), values).astype(type(default))
+    # NumPy gives each of a million names the room of the longest, four bytes a letter.
+    if max(values.itemsize for values in typed.values()) > 4 * 32:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
-    atoms = struc.AtomArray(rows.row_count)
-    atoms.coord = np.stack([fields.pop(axis) for axis in "xyz"], axis=1)
-    fields["hetero"] = fields["hetero"] == "HETATM"
-    for field, values in fields.items():
+    atoms = struc.AtomArray(len(typed["x"]))
+    atoms.coord = np.stack([typed.pop(axis) for axis in "xyz"], axis=1)
+    typed["hetero"] = typed["hetero"] == "HETATM"
+    for field, values in typed.items():
         atoms.set_annotation(field, values)
     return atoms
 
 
-def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _Read:
-    # MessagePack can't be parsed in parts. One byte more than may be says that there is more.
-    content = file.read(section.max_bytes + 1)
-    if len(content) > section.max_bytes:
-        raise _too_large(path, section)
-
+def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
         """Refuse an encoding by the length that it says its data will have: of these, a few bytes may say much."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):
@@ -256,64 +275,7 @@ def _of_binary_cif(path: Path, file: BinaryIO, section: StructuresSection) -> _R
     block = pdbx.BinaryCIFFile.deserialize(unpacked).block
     if "atom_site" not in block:
         raise DataError(f"{path}: an mmCIF file without atoms")
-    atoms = _of_columns(path, block["atom_site"])
-    return len(np.unique(atoms.model)), atoms[atoms.model == atoms.model[0]], "ma_qa_metric" in block
-
-
-def _lines(path: Path, file: BinaryIO, section: StructuresSection) -> Iterator[str]:
-    """Lines up to the largest size; it is their text that counts, however small the compressed file is."""
-    num_bytes = 0
-    for line in pieces_of_lines(file, _LONGEST_LINE):
-        num_bytes += len(line)
-        if num_bytes > section.max_bytes:
-            raise _too_large(path, section)
-        yield line.removeprefix(BYTE_ORDER_MARK)
-
-
-def _pdb_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
-    """Titles, models, and the atoms of the first model, which are marked."""
-    models = 0
-    for line in lines:
-        models += line.startswith(_MODEL)
-        is_atom = line.startswith(_ATOMS)
-        if (is_atom and models < 2) or line.startswith((_MODEL, "TITLE")):
-            yield is_atom, line
-
-
-def _cif_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
-    """Blocks, and the columns and marked rows of the atoms; of the quality of a prediction that it is there."""
-    start = ""
-    is_row = False
-    for line in lines:
-        if line.startswith(("loop_", "_", "data_")):
-            is_row = line.startswith(_ATOM_SITE)
-            if is_row or line.startswith((_PREDICTED, "data_")):
-                yield False, start + line if is_row else line
-            start = line if line.startswith("loop_") else ""
-        elif is_row:
-            yield True, line
-
-
-def _gathered(
-    lines: Iterator[tuple[bool, str]], path: Path, section: StructuresSection
-) -> tuple[list[str], list[list[str]]]:
-    """The lines that are not marked, and those that are in parts of some thousand atoms.
-
-    biotite takes 700 bytes for an atom of PDB and 1,500 for one of mmCIF while it parses, of its arrays 110 remain.
-    """
-    head: list[str] = []
-    parts: list[list[str]] = [[]]
-    for number, (is_marked, line) in enumerate(lines):
-        if number > section.max_atoms + _HEAD_LINES:
-            raise _too_large(path, section)
-        if len(line) > _LONGEST_ROW:
-            raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {line[:30]!r} ...; shorten it")
-        # Only before an atom: a row of mmCIF may span several lines. Without group_PDB it has a word for each column.
-        is_full = is_marked and len(parts[-1]) >= _PART_LINES
-        if is_full and (line.startswith(_ATOMS) or len(line.split()) == sum(_ATOM_SITE in column for column in head)):
-            parts.append([])
-        (parts[-1] if is_marked else head).append(line)
-    return head, parts
+    return _first_model(_of_columns(path, block["atom_site"]), "ma_qa_metric" in block)
 
 
 def _too_large(path: Path, section: StructuresSection) -> DataError:

@@ -163,18 +163,15 @@ class StructureStore:
         # LMDB checks each block that is read; these are checked here, once, since they are small.
         if arrays_checksum(self.manifest.sequences_checksum, arrays) != self.manifest.checksum:
             raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {MADE_AGAIN}")
-        self._coordinates, self._confidence, self._chains = (
-            arrays[name] for name in ("coordinates", "confidence", "chains")
-        )
-        self._numbers: NDArray[np.int32] = arrays["numbers"]
+        self._arrays: dict[str, NDArray] = arrays
         self.labels: NDArray[np.int64] = arrays["labels"]
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
         self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
         self._predictions = predictions
         # Found once, as every batch asks for it.
         self._unknown_N = np.ones(len(self.store), dtype=bool)
-        if len(self._coordinates):
-            self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._coordinates[:, 1, 0]), self._starts)
+        if len(self._arrays["coordinates"]):
+            self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._arrays["coordinates"][:, 1, 0]), self._starts)
         self.unknown_records = np.flatnonzero(self._unknown_N)
 
     def __len__(self) -> int:
@@ -188,9 +185,9 @@ class StructureStore:
         """(length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""
         first = int(self._starts[record]) + start
         rows = slice(first, first + length)
-        chains = self._chains[rows]
+        chains = self._arrays["chains"][rows]
         if not self._unknown_N[record]:
-            return self._coordinates[rows], self._confidence[rows], chains
+            return self._arrays["coordinates"][rows], self._arrays["confidence"][rows], chains
         if self._predictions is not None:
             key_12 = self.store.sequence_keys(np.array([record]))
             predicted = self._predictions.of(key_12, int(self.store.lengths[record]))
@@ -198,12 +195,16 @@ class StructureStore:
             if predicted is not None:
                 own_rows = slice(start, start + length)
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
-        return np.full((length, 4, 3), np.nan, np.float16), self._confidence[rows], chains
+        return np.full((length, 4, 3), np.nan, np.float16), self._arrays["confidence"][rows], chains
 
-    def numbers(self, record: int) -> NDArray[np.int32]:
-        """(L,) :func:`packed_number` of each residue of a record."""
+    def structure(self, record: int) -> Structure:
+        residues = self.store.text(record)
+        atoms, confidence, chains = self.atoms(record, 0, len(residues))
+        # A store has numbers of chains alone, not the names that their files gave them.
+        names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
         first = int(self._starts[record])
-        return self._numbers[first : first + int(self.store.lengths[record])]
+        numbers = self._arrays["numbers"][first : first + len(residues)]
+        return Structure(self.store.id(record), residues, atoms.astype(np.float32), confidence, chains, names, numbers)
 
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:

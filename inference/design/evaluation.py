@@ -6,7 +6,7 @@ Recovery is not designability: many sequences fold alike, and a high recovery ma
 Shape legend: L residues of a protein, S states, A = 20 amino acids.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -60,7 +60,7 @@ def evaluate_designs(
     others = np.setdiff1d(np.arange(len(store)), records)
     shares_SA = _shares(store, others if others.size else records)
     proteins = []
-    for number, structure in enumerate(structures_of_store(store, records), 1):
+    for number, structure in enumerate(map(store.structure, records.tolist()), 1):
         progress(number, records.size)
         judged = any(letter in AMINO_ACIDS for letter in structure.residues)
         if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
@@ -72,22 +72,6 @@ def evaluate_designs(
     if not proteins:
         raise DataError(f"{store.path}: none of {records.size} records has a structure; give --evaluate.predictions")
     return _summed(proteins, records.size - len(proteins))
-
-
-def structures_of_store(store: StructureStore, records: NDArray[np.int64]) -> Iterator[Structure]:
-    for record in records.tolist():
-        residues = store.store.text(record)
-        atoms, confidence, chains = store.atoms(record, 0, len(residues))
-        yield Structure(
-            store.store.id(record),
-            residues,
-            atoms.astype(np.float32),
-            confidence,
-            chains,
-            # A store has numbers of chains alone, not the names that their files gave them.
-            chain_names=tuple(map(str, range(int(chains.max(initial=0)) + 1))),
-            numbers=store.numbers(record),
-        )
 
 
 def elements_of(structure: Structure) -> NDArray[np.int64]:
@@ -105,17 +89,11 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
     return elements
 
 
-def _contacts(structure: Structure) -> NDArray[np.int64]:
-    """(L,) residues whose CA is near."""
-    ca = structure.coordinates[:, 1]
-    return np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
-
-
 def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:
     """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of these records."""
     # One of each: an amino acid that is absent would make the baseline's perplexity infinite.
     counts = np.ones((len(ELEMENTS), len(AMINO_ACIDS)))
-    for structure in structures_of_store(store, records):
+    for structure in map(store.structure, records.tolist()):
         letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
         judged = letters >= 0
         np.add.at(counts, (elements_of(structure)[judged], letters[judged]), 1)
@@ -130,7 +108,9 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
     native, elements = letters[judged], elements_of(structure)[judged]
     right = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged] == native
     helix_or_strand = elements < ELEMENTS.index("c")
-    buried = (_contacts(structure) >= _BURIED)[judged]
+    ca = structure.coordinates[:, 1]
+    contacts = np.nansum(np.linalg.norm(ca[:, None] - ca[None], axis=-1) < _CONTACT, axis=1) - 1
+    buried = (contacts >= _BURIED)[judged]
     numbers = {
         "length": len(structure.residues),
         "right": right.mean(),

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.store import Structure, packed_number, residue_label
 
+# Counted positions have no insertion codes.
 _SPAN = re.compile(
-    r"(?P<counted>#?)(?P<first>-?\d+)(?P<first_code>[A-Za-z]?)(?:-#?(?P<last>-?\d+)(?P<last_code>[A-Za-z]?))?"
+    r"(?P<counted>#)?(?P<first>-?\d+)(?P<first_code>(?(counted)|[A-Za-z]?))"
+    r"(?:\s*-\s*(?(counted)#?)(?P<last>-?\d+)(?P<last_code>(?(counted)|[A-Za-z]?)))?"
 )
 
 
@@ -27,11 +29,11 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
     absent = 0
     for item in filter(None, map(str.strip, text.split(","))):
         option = f"--generate.fix {item}"
-        chain, colon, span = item.rpartition(":")
-        members = _members(structure, chain if colon else None, option)
-        match = _SPAN.fullmatch(span)
+        *chain, span = item.split(":", 1)
+        match = _SPAN.fullmatch(span.strip())
         if match is None:
             raise ConfigError(f"{option}: write residue numbers as 57, 52A, 10-20 or A:57, and positions as '#13'")
+        members = _members(structure, option, *chain)
         numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
         first = packed_number(int(match["first"]), match["first_code"])
         last = first if match["last"] is None else packed_number(int(match["last"]), match["last_code"])
@@ -49,7 +51,8 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
     """Groups of residues, by index, that become the same. Raises ConfigError if chains lack different residues."""
     if not text:
         return ()
-    chains = [_members(structure, name.strip(), f"--generate.tie {text}") for name in text.split(",")]
+    names = dict.fromkeys(map(str.strip, text.split(",")))
+    chains = [_members(structure, f"--generate.tie {text}", name) for name in names]
     # Of equal length, chains may lack different residues: the numbers, from any first one, say which belong together.
     if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
         shown = " and ".join(written_positions(structure, chain) for chain in chains)
@@ -72,7 +75,7 @@ def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[
     return ",".join(texts)
 
 
-def _members(structure: Structure, chain: str | None, option: str) -> NDArray[np.int64]:
+def _members(structure: Structure, option: str, chain: str | None = None) -> NDArray[np.int64]:
     """Indices of a chain's residues; of the only chain if none is named."""
     names = structure.chain_names
     if chain is None and len(names) == 1:

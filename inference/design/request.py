@@ -8,7 +8,7 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.section import CaOnly, StructuresSection
-from esmeray.dataset.structures.conversion import check_ids, find_structure_files
+from esmeray.dataset.structures.conversion import check_ids, find_structure_files, read_files
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.models.source import exported_by
 from esmeray.train_config.section import DEFAULT_TOKENS, PositiveInt, Section
@@ -50,17 +50,11 @@ def exported_design(source: Path) -> Path:
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
     refused."""
-    from esmeray.dataset.structures.files import read_structures  # here: refusals need none of biotite
-
     # From one residue on, as the user has named the file: the rules of training are for folders full of them.
     # Designs depend on coordinates and not on confidences.
     section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only, predicted=False)
     counts = StructureCounts()
-    structures = [
-        structure
-        for path in find_structure_files(options.structures)
-        for structure in read_structures(path, section, counts)
-    ]
+    structures = read_files(find_structure_files(options.structures), section, counts)
     check_ids(structures)
     for line in counts.lines():
         print(line, file=sys.stderr)

@@ -96,7 +96,6 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     search = None if known is None else Search(known, scoring())
     total, done = len(structures) * generate.number, 0
     distinct = 0
-    works = total * (1 if known is None else 2)  # a known store is searched once for each design
     options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
     with made.folder(generate.output) as folder, record_bar("generating") as bar:
         for structure, (fixed, _), tied in zip(structures, fixed_residues, tied_residues, strict=True):
@@ -107,31 +106,30 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
             ):
                 designs.append(design)
                 done += 1
-                bar(done / works, done)
+                bar(done / total, done)
             texts = [design.residues for design in designs]
             distinct += len(set(texts))
             scores = sampling.log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
+            sizes = np.bincount(structure.chains)
+            chains = ",".join(f"{name}:{size}" for name, size in zip(structure.chain_names, sizes, strict=True))
             # Appended structure by structure: what is done needs no memory.
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
-                    values = {"score": f"{score:.3f}"}
-                    first = texts.index(design.residues)
-                    if designs[first] is not design:  # at a low temperature the likeliest sequence comes again
-                        values["same_as"] = f"{structure.id}_{designs[first].seed + 1}"
-                    if len(structure.chain_names) > 1:
-                        values["chains"] = ",".join(
-                            map("{}:{}".format, structure.chain_names, np.bincount(structure.chains))
-                        )
-                    if fixed:
-                        values["fixed"] = written_positions(structure, fixed)
-                    if generate.structures:  # else there is no native residue to recover
-                        values["recovery"] = f"{sampling.recovery(design.residues, structure.residues):.3f}"
+                    # At a low temperature the likeliest sequence comes again.
+                    first = designs[texts.index(design.residues)]
+                    recovery = sampling.recovery(design.residues, structure.residues)
+                    values = {
+                        "score": f"{score:.3f}",
+                        "same_as": "" if first is design else f"{structure.id}_{first.seed + 1}",
+                        "chains": chains if "," in chains else "",
+                        "fixed": written_positions(structure, fixed) if fixed else "",
+                        # Without a structure there is no native residue to recover.
+                        "recovery": f"{recovery:.3f}" if generate.structures else "",
+                    }
                     if search is not None:
                         record, novelty = sampling.nearest(design.residues, search)
                         values |= {"novelty": f"{novelty:.3f}", "nearest": record}
-                        done += 1
-                        bar(done / works, done)
-                    written = " ".join(f"{name}={value}" for name, value in values.items())
+                    written = " ".join(f"{name}={value}" for name, value in values.items() if value)
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(folder / "probabilities.tsv", structure, fixed, designs)
             draw_logo(folder / f"{structure.id}.png", structure, designs)
@@ -139,11 +137,7 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{generate.output}: {words}{equal if distinct < total else ''}")
     if generate.fix:
-        print(f"  {_fixed_counts(fixed_residues)}")
-
-
-def _fixed_counts(fixed_residues: list[tuple[tuple[int, ...], int]]) -> str:
-    fixed = counted(sum(len(positions) for positions, _ in fixed_residues), "residue{s}")
-    absent = sum(number for _, number in fixed_residues)
-    lacking = f"; {counted(absent, 'number{s}')} within the ranges without a residue in the structures"
-    return f"{fixed} fixed{lacking if absent else ''}"
+        positions, absent = zip(*fixed_residues, strict=True)
+        print(f"  {counted(sum(map(len, positions)), 'residue{s}')} fixed")
+        if any(absent):
+            print(f"  {counted(sum(absent), 'number{s}')} within the ranges without a residue in the structures")

@@ -172,6 +172,9 @@ def test_alternates_behind_the_chain_belong_to_their_residue_and_copies_without_
     structure, counts = read(pdb_text([*first, *residue(2, shift=1.0, altloc="B", occupancy=0.6)]))
     assert structure.residues == FOLD.residues[:4] and counts.alternate_atoms == 4
     np.testing.assert_allclose(structure.coordinates[2, 0], FOLD.coordinates[2, 0] + [1, 0, 0], atol=2e-3)
+    side_chains = [Atom("CB", "ALA", 3, (9, 9, 9), altloc, 0.5) for altloc in "AB"]
+    structure, counts = read(pdb_text([*residue(1), *residue(2, "ALA"), *side_chains]))
+    assert structure.residues == FOLD.residues[1] + "A" and counts.alternate_atoms == 1
     with pytest.raises(DataError, match="chain 'A' has 2 residues 3;"):
         read(pdb_text([*residue(1), *residue(2, "SER"), *residue(2, "GLY"), *residue(3)]))
     with pytest.raises(DataError, match="chain 'A' has 2 residues 1;"):
@@ -180,11 +183,11 @@ def test_alternates_behind_the_chain_belong_to_their_residue_and_copies_without_
 
 FORCE_FIELDS = {
     "H": "HIE HID HIP HSD HSE HSP HSC HISD HISE HISH HISA HISB HIS1 NHIE CHIP CHID NHIS CHIS",
-    "C": "CYX CYM CYN CYD CYS1 CYS2 CYSH NCYX CCYS NCYS CCYX",
-    "D": "ASH ASPH ASPP NASP CASP AS4",
-    "E": "GLH GLUH GLUP NGLU CGLU GL4",
-    "K": "LYN LYP LSN LYSH NLYS CLYS NLYN",
-    "R": "ARN ARGN NARG CARG RN1",
+    "C": "CYX CYM CYN CYD CYS- CYS1 CYS2 CYSH NCYX CCYS NCYS CCYX",
+    "D": "ASP- ASH ASPH ASPP NASP CASP AS4",
+    "E": "GLU- GLH GLUH GLUP NGLU CGLU GL4",
+    "K": "LYS+ LYN LYP LSN LYSH NLYS CLYS NLYN",
+    "R": "ARG+ ARN ARGN NARG CARG RN1",
     "Y": "TYM TYRU NTYR CTYR",
     "S": "NSER CSER SERD",
     "M": "MSE NMET CMET",

@@ -23,8 +23,12 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
     for fold in given:
         write_pdb(tmp_path / "in" / f"{fold.id}.pdb", pdb_lines(fold))
     labels = tmp_path / "labels.csv"
-    labels.write_text(f"id,label\n{given[0].id}_A,helix\n{given[2].id}_A,barrel\n")
     data = DataSection(structures={"labels": str(labels)}, validation_share=0.4)
+    for row, words in (("x_A,y", "only 0 of 3 ids match"), (",helix", "row 3: no id in column 'id'")):
+        labels.write_text(f"id,label\nx_B,y\nx_C,y\n{row}\n")
+        with pytest.raises(DataError, match=words):
+            convert_structures([str(tmp_path / "in")], tmp_path / "store", data)
+    labels.write_text(f"id,label\n{given[0].id}_A,helix\n{given[2].id}_A,barrel\n")
     convert_structures([str(tmp_path / "in")], tmp_path / "store", data)
     store = StructureStore(tmp_path / "store", verify="full")
     assert [store.store.text(index) for index in range(3)] == [fold.residues for fold in given]
@@ -35,7 +39,7 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
         wanted = fold.coordinates - fold.coordinates[:, 1].mean(0)
         np.testing.assert_allclose(atoms, wanted[2:22], atol=0.04)
         assert confidence.tolist() == [100] * 20 and chains.tolist() == [0] * 20
-        assert store.numbers(index).tolist() == [256 * number for number in range(1, len(fold.residues) + 1)]
+        assert store.structure(index).residue_labels == [str(number) for number in range(1, len(fold.residues) + 1)]
 
 
 def test_a_store_is_found_again_and_made_anew_for_other_settings(tmp_path: Path):

@@ -129,10 +129,9 @@ def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("bound", ["max_bytes", "max_atoms"])
 @pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
-def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch, suffix: str, bound: str):
+def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, suffix: str, bound: str):
     path = write_models(tmp_path / f"fold{suffix}", pdb_lines(FOLD))
     size = {"max_bytes": path.stat().st_size, "max_atoms": 4 * len(FOLD.residues)}[bound]
-    monkeypatch.setattr(files, "_HEAD_LINES", 30)
     packed = tmp_path / "packed.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert read(packed, **{bound: size})[0][0].residues == FOLD.residues

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.inference.design.evaluation import evaluate_designs, structures_of_store
+from esmeray.inference.design.evaluation import evaluate_designs
 from esmeray.inference.design.sampling import Request, generate, log_likelihoods, recovery
 from tests.structures import structure_store
 from tests.tasks.test_diffusion_model import trained
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
     store, model = structure_store(tmp_path / "store", 6, validation_share=0.5), trained()
     found = evaluate_designs(model, store, store.validation, steps=3)
-    held_out = list(structures_of_store(store, store.validation))
+    held_out = [store.structure(record) for record in store.validation.tolist()]
     assert found.proteins == len(held_out) > 2
     shares, losses = [], []
     for structure in held_out:

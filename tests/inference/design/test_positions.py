@@ -36,6 +36,7 @@ AUTHORS = numbered([(number, "") for number in (-2, -1, 0, 1)] + [(52, ""), (52,
         ("-2", "-2", 0),
         ("-2-5", "-2 -1 0 1", 4),
         ("-2--1, 53", "-2 -1 53", 0),
+        ("-2 - 1", "-2 -1 0 1", 0),
         ("52-52B", "52 52A 52B", 0),
         ("52-53", "52 52A 52B 53", 0),
         ("A:50-52", "52", 2),
@@ -50,7 +51,25 @@ def test_numbers_are_those_of_the_file_and_counted_ones_have_a_sign(text: str, l
     assert ([AUTHORS.residue_labels[index] for index in indices], number) == (labels.split(), absent)
 
 
-REFUSED = ["5", "16", "53A", "2-40", "#10", "#0", "B:1", ":1", "a", "1-", "52B-52", "#5A", "5#", "1:2:3"]
+REFUSED = [
+    "5",
+    "16",
+    "53A",
+    "2-40",
+    "#10",
+    "#0",
+    "B:1",
+    ":1",
+    "a",
+    "1-",
+    "52B-52",
+    "#5A",
+    "5#",
+    "1:2:3",
+    "1-#5",
+    "#1-2A",
+    "A:1-A:5",
+]
 
 
 @pytest.mark.parametrize("text", REFUSED)
@@ -77,5 +96,7 @@ def test_chains_are_tied_by_their_numbers():
     chain = [(number, "") for number in (1, 2, 4, 5)]
     from_101 = [(number + 100, "") for number, _ in chain]
     assert tied_positions("A,B", numbered(chain, from_101)) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    with pytest.raises(ConfigError, match="name two chains"):
+        tied_positions("A,A", numbered(chain, from_101))
     with pytest.raises(ConfigError, match="with the same residues, not A:1-2,A:4-5 and B:1-4"):
         tied_positions("A,B", numbered(chain, [(number, "") for number in (1, 2, 3, 4)]))

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,13 +42,14 @@ def zipped() -> bytes:
 
 NO_ATOMS, NO_CHAIN, DAMAGED = "it holds no atoms", "no chain of amino acids", "damaged or truncated"
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty.pdb": (lambda: b"", "the file is empty"),
+    "empty.pdb": (lambda: b"", NO_ATOMS),
     "header.pdb": (lambda: b"HEADER    nothing here\nEND\n", NO_ATOMS),
     "header.cif": (lambda: b"data_X\n_entry.id X\n", "an mmCIF file without atoms"),
     "archive.pdb": (zipped, "a zip archive"),
     "cut.pdb": (lambda: PDB[: PDB.rindex(b"ATOM") + 45], DAMAGED),
     "cut.cif": (lambda: mmcif()[:-40], DAMAGED),
     "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], "can't be read"),
+    "blocks.cif": (lambda: mmcif() + mmcif(), "several blocks with atoms"),
     "bytes.bcif": (lambda: b"\x83\xa7version\xff\xff", DAMAGED),
     "stars.pdb": (
         lambda: PDB.replace(LINES[9].encode(), f"{LINES[9][:30]}{24 * '*'}{LINES[9][54:]}".encode()),
@@ -80,6 +82,11 @@ ACCEPTED: dict[str, Callable[[], bytes]] = {
     "mark.cif": lambda: b"\xef\xbb\xbf" + mmcif(),
     "crlf.pdb": lambda: PDB.replace(b"\n", b"\r\n"),
     "redo.cif": lambda: b"# PDB-REDO\ndata_1CBS\n#\n_software.name PDB-REDO\n" + mmcif().split(b"\n", 1)[1],
+    "keywords.cif": lambda: re.sub(rb"loop_|data_|_atom_site[.]", lambda word: b" " + word[0].upper(), mmcif()),
+    "inline.cif": lambda: mmcif().replace(b"loop_\n", b"loop_ ") + b"stop_\n",
+    "ligands.cif": lambda: (
+        b"data_comp_list\nloop_\n_chem_comp.id\nALA\n" + mmcif() + b"data_comp_ATP\n_chem_comp.id ATP\n"
+    ),
     "peptide.pdb": lambda: "\n".join(pdb_lines(FOLD, record="HETATM")).encode(),
 }
 

@@ -89,7 +89,8 @@ def test_residues_are_fixed_by_the_numbers_of_the_file_and_written_next_to_the_d
     outcome, designs = generated(f"--structures {path} --fix 8-14,A:16,A:#1 --steps 2 --temperature 1")
     ((header, residues),) = designs.items()
     native = FOLDS[0].residues[:9] + FOLDS[0].residues[12:]
-    assert " fixed=A:1,A:8-9,A:13-14,A:16 " in header and "6 residues fixed; 3 numbers within the ranges" in outcome.out
+    assert " fixed=A:1,A:8-9,A:13-14,A:16 " in header
+    assert "6 residues fixed\n  3 numbers within the ranges" in outcome.out
     rows = list(csv.DictReader((tmp_path / "designs" / "probabilities.tsv").open(), delimiter="\t"))
     fixed = [row for row in rows if row["fixed"] == "1"]
     assert [row["number"] for row in fixed] == ["1", "8", "9", "13", "14", "16"] and fixed[-1]["position"] == "13"
