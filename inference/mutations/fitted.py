@@ -231,7 +231,7 @@ def score_mutants(
 
 
 def fit_table(
-    source: str | None, table: MutantTable, section: MutationFitSection, folder: Path
+    source: Path | None, table: MutantTable, section: MutationFitSection, folder: Path
 ) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
@@ -256,10 +256,11 @@ def fit_table(
         )
         for part in parts
     ]
-    opened = source is not None and open_scorer.cache_info().currsize > 0
+    opened = open_scorer.cache_info().currsize > 0
+    # Absolute, since the fitted model may be used from another folder.
+    model = str(source.absolute() if source is not None and source.exists() else source)
     fitted = Fitted(
-        # Absolute, since the fitted model may be used from another folder.
-        model=str(Path(source).absolute()) if source is not None and Path(source).exists() else source,
+        model=model if opened else None,
         fingerprint=open_scorer().facts.fingerprint if opened else None,
         # With the column that was read, which proposals are written in.
         section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
@@ -269,12 +270,15 @@ def fit_table(
 
 
 def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str | None
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: Path | None
 ) -> list[Measured]:
-    """The mutants of each protein that have a value in each column. Raises DataError for too few, or without a group.
+    """The mutants of each protein that have a value in each column.
 
-    What is left out is printed.
+    What is left out is printed. Raises DataError for too few, or without a group; ConfigError if there is no model, and
+    the features need one.
     """
+    if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
+        raise ConfigError("missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
     variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])

@@ -69,7 +69,7 @@ class Proposer:
     """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
 
     ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
-    of the fit's, and for a position that is none.
+    of the fit's.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -83,7 +83,10 @@ class Proposer:
         self._part = parts[0]
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
-        self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
+        self._excluded: set[int] = set()
+        for text in section.exclude_positions:
+            first, _, last = text.partition("-")
+            self._excluded |= {*range(int(first), int(last or first) + 1)}
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
         self._process, self._encode = self._part.posterior(self._protein)
 
@@ -182,12 +185,3 @@ class Proposer:
         columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
         variants = [Variant(self._protein, mutant) for mutant in mutants]
         return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))
-
-
-def _positions(text: str) -> range:
-    """Positions of 24 or 30-41. Raises ConfigError for another text."""
-    first, _, last = text.partition("-")
-    try:
-        return range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41") from None

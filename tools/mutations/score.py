@@ -26,7 +26,7 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
-from esmeray.inference.mutations.section import MutationLearningSection, MutationScoreSection, MutationsSection
+from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
@@ -56,15 +56,6 @@ MaybeMaskedModel = Annotated[
 ]
 
 
-def source_of(model: Path | None, section: MutationLearningSection, command: str) -> str | None:
-    """The model to open, None if there is none. Raises ConfigError if the settings need one."""
-    if model is None and section.opens_model:
-        raise ConfigError(
-            f"missing: MODEL; name one, or give --{command}.features one_hot and --{command}.zero_shot_column"
-        )
-    return None if model is None else str(model)
-
-
 @command("mutations score", __doc__, made_by="score_mutations")
 def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     # The ending is the format: nothing else says which is meant.
@@ -78,8 +69,8 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
-        header = " ".join(table.rows.columns)
-        free = [name for name in _NAMES if not re.search(rf"(?<!\S){name}(_low|_high|_\d+)?(?!\S)", header)]
+        taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
+        free = [name for name in _NAMES if name not in taken]
         if not free:
             raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of

@@ -246,8 +246,9 @@ def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_come
     mutations("propose", "again", f"--output next.csv --candidates listed {options}")
     assert {row["mutant"] for row in read("next.csv")} <= {text for text, value, _ in table if value == ""}
     mutations("propose", "model0", "--output no.csv", refused=(2, "model0: is no fitted one"))
-    wrong = (2, "exclude_positions x: write 24 or 30-41")
-    mutations("propose", "fitted", "--output no.csv --exclude_positions x", refused=wrong)
+    for wrong in ("positions 30-", "positions A24", "residues BZ"):
+        refused = (2, f"propose.exclude_{wrong.split()[0]}")
+        mutations("propose", "fitted", f"--output no.csv --exclude_{wrong}", refused=refused)
 
 
 def test_a_campaign_finds_more_than_chance(mutations):
@@ -398,7 +399,7 @@ def test_propose_says_which_mutants_were_no_candidates_and_why(mutations):
     assert f"single mutants not proposed, measured already: {WILD[0]}{FIRST}" in outcome.out
     for reason in ("without a value in column 'zs'", "at excluded positions", "with excluded residues"):
         assert f"single mutants not proposed, {reason}: " in outcome.out
-    refused = (2, "missing: MODEL; name one, or give --fit.features one_hot and --fit.zero_shot_column")
+    refused = (2, "missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
     mutations("fit", "", "--table measured.csv --output no --features one_hot", refused=refused)
 
 
