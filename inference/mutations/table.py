@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,10 +69,8 @@ class MutantTable:
 
 def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
     """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
-    mutants = [*dict.fromkeys(variant for variant in variants if variant is not None)]
-    number_of: dict[Variant | None, int] = {mutant: number for number, mutant in enumerate(mutants)}
-    numbers = map(number_of.get, variants, repeat(-1))
-    return mutants, np.array([*numbers])
+    number_of_row, mutants = pd.factorize(np.fromiter(variants, object, len(variants)))
+    return mutants.tolist(), number_of_row
 
 
 def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -173,11 +173,12 @@ class Protein:
         for text in texts:
             with suppress(ValueError):
                 named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
-        positions = [position for _, position in named] or [0]
+        lowest = min((position for _, position in named), default=0)
         firsts = [
             first
-            for first in range(max(1, max(positions) - len(self.sequence) + 1), min(positions) + 1)
-            if all(self.sequence[position - first] == letter for letter, position in named)
+            for first in range(1, lowest + 1)
+            # A slice, which is empty behind the last residue.
+            if all(self.sequence[position - first :][:1] == letter for letter, position in named)
         ]
         if not firsts or self.first in firsts:
             return ""
@@ -207,12 +208,9 @@ class Protein:
                 if letter != wild:
                     yield Mutant((Mutation(wild, offset, letter),))
 
-    def text(self, mutation: Mutation) -> str:
-        return f"{mutation.wild}{mutation.offset + self.first}{mutation.mutant}"
-
     def text_of(self, mutant: Mutant) -> str:
         """A24G:C25D, or the whole sequence of an insertion or deletion."""
-        return mutant.whole or ":".join(map(self.text, mutant.mutations))
+        return mutant.whole or ":".join(f"{wild}{offset + self.first}{new}" for wild, offset, new in mutant.mutations)
 
     def read(self, text: str) -> Mutant:
         """The mutant that :meth:`text_of` wrote. Raises ValueError."""

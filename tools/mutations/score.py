@@ -16,12 +16,10 @@ Examples:
 
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError
@@ -30,9 +28,6 @@ from esmeray.inference.mutations.section import MutationScoreSection, MutationsS
 from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
-
-if TYPE_CHECKING:
-    from esmeray.inference.mutations.gaussian_process import Prediction  # it loads SciPy
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _NAMES = ("score", "model_score")
@@ -77,10 +72,15 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
-        new = _columns(free[0], scores_N, predicted)
-        new = {name: by_row(values_N, table.number_of_row) for name, values_N in new.items()}
+        name = free[0]
+        new = {name: scores_N}
+        if len(predicted) > 1:  # of one model they are the mean
+            new |= {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
+        elif np.isfinite(predicted[0].low).any():  # a fitted model's
+            new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
+        rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, table.rows.assign(**new))
+            write_scores(building, score.output.name, rows)
     scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
@@ -95,13 +95,3 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
     """The name of a job: each method and model has rows of its own in the unfinished folder."""
     return f"mutations {command} by {section.method} of {' '.join(sources)}"
-
-
-def _columns(
-    name: str, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]"
-) -> dict[str, NDArray[np.float64]]:
-    if len(predicted) > 1:  # of one model they are the mean
-        return {name: scores_N} | {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
-    if np.isfinite(predicted[0].low).any():  # a fitted model's
-        return {name: scores_N, f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
-    return {name: scores_N}
