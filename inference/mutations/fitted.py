@@ -274,8 +274,8 @@ def measured_parts(
 ) -> list[Measured]:
     """The mutants of each protein that have a value in each column.
 
-    What is left out is printed. Raises DataError for too few, or without a group; ConfigError if there is no model, and
-    the features need one.
+    What is left out is counted in the table. Raises DataError for too few, or without a group; ConfigError if there is
+    no model, and the features need one.
     """
     if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
         raise ConfigError("missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
@@ -294,11 +294,10 @@ def measured_parts(
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     replicates_N = table.replicates[section.measured_column][rows]
     if replicates_N.max() > 1:
-        say(f"  {counted(int(replicates_N.sum()), 'measurement{s}')}, averaged for each mutant")
+        table.counts["measurement{s}, averaged for each mutant"] = int(replicates_N.sum())
     for column, values in table.numbers.items():
         missing = int(np.isnan(values[mutated_N]).sum())
-        if missing:
-            say(f"  {counted(missing, 'mutant{s}')} left out, without a value in column {column!r}")
+        table.counts[f"mutant{{s}} left out, without a value in column {column!r}"] = missing
     columns = {column: values[rows] for column, values in table.numbers.items()}
     inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []

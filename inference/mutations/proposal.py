@@ -78,8 +78,9 @@ class Proposer:
         self._folder = folder
         parts = [part for part in fitted.proteins if section.protein in (None, part.name)]
         if len(parts) != 1:
-            names = ", ".join(part.name for part in fitted.proteins)
-            raise ConfigError(f"propose.protein {section.protein}: name one of {names}")
+            raise ConfigError(
+                f"propose.protein {section.protein}: name one of {', '.join(p.name for p in fitted.proteins)}"
+            )
         self._part = parts[0]
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
@@ -172,12 +173,10 @@ class Proposer:
 
     def _score(self, mutant: Mutant) -> float:
         """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
-        if self._fitted.section.zero_shot_column is None:
-            return 0.0
+        unknown = 0.0 if self._fitted.section.zero_shot_column is None else np.nan
         text = self._protein.text_of(mutant)
-        if text in self._known:
-            return self._known[text]
-        return sum(self._known.get(name, np.nan) for name in text.split(":"))
+        names = [text] if text in self._known else text.split(":")
+        return sum(self._known.get(name, unknown) for name in names)
 
     def _features(self, mutants: Sequence[Mutant], work: str) -> Features:
         # Each work in a folder of its own: a resumed job has the same two.

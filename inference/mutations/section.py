@@ -89,12 +89,12 @@ class MutationLearningSection(MutantTableSection):
     seed: NonNegativeInt = 0
     """Seed of folds, draws and resamplings."""
 
-    def numbers(self, command: str) -> dict[str, str]:
+    def numbers(self, command: str) -> dict[str | None, str]:
         """Columns with numbers, and the option that a message names where one is missing."""
-        columns = {self.measured_column: f"{command}.measured_column"}
-        if self.zero_shot_column is not None:
-            columns[self.zero_shot_column] = f"{command}.zero_shot_column"
-        return columns
+        return {
+            self.measured_column: f"{command}.measured_column",
+            self.zero_shot_column: f"{command}.zero_shot_column",
+        }
 
 
 class MutationFitSection(MutationLearningSection):

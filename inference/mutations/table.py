@@ -92,11 +92,13 @@ def read_mutants(
     section: MutantTableSection,
     folder: Path,
     command: str,
-    numbers: Mapping[str, str],
+    numbers: Mapping[str | None, str],
     groups: str | None = None,
     every_column: bool = False,
 ) -> MutantTable:
-    """The mutants of all tables and, as numbers, columns by the setting that names each; ``folder`` is for the work.
+    """The mutants of all tables and, as numbers, columns by the option that names each, without the column None.
+
+    ``folder`` is for the work.
 
     ``groups`` is a column of names. Raises DataError for a table that can't be read, the first row that is refused, and
     tables without a mutant that has a score.
@@ -105,9 +107,10 @@ def read_mutants(
     paths = _table_paths(section, counts)
     column = section.sequence_column or section.mutant_column or _mutant_column(paths[0][0], counts)
     kind = "mutant" if section.sequence_column is None else "sequence"
-    wanted = {**numbers, column: f"{command}.{kind}_column", **({groups: f"{command}.groups"} if groups else {})}
+    settings = {**numbers, column: f"{command}.{kind}_column", groups: f"{command}.groups"}
+    wanted = {name: setting for name, setting in settings.items() if name is not None}
     read_text = partial(_text, keep=section.not_missing)
-    reads = {**dict.fromkeys(filter(None, [column, groups]), read_text), **dict.fromkeys(numbers, finite)}
+    reads = {name: finite if name in numbers else read_text for name in wanted}
     variants: list[Variant | None] = []
     tables = []
     for path, columns, proteins in _tables(section, folder, paths, column, wanted, every_column):
@@ -139,8 +142,8 @@ def read_mutants(
         rows=rows,
         variants=mutants,
         number_of_row=number_of_row,
-        numbers={name: merged[name].mean().to_numpy(float) for name in numbers},
-        replicates={name: merged[name].count().to_numpy() for name in numbers},
+        numbers={name: merged[name].mean().to_numpy(float) for name in wanted if name in numbers},
+        replicates={name: merged[name].count().to_numpy() for name in wanted if name in numbers},
         groups=[] if groups is None else merged[groups].unique().tolist(),
         counts=counts,
     )

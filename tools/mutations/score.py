@@ -58,8 +58,7 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     made.refuse_file(score.output)
     start_s = time.perf_counter()
-    measured = [] if score.measured_column is None else [score.measured_column]
-    numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(score.compare, "score.compare")}
+    numbers = {score.measured_column: "score.measured_column", **dict.fromkeys(score.compare, "score.compare")}
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
