@@ -221,10 +221,9 @@ def score_mutants(
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection.of(method=method, device=device, first_position=first_position)
     protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
-    variants = read_variants(mutants, [protein] * len(mutants), "mutants", Counter())
-    own_variants, number_of_row = distinct(variants)
-    if not own_variants:
-        raise DataError("no mutant has a score; give substitutions, such as A24G")
+    counts: Counter[str] = Counter()
+    variants = read_variants(mutants, [protein] * len(mutants), "mutants", counts)
+    own_variants, number_of_row = distinct(variants, "mutants", counts)
     with TemporaryDirectory() as folder:
         (predicted,) = predictions_of([str(model)], own_variants, section, Path(folder), {})
     return by_row(predicted.mean, number_of_row)

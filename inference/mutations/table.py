@@ -1,6 +1,6 @@
 """Files of mutants: the wild type, tables to read, and tables of scores to write.
 
-Rows of one mutant are replicates, however each is written: :meth:`MutantTable.distinct` merges them. A row whose mutant
+Rows of one mutant are replicates, however each is written: :func:`distinct` finds them. A row whose mutant
 has no score by its notation (a stop, a deletion) stays without one, and is counted by kind.
 
 Shape legend: N mutants, R rows that have one.
@@ -67,9 +67,19 @@ class MutantTable:
         return [f"  {counted(count, words)}" for words, count in self.counts.items() if count]
 
 
-def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
-    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
+def distinct(
+    variants: Sequence[Variant | None], where: Path | str, counts: Counter[str]
+) -> tuple[list[Variant], NDArray[np.int64]]:
+    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one.
+
+    ``where`` and ``counts`` are for the message. Raises DataError if no row has a mutant.
+    """
     number_of_row, mutants = pd.factorize(np.fromiter(variants, object, len(variants)))
+    if not len(mutants):
+        reasons = ", ".join(counted(count, words) for words, count in counts.items() if count)
+        raise DataError(
+            f"{where}: no mutant has a score ({reasons or 'there is none'}); give substitutions, such as A24G"
+        )
     return mutants.tolist(), number_of_row
 
 
@@ -98,10 +108,8 @@ def read_mutants(
 ) -> MutantTable:
     """The mutants of all tables and, as numbers, columns by the option that names each, without the column None.
 
-    ``folder`` is for the work.
-
-    ``groups`` is a column of names. Raises DataError for a table that can't be read, the first row that is refused, and
-    tables without a mutant that has a score.
+    ``folder`` is for the work, ``groups`` a column of names. Raises DataError for a table that can't be read, the first
+    row that is refused, and tables without a mutant that has a score.
     """
     counts: Counter[str] = Counter()
     paths = _table_paths(section, counts)
@@ -128,14 +136,11 @@ def read_mutants(
         tables.append(pd.DataFrame(columns, dtype=object))
     rows = pd.concat(tables, ignore_index=True)
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
-    mutants, number_of_row = distinct(variants)
+    mutants, number_of_row = distinct(variants, section.table, counts)
     counts["row{s} of the wild type, synonyms included"] = sum(
         variant is not None and variant.mutant == WILD_TYPE for variant in variants
     )
     counts["duplicate{s}, computed once"] = len(variants) - variants.count(None) - len(mutants)
-    if not mutants:
-        reasons = ", ".join(counted(count, words) for words, count in counts.items() if count)
-        raise DataError(f"{section.table}: no row has a mutant with a score; {reasons}")
     merged = rows[number_of_row >= 0].groupby(number_of_row[number_of_row >= 0])
     return MutantTable(
         column=column,

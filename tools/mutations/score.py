@@ -30,9 +30,6 @@ from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-_NAMES = ("score", "model_score")
-"""Columns for the score, the first that the table has none of."""
-
 
 OfMaskedModel = Annotated[
     Path,
@@ -64,14 +61,13 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         # What is wrong with the table is reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
-        free = [name for name in _NAMES if name not in taken]
-        if not free:
-            raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
+        name = "model_score" if "score" in taken else "score"
+        if name in taken:
+            raise ConfigError(f"{score.table}: has columns score and model_score, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
-        name = free[0]
         new = {name: scores_N}
         if len(predicted) > 1:  # of one model they are the mean
             new |= {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
@@ -80,7 +76,8 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})
         with made.file(score.output) as building:
             write_scores(building, score.output.name, rows)
-    scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
+    scored = f"{counted(len(table.variants), 'mutant{s}')} of {counted(len(table.rows), 'row{s}')}"
+    scored += f" in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines

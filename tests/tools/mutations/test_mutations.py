@@ -70,7 +70,7 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     found = read("scores.csv")
     assert [row["mutant"] for row in found] == MUTANTS and list(found[0]) == ["mutant", "score"]
     assert float(found[3]["score"]) == 0 and found[0]["score"] == found[4]["score"] != found[1]["score"]
-    assert "5 mutants in" in outcome.out and not [*Path().glob("*.partial")]
+    assert "4 mutants of 5 rows in" in outcome.out and not [*Path().glob("*.partial")]
     for line in ("1 row in lower case", "1 row of the wild type, synonyms included", "1 duplicate, computed once"):
         assert f"  {line}\n" in outcome.out
     mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "exists already"))
