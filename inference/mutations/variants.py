@@ -208,9 +208,12 @@ class Protein:
                 if letter != wild:
                     yield Mutant((Mutation(wild, offset, letter),))
 
+    def text(self, mutation: Mutation) -> str:
+        return f"{mutation.wild}{mutation.offset + self.first}{mutation.mutant}"
+
     def text_of(self, mutant: Mutant) -> str:
         """A24G:C25D, or the whole sequence of an insertion or deletion."""
-        return mutant.whole or ":".join(f"{wild}{offset + self.first}{new}" for wild, offset, new in mutant.mutations)
+        return mutant.whole or ":".join(map(self.text, mutant.mutations))
 
     def read(self, text: str) -> Mutant:
         """The mutant that :meth:`text_of` wrote. Raises ValueError."""

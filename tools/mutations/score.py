@@ -55,7 +55,8 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     made.refuse_file(score.output)
     start_s = time.perf_counter()
-    numbers = {score.measured_column: "score.measured_column", **dict.fromkeys(score.compare, "score.compare")}
+    numbers: dict[str | None, str] = {score.measured_column: "score.measured_column"}
+    numbers |= dict.fromkeys(score.compare, "score.compare")
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.

@@ -30,8 +30,8 @@ def measured(size: int, seed: int = 0) -> tuple[Features, np.ndarray]:
     random = np.random.default_rng(seed)
     effects = random.normal(size=(30, 20)) + random.normal(size=(30, 1))
     groups = [random.choice(len(SINGLES), random.integers(1, 4), replace=False) for _ in range(size)]
-    by_offset = [{m.offset: m for n in group for m in SINGLES[n].mutations} for group in groups]
-    mutants = [Mutant(tuple(sorted(mutations.values(), key=lambda m: m.offset))) for mutations in by_offset]
+    texts = [{PROTEIN.text(m)[1:-1]: PROTEIN.text(m) for n in g for m in SINGLES[n].mutations} for g in groups]
+    mutants = [PROTEIN.mutant(":".join(by_position.values())) for by_position in texts]
     values = [sum(effects[m.offset, ord(m.mutant) % 20] for m in mutant.mutations) for mutant in mutants]
     prior = np.array(values) + 2 * random.normal(size=size)
     return features_of(mutants, (prior - prior.mean()) / prior.std()), np.array(values) + random.normal(size=size) / 2
