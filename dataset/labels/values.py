@@ -44,7 +44,7 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
     columns = labels.label_columns
     # Chosen once: a file may have millions of records.
     if labels.kind == "regression":
-        return lambda values: _numbers(values, columns, _finite)
+        return lambda values: _numbers(values, columns, finite)
     if labels.kind == "multilabel" and len(columns) > 1:
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
@@ -226,11 +226,12 @@ def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any]
     return None if all(map(math.isnan, numbers)) else tuple(numbers)
 
 
-def _finite(value: Any) -> float:
-    finite = number(value)
-    if math.isinf(finite):
+def finite(value: Any) -> float:
+    """A value as a number, NaN if it is missing; raises ValueError if it is none, or infinite."""
+    read = number(value)
+    if math.isinf(read):
         raise ValueError("an infinite number can't be learnt")
-    return finite
+    return read
 
 
 def _truth(value: Any, source: str = "") -> float:

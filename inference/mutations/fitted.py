@@ -221,17 +221,16 @@ def score_mutants(
     # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
     section = MutationsSection.of(method=method, device=device, first_position=first_position)
     protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
-    variants = read_variants(mutants, [protein] * len(mutants), "mutants", Counter())
-    own_variants, number_of_row = distinct(variants)
-    if not own_variants:
-        raise DataError("no mutant has a score; give substitutions, such as A24G")
+    counts: Counter[str] = Counter()
+    variants = read_variants(mutants, [protein] * len(mutants), "mutants", counts)
+    own_variants, number_of_row = distinct(variants, "mutants", counts)
     with TemporaryDirectory() as folder:
         (predicted,) = predictions_of([str(model)], own_variants, section, Path(folder), {})
     return by_row(predicted.mean, number_of_row)
 
 
 def fit_table(
-    source: str | None, table: MutantTable, section: MutationFitSection, folder: Path
+    source: Path | None, table: MutantTable, section: MutationFitSection, folder: Path
 ) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
@@ -256,10 +255,11 @@ def fit_table(
         )
         for part in parts
     ]
-    opened = source is not None and open_scorer.cache_info().currsize > 0
+    opened = open_scorer.cache_info().currsize > 0
+    # Absolute, since the fitted model may be used from another folder.
+    model = str(source.absolute() if source is not None and source.exists() else source)
     fitted = Fitted(
-        # Absolute, since the fitted model may be used from another folder.
-        model=str(Path(source).absolute()) if source is not None and Path(source).exists() else source,
+        model=model if opened else None,
         fingerprint=open_scorer().facts.fingerprint if opened else None,
         # With the column that was read, which proposals are written in.
         section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
@@ -269,12 +269,15 @@ def fit_table(
 
 
 def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: str | None
+    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: Path | None
 ) -> list[Measured]:
-    """The mutants of each protein that have a value in each column. Raises DataError for too few, or without a group.
+    """The mutants of each protein that have a value in each column.
 
-    What is left out is printed.
+    What is left out is counted in the table. Raises DataError for too few, or without a group; ConfigError if there is
+    no model, and the features need one.
     """
+    if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
+        raise ConfigError("missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
     variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
@@ -290,11 +293,10 @@ def measured_parts(
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     replicates_N = table.replicates[section.measured_column][rows]
     if replicates_N.max() > 1:
-        say(f"  {counted(int(replicates_N.sum()), 'measurement{s}')}, averaged for each mutant")
+        table.counts["measurement{s}, averaged for each mutant"] = int(replicates_N.sum())
     for column, values in table.numbers.items():
         missing = int(np.isnan(values[mutated_N]).sum())
-        if missing:
-            say(f"  {counted(missing, 'mutant{s}')} left out, without a value in column {column!r}")
+        table.counts[f"mutant{{s}} left out, without a value in column {column!r}"] = missing
     columns = {column: values[rows] for column, values in table.numbers.items()}
     inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []

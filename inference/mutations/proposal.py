@@ -69,7 +69,7 @@ class Proposer:
     """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
 
     ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
-    of the fit's, and for a position that is none.
+    of the fit's.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -78,12 +78,16 @@ class Proposer:
         self._folder = folder
         parts = [part for part in fitted.proteins if section.protein in (None, part.name)]
         if len(parts) != 1:
-            names = ", ".join(part.name for part in fitted.proteins)
-            raise ConfigError(f"propose.protein {section.protein}: name one of {names}")
+            raise ConfigError(
+                f"propose.protein {section.protein}: name one of {', '.join(p.name for p in fitted.proteins)}"
+            )
         self._part = parts[0]
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
-        self._excluded = {position for text in section.exclude_positions for position in _positions(text)}
+        self._excluded: set[int] = set()
+        for text in section.exclude_positions:
+            first, _, last = text.partition("-")
+            self._excluded |= {*range(int(first), int(last or first) + 1)}
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
         self._process, self._encode = self._part.posterior(self._protein)
 
@@ -169,12 +173,10 @@ class Proposer:
 
     def _score(self, mutant: Mutant) -> float:
         """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
-        if self._fitted.section.zero_shot_column is None:
-            return 0.0
+        unknown = 0.0 if self._fitted.section.zero_shot_column is None else np.nan
         text = self._protein.text_of(mutant)
-        if text in self._known:
-            return self._known[text]
-        return sum(self._known.get(name, np.nan) for name in text.split(":"))
+        names = [text] if text in self._known else text.split(":")
+        return sum(self._known.get(name, unknown) for name in names)
 
     def _features(self, mutants: Sequence[Mutant], work: str) -> Features:
         # Each work in a folder of its own: a resumed job has the same two.
@@ -182,12 +184,3 @@ class Proposer:
         columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
         variants = [Variant(self._protein, mutant) for mutant in mutants]
         return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))
-
-
-def _positions(text: str) -> range:
-    """Positions of 24 or 30-41. Raises ConfigError for another text."""
-    first, _, last = text.partition("-")
-    try:
-        return range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise ConfigError(f"propose.exclude_positions {text}: write 24 or 30-41") from None

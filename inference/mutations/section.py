@@ -1,10 +1,11 @@
 """Settings of the scores of a protein's mutants, and of models that are fitted to measured ones."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision, Share
 
 Folds = Literal["random", "modulo", "contiguous", "rest"]
@@ -88,16 +89,12 @@ class MutationLearningSection(MutantTableSection):
     seed: NonNegativeInt = 0
     """Seed of folds, draws and resamplings."""
 
-    @property
-    def opens_model(self) -> bool:
-        return self.features == "embeddings" or self.zero_shot_column is None
-
-    def numbers(self, command: str) -> dict[str, str]:
+    def numbers(self, command: str) -> dict[str | None, str]:
         """Columns with numbers, and the option that a message names where one is missing."""
-        columns = {self.measured_column: f"{command}.measured_column"}
-        if self.zero_shot_column is not None:
-            columns[self.zero_shot_column] = f"{command}.zero_shot_column"
-        return columns
+        return {
+            self.measured_column: f"{command}.measured_column",
+            self.zero_shot_column: f"{command}.zero_shot_column",
+        }
 
 
 class MutationFitSection(MutationLearningSection):
@@ -133,9 +130,9 @@ class MutationProposeSection(ComputeSection):
     without a measured value."""
     mutations: PositiveInt = 2
     """Most mutations of a combination."""
-    exclude_positions: list[str] = Field([])
+    exclude_positions: list[Annotated[str, Field(pattern="^[0-9]+(-[0-9]+)?$")]] = Field([])
     """Positions to leave as they are, as 24 or 30-41."""
-    exclude_residues: str = ""
+    exclude_residues: str = Field("", pattern=f"(?i)^[{AMINO_ACIDS}]*$")
     """Amino acids not to introduce, as CPM."""
     protein: str | None = None
     """Name of the protein, where the model is fitted to several."""

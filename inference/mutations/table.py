@@ -1,16 +1,16 @@
 """Files of mutants: the wild type, tables to read, and tables of scores to write.
 
-Rows of one mutant are replicates, however each is written: :meth:`MutantTable.distinct` merges them. A row whose mutant
+Rows of one mutant are replicates, however each is written: :func:`distinct` finds them. A row whose mutant
 has no score by its notation (a stop, a deletion) stays without one, and is counted by kind.
 
 Shape legend: N mutants, R rows that have one.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import repeat
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted, did_you_mean
-from esmeray.dataset.labels.values import number, text_of
+from esmeray.dataset.identifiers import match_ids
+from esmeray.dataset.labels.values import finite, text_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.table import MISSING, Columns, Table, is_missing, is_table_name
@@ -34,6 +35,7 @@ _SEQUENCE_COLUMN = "mutated_sequence"
 _MUTANT_COLUMNS = ("mutant", "hgvs_pro", "variant", "mutation", "mutations", "mutants", "variants", "aa_substitutions")
 """Usual names of the column of mutants, in lower case; the first that a table has is read."""
 
+_SUFFIX = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
 Value = TypeVar("Value")
 
 
@@ -65,12 +67,20 @@ class MutantTable:
         return [f"  {counted(count, words)}" for words, count in self.counts.items() if count]
 
 
-def distinct(variants: Sequence[Variant | None]) -> tuple[list[Variant], NDArray[np.int64]]:
-    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one."""
-    mutants = [*dict.fromkeys(variant for variant in variants if variant is not None)]
-    number_of: dict[Variant | None, int] = {mutant: number for number, mutant in enumerate(mutants)}
-    numbers = map(number_of.get, variants, repeat(-1))
-    return mutants, np.array([*numbers])
+def distinct(
+    variants: Sequence[Variant | None], where: Path | str, counts: Counter[str]
+) -> tuple[list[Variant], NDArray[np.int64]]:
+    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one.
+
+    ``where`` and ``counts`` are for the message. Raises DataError if no row has a mutant.
+    """
+    number_of_row, mutants = pd.factorize(np.fromiter(variants, object, len(variants)))
+    if not len(mutants):
+        reasons = ", ".join(counted(count, words) for words, count in counts.items() if count)
+        raise DataError(
+            f"{where}: no mutant has a score ({reasons or 'there is none'}); give substitutions, such as A24G"
+        )
+    return mutants.tolist(), number_of_row
 
 
 def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -92,27 +102,27 @@ def read_mutants(
     section: MutantTableSection,
     folder: Path,
     command: str,
-    numbers: Mapping[str, str],
+    numbers: Mapping[str | None, str],
     groups: str | None = None,
     every_column: bool = False,
 ) -> MutantTable:
-    """The mutants of all tables and, as numbers, columns by the setting that names each; ``folder`` is for the work.
+    """The mutants of all tables and, as numbers, columns by the option that names each, without the column None.
 
-    ``groups`` is a column of names. Raises DataError for a table that can't be read, the first row that is refused, and
-    tables without a mutant that has a score.
+    ``folder`` is for the work, ``groups`` a column of names. Raises DataError for a table that can't be read, the first
+    row that is refused, and tables without a mutant that has a score.
     """
     counts: Counter[str] = Counter()
     paths = _table_paths(section, counts)
     column = section.sequence_column or section.mutant_column or _mutant_column(paths[0][0], counts)
     kind = "mutant" if section.sequence_column is None else "sequence"
-    wanted = {**numbers, column: f"{command}.{kind}_column", **({groups: f"{command}.groups"} if groups else {})}
-    texts = [column] if groups is None else [column, groups]
+    settings = {**numbers, column: f"{command}.{kind}_column", groups: f"{command}.groups"}
+    wanted = {name: setting for name, setting in settings.items() if name is not None}
     read_text = partial(_text, keep=section.not_missing)
+    reads = {name: finite if name in numbers else read_text for name in wanted}
     variants: list[Variant | None] = []
     tables = []
     for path, columns, proteins in _tables(section, folder, paths, column, wanted, every_column):
-        columns |= {name: _read(path, name, columns, read_text) for name in texts}
-        columns |= {name: _read(path, name, columns, _number) for name in numbers}
+        columns |= {name: _read(path, name, columns, read) for name, read in reads.items()}
         variants += read_variants(
             columns[column],
             proteins,
@@ -126,24 +136,22 @@ def read_mutants(
         tables.append(pd.DataFrame(columns, dtype=object))
     rows = pd.concat(tables, ignore_index=True)
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
-    mutants, number_of_row = distinct(variants)
-    wild_types = [variant is not None and variant.mutant == WILD_TYPE for variant in variants]
-    counts["row{s} of the wild type, synonyms included"] = sum(wild_types)
+    mutants, number_of_row = distinct(variants, section.table, counts)
+    counts["row{s} of the wild type, synonyms included"] = sum(
+        variant is not None and variant.mutant == WILD_TYPE for variant in variants
+    )
     counts["duplicate{s}, computed once"] = len(variants) - variants.count(None) - len(mutants)
     merged = rows[number_of_row >= 0].groupby(number_of_row[number_of_row >= 0])
-    table = MutantTable(
+    return MutantTable(
         column=column,
         rows=rows,
         variants=mutants,
         number_of_row=number_of_row,
-        numbers={name: merged[name].mean().to_numpy(float) for name in numbers},
-        replicates={name: merged[name].count().to_numpy() for name in numbers},
+        numbers={name: merged[name].mean().to_numpy(float) for name in wanted if name in numbers},
+        replicates={name: merged[name].count().to_numpy() for name in wanted if name in numbers},
         groups=[] if groups is None else merged[groups].unique().tolist(),
         counts=counts,
     )
-    if not mutants:
-        raise DataError(f"{section.table}: no row has a mutant with a score;{','.join(table.lines())}")
-    return table
 
 
 def read_variants(
@@ -162,7 +170,12 @@ def read_variants(
     is no mutant of its protein, if these are refused.
     """
     variants: list[Variant | None] = []
-    hints: dict[Protein, str] = {}
+
+    @cache
+    def hint_of(protein: Protein) -> str:
+        own = [text for owner, text in zip(proteins, texts, strict=True) if owner == protein]
+        return "" if whole else protein.hint(own, f"{options}first_position")
+
     for row, (protein, text) in enumerate(zip(proteins, texts, strict=True), 1):
         variants.append(None)
         try:
@@ -173,35 +186,29 @@ def read_variants(
         except UnscoredError as error:
             counts[f"row{{s}} without a score: {str(error).removesuffix(' has no score')}"] += 1
         except ValueError as error:
-            if protein not in hints:
-                own = [text for owner, text in zip(proteins, texts, strict=True) if owner == protein]
-                hints[protein] = protein.hint(own, f"{options}first_position")
             if refuse:
                 shown = "" if whole else f", {text!r}"
-                remedy = hints[protein] or f"correct it or {options}first_position"
+                remedy = hint_of(protein) or ("correct it" if whole else f"correct it or {options}first_position")
                 remedy += f", or give {options}bad_mutants empty" if options else ""
                 raise DataError(f"{where}, row {row}{shown}: {error}; {remedy}") from None
-            kind = hints[protein] or "no mutant of the wild type"
+            kind = hint_of(protein) or "no mutant of the wild type"
             counts[f"row{{s}} without a score: {kind if text else 'missing'}"] += 1
     counts["row{s} without a score"] += variants.count(None)
     return variants
 
 
 def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tuple[Path, str]]:
-    """Each table, and the name of its protein if it is one of a folder. Raises DataError for a folder without any, or
-    with two of a name."""
+    """Each table, and the name of its protein if it is one of a folder. Raises DataError for a folder without any."""
     paths: list[tuple[Path, str]] = []
     for path in [section.table, *section.more_tables]:
         if not path.is_dir():
             paths.append((path, ""))
             continue
         files = sorted(file for file in path.iterdir() if file.is_file() and file != section.sequence)
-        assays = [file for file in files if is_table_name(file)]
-        names = Counter(assay.name.partition(".")[0] for assay in assays)
-        if len(names) < max(1, len(assays)):
-            wrong = f"several tables are called {names.most_common(1)[0][0]}" if names else "holds no table"
-            raise DataError(f"{path}: {wrong}; give a CSV, TSV or Parquet file for each protein")
-        paths += zip(assays, names, strict=True)
+        assays = [*filter(is_table_name, files)]
+        if not assays:
+            raise DataError(f"{path}: holds no table; give a CSV, TSV or Parquet file for each protein")
+        paths += [(assay, _SUFFIX.sub("", assay.name)) for assay in assays]
         ignored = [file.name for file in files if file not in assays]
         counts[f"file{{s}} of {path} ignored: {', '.join(ignored)}"] = len(ignored)
     return paths
@@ -234,50 +241,47 @@ def _tables(
     have a column of their names."""
     of_gym = section.sequence is None and section.table.is_dir()
     proteins = [] if of_gym else read_proteins(section, folder)
+    if len(proteins) == 1 and not any(name for _, name in paths):
+        proteins = [replace(proteins[0], name="")]
     known = {protein.name: protein for protein in proteins}
     for path, name in paths:
-        needed = {_SEQUENCE_COLUMN: ""} if of_gym else {}
-        if not name and len(known) > 1:
-            needed = {PROTEIN_COLUMN: ""}
-        others = filter(None, _header(path) if every_column else ())
+        by_column = not name and "" not in known
+        needed = [PROTEIN_COLUMN] * by_column + [_SEQUENCE_COLUMN] * (of_gym and not by_column)
+        header = _header(path) if every_column else []
+        # Without trailing separators, which make several columns without a name.
+        others = [other for other in header if other or header.count(other) == 1]
         # What means a missing value is left as it is in columns that are only passed on.
-        columns = Table(path, {**dict.fromkeys(others, ""), **needed, **wanted}, MISSING).columns()
-        size = len(columns[column])
-        if name:
-            if of_gym:
-                _add_wild_type(known, section, column, name, path, columns)
-            yield path, {PROTEIN_COLUMN: [name] * size, **columns}, [_named(known, name, path)] * size
-        elif len(known) == 1:
-            yield path, columns, [replace(proteins[0], name="")] * size
-        else:
+        columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
+        names = [name] * len(columns[column])
+        if by_column:
             names = _read(path, PROTEIN_COLUMN, columns, partial(_text, keep=section.not_missing))
-            yield path, columns, [_named(known, name, f"{path}, row {row}") for row, name in enumerate(names, 1)]
+        elif name:
+            columns = {PROTEIN_COLUMN: names, **columns}
+        if _SEQUENCE_COLUMN in needed:
+            protein = _gym_wild_type(path, Protein("", section.first_position, name), columns, column)
+            if known.setdefault(name, protein) != protein:
+                raise DataError(f"{path}: its wild type is another than in the table before of this name; rename one")
+        matches = match_ids(names, known, path, section.sequence, share=0)
+        for row, unknown in enumerate(names, 1):
+            if unknown not in matches:
+                problem = f"no wild type is called {unknown!r}{did_you_mean(unknown, known)}"
+                raise DataError(f"{path}, row {row}: {problem}; give the FASTA file of all of them")
+        yield path, columns, [known[matches[own]] for own in names]
 
 
-def _named(known: Mapping[str, Protein], name: str, where: Path | str) -> Protein:
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise DataError(f"{where}: no wild type is called {name!r}{hint}; give the FASTA file of all of them")
-    return known[name]
-
-
-def _add_wild_type(
-    known: dict[str, Protein], section: MutantTableSection, column: str, name: str, path: Path, columns: Columns
-) -> None:
-    """Add the wild type of an assay of ProteinGym, from the whole sequence of the first mutant."""
-    try:
-        letters = [*text_of(columns[_SEQUENCE_COLUMN][0]).strip().upper()]
-        for change in read_changes(text_of(columns[column][0])):
-            ((wild, position),) = change.named
-            offset = position - section.first_position
-            if not wild or offset < 0 or letters[offset] != change.new:
-                raise ValueError(f"position {position} of it has another residue")
-            letters[offset] = wild
-    except (IndexError, ValueError) as error:
-        raise DataError(f"{path}, row 1: has no whole sequence of its mutant ({error}); name the FASTA file") from None
-    protein = Protein("".join(letters), section.first_position, name)
-    if known.setdefault(name, protein) != protein:
-        raise DataError(f"{path}: its wild type is another than in the table before of this name; rename one of them")
+def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) -> Protein:
+    """The wild type of an assay of ProteinGym, from the whole sequence of the first mutant of substitutions."""
+    problem = "no row has a mutant of substitutions and its whole sequence"
+    for text, whole in zip(columns[column], columns[_SEQUENCE_COLUMN], strict=True):
+        mutated = replace(unknown, sequence=text_of(whole).strip().upper())
+        try:
+            changes = [(change.named, change.new) for change in read_changes(text_of(text))]
+            # The mutant is the wild type of the mutations back.
+            back = ":".join(f"{new}{position}{wild}" for ((wild, position),), new in changes)
+            return replace(mutated, sequence=mutated.mutant(back or "WT").sequence(mutated.sequence))
+        except ValueError as error:
+            problem = str(error)
+    raise DataError(f"{path}: {problem}; name the FASTA file of the wild type")
 
 
 def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value]) -> list[Value]:
@@ -295,14 +299,6 @@ def _text(value: Any, keep: Sequence[str] = ()) -> str:
     """A text, empty for a missing value other than ``keep``."""
     text = text_of(value).strip()
     return "" if is_missing(text, keep) else text
-
-
-def _number(value: Any) -> float:
-    finite = number(_text(value) if isinstance(value, str) else value)
-    # NaN is a missing value; an infinite one would be the top of every ranking.
-    if np.isinf(finite):
-        raise ValueError("is infinite")
-    return finite
 
 
 def write_scores(path: Path, final_name: str, columns: Any) -> None:

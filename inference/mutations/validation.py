@@ -121,12 +121,9 @@ def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Ev
 
 
 def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
-    if section.folds:
-        return section.folds
-    if part.groups is not None:
-        return ["random"]
-    are_single = all(len(mutant.mutations) == 1 for mutant in part.mutants)
-    return ["random", "modulo", "contiguous"] if are_single else ["random"]
+    by_position = part.groups is None and all(len(mutant.mutations) == 1 for mutant in part.mutants)
+    default: list[Folds] = ["random", "modulo", "contiguous"] if by_position else ["random"]
+    return section.folds or default
 
 
 def _evaluation(part: Measured, kind: Folds, size: int | None, section: MutationFitSection) -> dict[str, Any]:

@@ -8,7 +8,7 @@ wild type is the empty set. The grammar, in any letter case:
     change     A24G | Ala24Gly | 24G (the letter before is the sequence's) | A24= | A24A (a synonym)
                | Ala24_Cys25delinsGlyAsp (as many residues as before: a substitution of each)
     no score   A24* | Ala24Ter | A24del | A24- | A24_C25del | A24_C25insG | A24dup | A24_C25delinsG | A24fs
-               | Ala24ProfsTer5 | Ter287GlnextTer5 | A24?
+               | Ala24ProfsTer5 | Ter287GlnextTer5 | A24? | p.? | p.0
 
 A change, and the mutant, may have the prefix p. and stand in brackets; a mutant with p. may have a target before it, as
 in NP_000509.1:p.[Ala24Gly;Cys25Asp]. These are the proteins of MAVE-HGVS (https://mavedb.org/docs/mavehgvs/spec.html)
@@ -46,11 +46,13 @@ _CHANGE = re.compile(
     rf"|[{AMINO_ACIDS}]?(?:(?P<a_frameshift>FS[*X]?(?:[0-9]+|\?)?)|(?P<an_extension>EXT[A-Z0-9*?-]+)))"
     # The stop codon is behind the last residue: a change of it is none of the protein's residues.
     r"|(?P<a_changed_stop>\*[0-9]+.+)"
+    # p.? and p.0: nothing is known of the protein, or there is none.
+    r"|(?P<an_unknown_protein>\?|0\??)"
 )
 # Not a change, which is of the mutant: Ala24Gly:p.Cys25Asp. An accession such as Q9Y6K9 starts like one.
 _TARGET = re.compile(
     rf"\A(?!P\.|(?:{_NAME.pattern}|[{AMINO_ACIDS}])?[0-9]+(?:{_NAME.pattern}|DEL|INS|DUP|FS|[^A-Z0-9:]|[A-Z](?![A-Z0-9])))"
-    r"[\w.|-]+:(?=P\.)"
+    r"\w[\w.|()-]*:(?=P\.)"
 )
 _MARKS = re.compile(r"\bP\.|[][()]")
 _TWO_ALLELES = re.compile(r"\];\[|\(;\)")
@@ -77,6 +79,8 @@ class Change(NamedTuple):
 def read_changes(text: str) -> list[Change]:
     """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
     text = _TARGET.sub("", text.strip().upper(), count=1)
+    if not text:
+        raise ValueError("is empty")
     if _TWO_ALLELES.search(text):
         raise ValueError("is of two alleles; write a row for each mutant")
     text = _MARKS.sub("", text)
@@ -169,11 +173,12 @@ class Protein:
         for text in texts:
             with suppress(ValueError):
                 named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
-        positions = [position for _, position in named] or [0]
+        lowest = min((position for _, position in named), default=0)
         firsts = [
             first
-            for first in range(max(1, max(positions) - len(self.sequence) + 1), min(positions) + 1)
-            if all(self.sequence[position - first] == letter for letter, position in named)
+            for first in range(1, lowest + 1)
+            # A slice, which is empty behind the last residue.
+            if all(self.sequence[position - first :][:1] == letter for letter, position in named)
         ]
         if not firsts or self.first in firsts:
             return ""
@@ -181,20 +186,20 @@ class Protein:
 
     def mutant_of(self, sequence: str) -> Mutant:
         """The mutant that a whole sequence is, in any letter case. Raises ValueError."""
-        sequence = sequence.strip().upper()
+        # Translations end in a stop, which is no residue; files of wild types are read so, too.
+        sequence = sequence.strip().upper().removesuffix("*")
         if not sequence:
             raise ValueError("the sequence is empty")
+        if "*" in sequence:
+            raise UnscoredError("a stop has no score")
         # What the wild type has itself (X) is no mistake of the table.
         if unknown := {*sequence} - {*self.sequence, *AMINO_ACIDS}:
             raise ValueError(f"{min(unknown)!r} is no amino acid")
         if len(sequence) != len(self.sequence):
             return Mutant(whole=sequence)
-        pairs = enumerate(zip(self.sequence, sequence, strict=True))
-        mutations = tuple(Mutation(wild, offset, mutant) for offset, (wild, mutant) in pairs if wild != mutant)
-        for wild, offset, mutant in mutations:
-            if not {wild, mutant} <= {*AMINO_ACIDS}:
-                raise ValueError(f"position {offset + self.first} is no amino acid in one of both sequences")
-        return Mutant(mutations)
+        pairs = enumerate(zip(self.sequence, sequence, strict=True), self.first)
+        changes = [f"{position}{new}" for position, (wild, new) in pairs if wild != new]
+        return self.mutant(":".join(changes) or _SAME)
 
     def singles(self) -> Iterator[Mutant]:
         """All single mutants, in the order of positions and of :data:`AMINO_ACIDS`."""

@@ -19,21 +19,20 @@ from esmeray.inference.mutations.section import MutationCampaignSection
 from esmeray.inference.mutations.table import read_mutants
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
-from esmeray.tools.mutations.score import MaybeMaskedModel, source_of
+from esmeray.tools.mutations.score import MaybeMaskedModel
 
 
 @command("mutations campaign", __doc__, made_by="simulate_campaign")
 def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel = None) -> None:
-    source = source_of(model, campaign, "campaign")
     made.refuse_existing(campaign.output)
-    with unfinished(campaign.output, f"mutations campaign of {source}") as folder:
+    with unfinished(campaign.output, f"mutations campaign of {model}") as folder:
         table = read_mutants(campaign, folder, "campaign", campaign.numbers("campaign"))
         from esmeray.inference.mutations.campaign import campaign_lines, campaigns, draw_campaigns
         from esmeray.inference.mutations.fitted import measured_parts  # here: they load torch and Matplotlib
         from esmeray.inference.mutations.job import Scorer
 
-        open_scorer = cache(lambda: Scorer(str(source), campaign, folder))
-        parts = measured_parts(table, campaign, open_scorer, source)
+        open_scorer = cache(lambda: Scorer(str(model), campaign, folder))
+        parts = measured_parts(table, campaign, open_scorer, model)
         rounds = campaigns(parts, campaign)
         lines = campaign_lines(rounds)
         with made.folder(campaign.output) as building:

@@ -21,17 +21,16 @@ from esmeray.inference.mutations.table import read_mutants
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Overwrite, command
-from esmeray.tools.mutations.score import MaybeMaskedModel, source_of
+from esmeray.tools.mutations.score import MaybeMaskedModel
 
 
 @command("mutations fit", __doc__)
 def main(fit: MutationFitSection, model: MaybeMaskedModel = None, overwrite: Overwrite = False) -> None:
-    source = source_of(model, fit, "fit")
     refuse_existing(fit.output, MADE_BY, overwrite)
-    with unfinished(fit.output, f"mutations fit of {source}") as folder:
+    with unfinished(fit.output, f"mutations fit of {model}") as folder:
         table = read_mutants(fit, folder, "fit", fit.numbers("fit"), groups=fit.groups)
         from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
 
-        fitted, evaluations = fit_table(source, table, fit, folder)
+        fitted, evaluations = fit_table(model, table, fit, folder)
         export(fitted, evaluations, fit.output, overwrite)
     print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {fit.output}"]))

@@ -16,28 +16,20 @@ Examples:
 
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
-from esmeray.inference.mutations.section import MutationLearningSection, MutationScoreSection, MutationsSection
+from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
 from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
-if TYPE_CHECKING:
-    from esmeray.inference.mutations.gaussian_process import Prediction  # it loads SciPy
-
 SUFFIXES = (".csv", ".tsv", ".parquet")
-_NAMES = ("score", "model_score")
-"""Columns for the score, the first that the table has none of."""
-
 
 OfMaskedModel = Annotated[
     Path,
@@ -56,15 +48,6 @@ MaybeMaskedModel = Annotated[
 ]
 
 
-def source_of(model: Path | None, section: MutationLearningSection, command: str) -> str | None:
-    """The model to open, None if there is none. Raises ConfigError if the settings need one."""
-    if model is None and section.opens_model:
-        raise ConfigError(
-            f"missing: MODEL; name one, or give --{command}.features one_hot and --{command}.zero_shot_column"
-        )
-    return None if model is None else str(model)
-
-
 @command("mutations score", __doc__, made_by="score_mutations")
 def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     # The ending is the format: nothing else says which is meant.
@@ -72,25 +55,30 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     made.refuse_file(score.output)
     start_s = time.perf_counter()
-    measured = [] if score.measured_column is None else [score.measured_column]
-    numbers = {**dict.fromkeys(measured, "score.measured_column"), **dict.fromkeys(score.compare, "score.compare")}
+    numbers: dict[str | None, str] = {score.measured_column: "score.measured_column"}
+    numbers |= dict.fromkeys(score.compare, "score.compare")
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # What is wrong with the table is reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
-        header = " ".join(table.rows.columns)
-        free = [name for name in _NAMES if not re.search(rf"(?<!\S){name}(_low|_high|_\d+)?(?!\S)", header)]
-        if not free:
-            raise ConfigError(f"{score.table}: has columns {' and '.join(_NAMES)}, as the output would; rename one")
+        taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
+        name = "model_score" if "score" in taken else "score"
+        if name in taken:
+            raise ConfigError(f"{score.table}: has columns score and model_score, as the output would; rename one")
         from esmeray.inference.mutations.fitted import predictions_of
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
-        new = _columns(free[0], scores_N, predicted)
-        new = {name: by_row(values_N, table.number_of_row) for name, values_N in new.items()}
+        new = {name: scores_N}
+        if len(predicted) > 1:  # of one model they are the mean
+            new |= {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
+        elif np.isfinite(predicted[0].low).any():  # a fitted model's
+            new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
+        rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})
         with made.file(score.output) as building:
-            write_scores(building, score.output.name, table.rows.assign(**new))
-    scored = f"{counted(len(table.rows), 'mutant{s}')} in {time.perf_counter() - start_s:.1f} s"
+            write_scores(building, score.output.name, rows)
+    scored = f"{counted(len(table.variants), 'mutant{s}')} of {counted(len(table.rows), 'row{s}')}"
+    scored += f" in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
@@ -104,13 +92,3 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
 def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
     """The name of a job: each method and model has rows of its own in the unfinished folder."""
     return f"mutations {command} by {section.method} of {' '.join(sources)}"
-
-
-def _columns(
-    name: str, scores_N: NDArray[np.float64], predicted: "Sequence[Prediction]"
-) -> dict[str, NDArray[np.float64]]:
-    if len(predicted) > 1:  # of one model they are the mean
-        return {name: scores_N} | {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
-    if np.isfinite(predicted[0].low).any():  # a fitted model's
-        return {name: scores_N, f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
-    return {name: scores_N}

@@ -18,7 +18,7 @@ def test_notation_sequence_and_mutant_are_one(wild, data):
     protein = Protein(wild, data.draw(st.integers(1, 900)))
     sequence = data.draw(st.text(AMINO_ACIDS, min_size=len(wild), max_size=len(wild)))
     mutant = protein.mutant_of(sequence)
-    assert mutant.sequence(wild) == sequence and protein.mutant_of(sequence.lower()) == mutant
+    assert mutant.sequence(wild) == sequence and protein.mutant_of(f"{sequence.lower()}*") == mutant
     assert protein.mutant(data.draw(spelled(protein, mutant))) == mutant
 
 
@@ -26,7 +26,10 @@ def test_notation_sequence_and_mutant_are_one(wild, data):
     ("text", "mutant"),
     [
         *((text, "") for text in ("WT", "wt", "_wt", "_sy", "p.=", "p.(=)", "Wild-type", "p.Lys25=", "=;=")),
-        *((text, "K25A") for text in ("25A", "p.(K25A)", "p.[Lys25Ala;=]", "Q9Y6K9:p.K25A", "NP_000509.1:p.Lys25Ala")),
+        *(
+            (text, "K25A")
+            for text in ("25A", "p.(K25A)", "p.[Lys25Ala;=]", "Q9Y6K9:p.K25A", "NP_000509.1(HBB):p.Lys25Ala")
+        ),
         *((text, "K25A:T26C") for text in ("T26C_K25A", "25A_26C", "p.Lys25Ala,p.Thr26Cys", "K25A-T26C")),
         *((text, "K25A:T26C") for text in ("p.Lys25_Thr26delinsAlaCys", "Lys25Ala:p.Thr26Cys", "p.K25A:p.T26C")),
     ],
@@ -46,6 +49,7 @@ def test_notations_of_databases_and_tools_are_read(text, mutant):
         ("an extension", ("p.Met24ext-5",)),
         ("a changed stop", ("p.Ter30Gln", "*30Qext*5", "p.Ter30=")),
         ("a duplication", ("p.Lys25dup",)),
+        ("an unknown protein", ("p.?", "p.0", "p.(0?)")),
     ],
 )
 def test_a_notation_of_more_than_substitutions_has_no_score_and_a_name(kind, texts):
@@ -73,7 +77,7 @@ REFUSED = {
     "WT:K25A": "is none; write it as A12G",
     "27A": "position 27 of the sequence is no amino acid",
     "T25*": "the sequence has another residue at position 25",
-    "": "is none; write it as A12G",
+    "": "is empty",
     "X27A": "is none; write it as A12G",
     "K25A:K25G": "position 25 is mutated twice",
 }
@@ -83,6 +87,11 @@ def test_what_no_mutant_of_the_protein_is_is_refused_in_words():
     for text, words in REFUSED.items():
         with pytest.raises(ValueError, match="^" + words):
             PROTEIN.mutant(text)
-    for sequence, words in ("", "is empty"), ("MKT*AY", "is no amino acid"), ("MKTAAY", "position 27 is no amino acid"):
+    for sequence, words in (
+        ("", "the sequence is empty"),
+        ("MKTXBY", "'B' is no amino acid"),
+        ("MKT*AY", "a stop has no score"),
+        ("MKTAAY", "position 27 of the sequence is no amino acid"),
+    ):
         with pytest.raises(ValueError, match=words):
             PROTEIN.mutant_of(sequence)

@@ -70,7 +70,7 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     found = read("scores.csv")
     assert [row["mutant"] for row in found] == MUTANTS and list(found[0]) == ["mutant", "score"]
     assert float(found[3]["score"]) == 0 and found[0]["score"] == found[4]["score"] != found[1]["score"]
-    assert "5 mutants in" in outcome.out and not [*Path().glob("*.partial")]
+    assert "4 mutants of 5 rows in" in outcome.out and not [*Path().glob("*.partial")]
     for line in ("1 row in lower case", "1 row of the wild type, synonyms included", "1 duplicate, computed once"):
         assert f"  {line}\n" in outcome.out
     mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "exists already"))
@@ -125,7 +125,7 @@ def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
     mutations("scan", "model0", "--output scan")
     rows = read("scan/mutants.csv")
     assert len(rows) == 12 * 19 and [row["position"] for row in rows[::19]] == [str(n + FIRST) for n in range(12)]
-    write("singles.csv", [(row["mutant"],) for row in rows], "mutant")
+    write("singles.csv", [(row["mutant"], 0) for row in rows], "mutant", "my score")
     mutations("score", "model0", "--table singles.csv --output scores.csv")
     assert [row["score"] for row in rows] == [row["score"] for row in read("scores.csv")]
     assert Path("scan/heat_map.png").exists()
@@ -197,6 +197,18 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     write("c.csv", [("c", rows[0][1])], "protein", "mutant")
     refused = (3, "c.csv, row 1: no wild type is called 'c'")
     mutations("score", "model0", "--table c.csv --sequence both.fasta --output c_scores.csv", refused=refused)
+    Path("ids.fasta").write_text(f">sp|P12345|A_HUMAN\n{WILD}\n>sp|P12346|B_HUMAN\n{other}\n")
+    ids = {"a": "P12345", "b": "P12346.1"}
+    # An index without a name, as pandas writes it, is a column, too.
+    write("ids.csv", [(n, ids[protein], text) for n, (protein, text, _) in enumerate(rows)], "", "protein", "mutant")
+    mutations("score", "model0", "--table ids.csv --sequence ids.fasta --output ids_scores.csv")
+    assert [row["score"] for row in read("ids_scores.csv")] == [row["score"] for row in found]
+    assert [row[""] for row in read("ids_scores.csv")] == [str(n) for n in range(len(rows))]
+    # The first row need not show the wild type.
+    write("assays/a.csv", [(name(0, "*"), 0, ""), (name(1, "W"), 1, WILD[0] + "W" + WILD[2:])], *GYM)
+    outcome = mutations("score", "model0", "--table assays --sequence none --output stops.csv", options)
+    assert "  1 row without a score: a stop\n" in outcome.out
+    write("assays/a.csv", [row[1:] for row in rows if row[0] == "a"], *GYM[:2])
     fit = "--features one_hot --folds rest --sizes 20 --bootstrap 5 --measured_column DMS_score"
     outcome = mutations("fit", "model0", "--table assays --sequence both.fasta --output fitted", fit)
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())
@@ -246,8 +258,9 @@ def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_come
     mutations("propose", "again", f"--output next.csv --candidates listed {options}")
     assert {row["mutant"] for row in read("next.csv")} <= {text for text, value, _ in table if value == ""}
     mutations("propose", "model0", "--output no.csv", refused=(2, "model0: is no fitted one"))
-    wrong = (2, "exclude_positions x: write 24 or 30-41")
-    mutations("propose", "fitted", "--output no.csv --exclude_positions x", refused=wrong)
+    for wrong in ("positions 30-", "positions A24", "residues BZ"):
+        refused = (2, f"propose.exclude_{wrong.split()[0]}")
+        mutations("propose", "fitted", f"--output no.csv --exclude_{wrong}", refused=refused)
 
 
 def test_a_campaign_finds_more_than_chance(mutations):
@@ -398,7 +411,7 @@ def test_propose_says_which_mutants_were_no_candidates_and_why(mutations):
     assert f"single mutants not proposed, measured already: {WILD[0]}{FIRST}" in outcome.out
     for reason in ("without a value in column 'zs'", "at excluded positions", "with excluded residues"):
         assert f"single mutants not proposed, {reason}: " in outcome.out
-    refused = (2, "missing: MODEL; name one, or give --fit.features one_hot and --fit.zero_shot_column")
+    refused = (2, "missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
     mutations("fit", "", "--table measured.csv --output no --features one_hot", refused=refused)
 
 
