@@ -129,7 +129,8 @@ class Client:
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
         answers = self._answers(_requests(sequences), "/v1/classify", {}, "application/json")
-        return (row for answer in answers for row in _classes(answer.json()))
+        contents = (answer.json() for answer in answers)
+        return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
     def search(
         self,
@@ -251,10 +252,6 @@ class Client:
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             tries += 1
-
-
-def _classes(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return ({**row, "labels": content["labels"]} for row in content["data"])
 
 
 def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:
