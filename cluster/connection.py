@@ -23,7 +23,6 @@ from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from esmeray.cluster.private_folder import ray_folder
 from esmeray.cluster.section import RaySection
-from esmeray.common import processor
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
@@ -51,7 +50,7 @@ def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
 
     Nodes of several kinds get one precision, since a result must not depend on the node that computes it.
     """
-    return processor.default_precision(on_cuda, on_cuda or cpus_compute_bf16(worker_environment()))
+    return "bf16" if on_cuda or cpus_compute_bf16(worker_environment()) else "fp32"
 
 
 def capacity(workers: Workers) -> Capacity:

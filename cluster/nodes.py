@@ -96,8 +96,7 @@ def _computes_elsewhere(node: dict[str, Any]) -> bool:
 def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
-    options = task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment)
-    return options.remote(*mark)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(*mark)
 
 
 def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:

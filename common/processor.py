@@ -19,14 +19,9 @@ def has_gpu_driver() -> bool:
     return True
 
 
-def default_precision(on_cuda: bool, cpus_compute_bf16: bool | None = None) -> Literal["bf16", "fp32"]:
-    """Precision of a computation that was given none: bf16 if what computes has instructions for it, else fp32.
-
-    ``cpus_compute_bf16``: of all processors that compute. Default: of this machine's.
-    """
-    if cpus_compute_bf16 is None:
-        cpus_compute_bf16 = cpu_computes_bf16()
-    return "bf16" if on_cuda or cpus_compute_bf16 else "fp32"
+def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
+    """Precision of a computation on this machine that was given none: bf16 if there are instructions for it."""
+    return "bf16" if on_cuda or cpu_computes_bf16() else "fp32"
 
 
 def cpu_computes_bf16() -> bool:

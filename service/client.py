@@ -25,9 +25,11 @@ import httpx
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from esmeray.common.errors import FORKED, ConfigError, DataError, EsmerayError, ForkedError, ResourceError
 from esmeray.dataset.sequence_list import checked_list, checked_text, checked_texts
+from esmeray.train_config.section import Section
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES = 20_000
@@ -55,6 +57,15 @@ def checked_key(key: str, source: str) -> str:
             f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
         )
     return key
+
+
+class _Numbers(Section):
+    """Numbers among the arguments: with no connection, or a negative number of retries, a client would never end."""
+
+    concurrency: PositiveInt = 8
+    retries: NonNegativeInt = 10
+    timeout_s: PositiveFloat = 300.0
+    top_k: PositiveInt = 10
 
 
 class Client:
@@ -94,6 +105,7 @@ class Client:
         # httpx escapes what no host may hold, and would look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
+        _Numbers.of(concurrency=concurrency, retries=retries, timeout_s=timeout_s)
         self._http = httpx.AsyncClient(
             base_url=address,
             headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
@@ -117,7 +129,8 @@ class Client:
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
         answers = self._answers(_requests(sequences), "/v1/classify", {}, "application/json")
-        return (row for answer in answers for row in _classes(answer.json()))
+        contents = (answer.json() for answer in answers)
+        return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
     def search(
         self,
@@ -132,7 +145,7 @@ class Client:
         ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
         """
         fields = {"index": index, "top_k": top_k}
-        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // max(1, top_k)))
+        most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // _Numbers.of(top_k=top_k).top_k))
         if sequences is None:
             names = checked_texts(ids, "ids")
             requests: Iterator[dict[str, Any]] = ({"ids": names[at : at + most]} for at in range(0, len(names), most))
@@ -157,6 +170,9 @@ class Client:
         )
 
     def close(self) -> None:
+        # Nothing is left to end after the first time, nor in a forked process, which has no thread of the event loop.
+        if self._loop.is_closed() or self._process != os.getpid():
+            return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -198,6 +214,8 @@ class Client:
         # The thread of the event loop is not in the child, which would wait for it without end.
         if self._process != os.getpid():
             raise ForkedError(f"{self._http.base_url}: {FORKED}")
+        if self._loop.is_closed():
+            raise ConfigError(f"{self._http.base_url}: this client is closed; make another")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -208,6 +226,8 @@ class Client:
             retry_after_s = 0.0
             try:
                 answer = await self._http.request(method, path, **request)
+            except UnicodeEncodeError as error:  # half a character, as in a file name of other bytes
+                raise DataError(f"{path}: text that is no UTF-8 can't be sent ({error.reason})") from None
             except httpx.TransportError as error:
                 refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?")
                 # A connection that broke later was one to a service, whose process may be replaced.
@@ -232,10 +252,6 @@ class Client:
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             tries += 1
-
-
-def _classes(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return ({**row, "labels": content["labels"]} for row in content["data"])
 
 
 def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:

@@ -4,10 +4,8 @@ A changed version replaces the replicas one after the other. ``build`` is what `
 """
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -75,10 +73,7 @@ class Ingress:
 def application(config: ServeSection, device: str) -> serve.Application:
     """The application for Serve; models without a device of their own get this one."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
-    handles = {
-        model.name: _model_deployment(_in_precision(model, model.device or device), model.device or device)
-        for model in config.models
-    }
+    handles = {model.name: _model_deployment(model, model.device or device) for model in config.models}
     indexes = {
         index.name: _deployment(IndexReplica, index, index.model or config.models[0].name, num_replicas=index.replicas)
         for index in config.indexes
@@ -117,29 +112,10 @@ def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
     return call
 
 
-def version_of(source: str) -> str:
-    """Identity of this deployment of a model's files: their names, sizes and times of change, and a random number.
-
-    So each deployment, at the start and at SIGHUP, takes the files as they are, also those of a hub name.
-    """
-    folder = Path(source).expanduser()
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    # Not their content: gigabytes of weights would be read at each start and SIGHUP.
-    facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return f"{hashlib.sha256(repr(facts or source).encode()).hexdigest()[:16]}-{secrets.token_hex(4)}"
-
-
-def _in_precision(model: ServedModel, device: str) -> ServedModel:
-    """The model in fp32 if no precision is given and a node has no instructions for bf16.
-
-    Else each replica takes the default of the model's task, which only its files say.
-    """
-    if model.precision is None and default_precision(device == "cuda") == "fp32":
-        return model.model_copy(update={"precision": "fp32"})
-    return model
-
-
 def _model_deployment(model: ServedModel, device: str) -> serve.Application:
+    # Else each replica takes the default of the model's task, which only its files say.
+    if model.precision is None and default_precision(device == "cuda") == "fp32":
+        model = model.model_copy(update={"precision": "fp32"})
     scaling = {
         "min_replicas": model.replicas,
         "max_replicas": model.max_replicas,
@@ -170,4 +146,5 @@ def _deployment(
         logging_config=_LOGGING,
         **number,
     )
-    return decorated(kind).bind(served.model_dump(mode="json"), argument, version_of(served.source))
+    # Each deployment, at the start and at SIGHUP, is a version, which takes the files as they are, also of a hub name.
+    return decorated(kind).bind(served.model_dump(mode="json"), argument, secrets.token_hex(8))

@@ -67,7 +67,6 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
 def _serve(
     settings: ServiceSettings, read: Callable[[], ServiceSettings], say: Callable[[str], None], signals: StopSignals
 ) -> int:
-    start_s = time.perf_counter()
     config = settings.serve
     # Before Ray is imported, which reads some of them then; Ray's processes inherit them.
     for name, value in SERVE_ENVIRONMENT.items():
@@ -88,7 +87,6 @@ def _serve(
 
             # Its lines of progress and of replicas would hide ours; refusals are read from its status.
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
-            ray_s = time.perf_counter()
             nodes = cluster_resources()
             device = "cuda" if any(node.gpus for node in nodes) else "cpu"
             _check_resources(config, sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), device)
@@ -112,11 +110,9 @@ def _serve(
             if problem:
                 serve.delete(APPLICATION)
                 raise ConfigError(problem)
-            ready_s = time.perf_counter()
             scheme = "https" if config.access.tls_key else "http"
             show("")
             say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
-            say(f"started in {ready_s - start_s:.1f} s: Ray {ray_s - start_s:.1f} s, models {ready_s - ray_s:.1f} s")
             if dashboard:
                 say(f"Ray's dashboard: http://{dashboard}")
             # Signals only wake this loop: a handler runs in the midst of anything, where Serve can't be called.

@@ -155,8 +155,6 @@ class ServeSection(Section):
         # Of indexes, too: each has a deployment of its name.
         names = [*(model.name for model in self.models), *(index.name for index in self.indexes)]
         known = [None, *(model.name for model in self.models)]
-        access = self.access
-        limits = self.limits
         wrong = [
             (len(set(names)) < len(names), "models, indexes: two have the same name; rename one"),
             *(
@@ -171,17 +169,20 @@ class ServeSection(Section):
                 for model in self.models
             ),
             (
-                access.keys is None and not is_loopback(self.host),
+                self.access.keys is None and not is_loopback(self.host),
                 f"host {self.host}: without access.keys the service listens on 127.0.0.1 alone; make keys with "
                 "'esmeray serve key', or choose 127.0.0.1",
             ),
             (
-                (access.tls_certificate is None) != (access.tls_key is None),
+                (self.access.tls_certificate is None) != (self.access.tls_key is None),
                 "access: tls_certificate and tls_key go together",
             ),
             # Or a refusal would name a limit that no request can keep to.
-            (limits.sequence_residues > limits.residues, "limits.sequence_residues is more than limits.residues"),
-            (limits.body_bytes > limits.bodies_bytes, "limits.body_bytes is more than limits.bodies_bytes"),
+            (
+                self.limits.sequence_residues > self.limits.residues,
+                "limits.sequence_residues is more than limits.residues",
+            ),
+            (self.limits.body_bytes > self.limits.bodies_bytes, "limits.body_bytes is more than limits.bodies_bytes"),
         ]
         for is_so, problem in wrong:
             if is_so:

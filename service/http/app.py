@@ -89,6 +89,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
             refusal = RefusalError(404, "no such address; see /docs")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "").replace("GET", "GET, HEAD")
+            allowed += ", POST" if request.url.path == "/" else ""  # by the guard
             refusal = RefusalError(405, f"this address takes {allowed}", headers={"Allow": allowed})
         case HTTPException():
             refusal = RefusalError(error.status_code, error.detail)

@@ -139,7 +139,8 @@ def _parsed(
     if twice:  # neither is more likely meant than the other
         raise RefusalError(422, f"{twice[0]}: is in the query of the address and in the body; give it once")
     try:
-        return schema.model_validate({**query, **fields})
+        # JSON has types of its own; the query of an address is text.
+        return schema.model_validate({**query, **fields}, strict=kind == "application/json" and not query)
     except ValidationError as error:
         raise _refusal(error, schema) from None
 
@@ -199,6 +200,7 @@ def checked(
             # Ends of lines, and the end of a translation, as files of FASTA have them.
             text = "".join(map(str.strip, text.splitlines())).removesuffix("*")
             if cut:  # only here: how many letters the tokens of another model have is not known
+                text = _residues(text, name, masks)  # of what is cut off, too
                 text = text[:longest] if cut == "right" else text[-longest:]
         length = residues_of(text)
         if length > longest:

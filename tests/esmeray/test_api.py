@@ -111,7 +111,7 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         lambda: esmeray.read_embeddings("vectors", "nothing"),
         *[lambda source=source: esmeray.open_model(source) for source in ("nowhere", None, "esm2_t6_8M", "vectors")],
         lambda: esmeray.ClassifierPipeline.load("esm2"),
-        lambda: esmeray.ESM2Autoencoder.from_pretrained("classifier"),
+        *[lambda folder=folder: esmeray.ESM2Autoencoder.from_pretrained(folder) for folder in ("classifier", None)],
         *[lambda wild=wild: score("esm2", wild, ["K2R"]) for wild in ("MK-T", "", None, ["MKT"], b"MKT")],
         *[lambda mutants=mutants: score("esm2", wild_type, mutants) for mutants in ("K2R", None, [None], [b"K2R"])],
         lambda: score("esm2", wild_type, ["K2R"], method="other"),

@@ -47,14 +47,15 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
     with Client(address) as client:
         expected = client.embed(["MKTAYIAKQR", "MXK"])
         np.testing.assert_array_equal(client.embed(np.array([" mktayi\nakqr* ", "mjk"])), expected)
-        for sequence in ("MK1", "MK-T", "M.K", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT", ("a", None), [1]):
+        texts = ("MK1", "MK-T", "M.K", ">a\nMKT", "M*K", "", "MK\udc80")
+        for sequence in (*texts, None, float("nan"), b"MKT", ("a", None), [1]):
             with pytest.raises(DataError):
                 client.embed(["MKT", sequence])
         for call in (client.embed, client.stream, client.classify, client.search):
             for values in ("MKT", b"MKT", {"a": "MKT"}, None if call != client.search else 5):
                 with pytest.raises(ConfigError, match="sequences: a list of str is needed"):
                     call(values)
-        for wrong in ({"ids": "P1"}, {"ids": [None]}, {"ids": ["P1"], "top_k": 0}):
+        for wrong in ({"ids": "P1"}, {"ids": [None]}, *({"ids": ["P1"], "top_k": number} for number in (0, None, "x"))):
             with pytest.raises(EsmerayError):
                 next(client.search(**wrong))
         child = os.fork()
@@ -62,9 +63,13 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
             signal.alarm(60)
             with pytest.raises(ForkedError, match="opened before this process was forked"):
                 client.models()
+            client.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-    for wrong in ({"address": None}, {"key": 5}):
+    client.close()  # again
+    with pytest.raises(ConfigError, match="this client is closed"):
+        client.embed(["MKT"])
+    for wrong in ({"address": None}, {"key": 5}, {"concurrency": 0}, {"retries": -1}, {"timeout_s": 0}):
         with pytest.raises(ConfigError):
             Client(**wrong)
 

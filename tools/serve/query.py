@@ -96,6 +96,8 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
             # Classes of residues are letters of the label; their probabilities are left out.
             classes = [] if isinstance(values[0], list) else row["labels"]
             if number == 1:
-                table.writerow(["id", "label", *classes])
+                # A class may be called id.
+                taken = {"id": "probabilities_id", "label": "probabilities_label"}
+                table.writerow(["id", "label", *(taken.get(name, name) for name in classes)])
             table.writerow([row["id"], text, *(f"{value:.6g}" for value in values[: len(classes)])])
     return number

@@ -149,6 +149,8 @@ REFUSED_BY_TEI: list[tuple[dict[str, Any], str]] = [
     ({"inputs": LONG}, "record 0: 450 residues, more than 400"),
     ({"inputs": LONG, "truncation_direction": "left"}, "record 0: 450 residues, more than 400"),
     ({"inputs": "MKT", "truncate": True, "truncation_direction": "middle"}, "truncation_direction: Input should be"),
+    ({"inputs": "MKT", "truncate": "yes"}, "truncate: Input should be a valid boolean"),
+    ({"inputs": f"{LONG[:420]}-{LONG[420:]}", "truncate": True}, "record 0: the letter at position 421 is no residue"),
     ({"inputs": "MKT", "prompt_name": "query"}, "prompt_name: Input should be None"),
     ({"inputs": "MKT", "dimensions": 8}, "dimensions: the model has 32"),
     ({"inputs": "MKT", "dimension": 8}, "unknown field 'dimension' (did you mean dimensions?)"),

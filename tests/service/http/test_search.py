@@ -73,6 +73,7 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
         ({"sequences": ["MKT"], "ids": ["P00000"]}, 422, "give either sequences, or ids"),
         ({"ids": ["P00000", "nobody"]}, 422, "record nobody: index proteins has no such id"),
         ({"sequences": ["MKT"], "top_k": 0}, 422, "top_k: Input should be greater than or equal to 1"),
+        *(({"sequences": ["MKT"], "top_k": number}, 422, "top_k: Input should be") for number in (True, "3", 2.0)),
         ({"sequences": ["M1"]}, 422, "record 0: the letter at position 2 is no residue"),
         ({"sequences": ["MKT"] * 30, "top_k": 1000}, 413, "30,000 neighbours, more than 20,000"),
     ]:
