@@ -68,7 +68,7 @@ def is_missing(text: str, keep: Collection[str] = ()) -> bool:
 
 def missing_note(value: Any, setting: str = "") -> str:
     """For messages: why a value counts as missing, and the setting that keeps it, in brackets; empty if it is blank."""
-    text = "" if value is None else str(value).strip()
+    text = "" if value is None or value != value else str(value).strip()  # NaN is itself no text to keep
     keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
     verb = "means" if is_missing(text) else "has"
     return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
@@ -108,8 +108,9 @@ class Table:
         is_parquet = self._path.name.lower().endswith(_PARQUET)
         first_row = 1
         with reading(self._path):
-            for num_rows, self._part in self._parquet() if is_parquet else self._text():
-                yield first_row, {name: list(map(self._value, values)) for name, values in self._part.items()}
+            for num_rows, part in self._parquet() if is_parquet else self._text():
+                self._part = part
+                yield first_row, {name: list(map(self._value, values)) for name, values in part.items()}
                 first_row += num_rows
         if first_row == 1:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")

@@ -71,6 +71,7 @@ class LabelledRecords:
         groups: name of the group of each record, which a split keeps together, or None.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
+        doubt: why training on these labels is refused, as they seem to be misread; a model knows its own names.
         origins: file of each record and its number in it, from 1; None instead of the file for the sample.
     """
 
@@ -85,6 +86,7 @@ class LabelledRecords:
     labels_source: list[SourceFile]
     origins: list[tuple[Path | None, int]]
     groups: list[str] | None = None
+    doubt: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -139,7 +141,6 @@ def read_labelled(
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
-    reader.check_separator()
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # Only now every sequence has asked.
     if residue_labels is not None:
@@ -161,6 +162,7 @@ def read_labelled(
         labels_source=residue_labels.files if residue_labels else [],
         origins=reader.origins,
         groups=reader.groups or None,
+        doubt=reader.doubt() if with_labels else None,
     )
 
 
@@ -216,14 +218,14 @@ class _Reader:
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
-    def check_separator(self) -> None:
-        """Raise DataError for a multilabel target whose names look like several names with another separator."""
-        joined = self._label.joined_name() if isinstance(self._label, SeparatedNames) else None
-        if joined is not None:
-            path, number = next(
-                origin for origin, names in zip(self.origins, self.labels, strict=True) if joined[0] in names
-            )
-            raise DataError(f"{place_in_file(path, number) if path else 'sample'}: {joined[1]}")
+    def doubt(self) -> str | None:
+        """Why the names of a multilabel target may be several each, and where."""
+        doubt = self._label.doubt() if isinstance(self._label, SeparatedNames) else None
+        if doubt is None:
+            return None
+        origins = zip(self.origins, self.labels, strict=True)
+        path, number = next(origin for origin, names in origins if doubt[0] in names)
+        return f"{place_in_file(path, number) if path else 'sample'}: {doubt[1]}"
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
@@ -274,6 +276,8 @@ class _Reader:
 
     def _letters_of(self, taken: LabelledPart, index: int, letters: str, length: int) -> str | None:
         """A letter for each residue; None where there are more or fewer."""
+        if len(letters) != taken.batch.records.lengths[index]:
+            letters = letters.strip()
         if len(letters) == taken.batch.records.lengths[index] == length + 1:
             return letters[:-1]  # that of the final '*', which was dropped and counted
         if len(letters) == length:
