@@ -154,14 +154,12 @@ class Table:
         Raises DataError for a file of another kind.
         """
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
-        scores = {}
-        for separator in _SEPARATORS:
-            lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-            header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
-            scores[separator] = (len(self.wanted.keys() & set(header)), len(header), separator == of_name)
-        most = max(scores, key=scores.__getitem__)
+        lines = head.decode("utf-8-sig", errors="replace").splitlines()
+        headers = {mark: next(filter(None, csv.reader(lines, delimiter=mark)), []) for mark in _SEPARATORS}
+        wanted = {mark: len(self.wanted.keys() & set(header)) for mark, header in headers.items()}
+        most = max(_SEPARATORS, key=lambda mark: (wanted[mark], len(headers[mark]), mark == of_name))
         # A header may start like another kind of file, but has wanted columns then.
-        kind = None if scores[most][0] else kind_of(self._path, "table")
+        kind = None if wanted[most] else kind_of(self._path, "table")
         if kind is not None:
             raise DataError(f"{self._path}: {kind}")
         return most
@@ -199,8 +197,8 @@ class Table:
             for column in header
             if column not in self.wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
         ]
-        # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
-        likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]
+        # Nothing says which of the others is a label.
+        likely = free if setting.endswith(("id_column", "text_column")) else []
         near = difflib.get_close_matches(name, free, n=1) or likely
         example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
         remedy = f": set {setting}{example}" if setting else "; rename one"

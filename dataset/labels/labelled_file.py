@@ -120,9 +120,10 @@ def read_labelled(
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(held_out_sources)
+    counts = LabelledCounts()  # one for all that read, since a report is of all that was done
     # Read whole and first, since sequences ask for their labels by id, in an order of their own.
     residue_labels = (
-        ResidueLabels(labels.labels_file, labels, ingest.max_residues)
+        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
         if with_labels and labels.labels_file is not None
         else None
     )
@@ -136,7 +137,9 @@ def read_labelled(
         residue_labels=residue_labels,
         max_residues=ingest.max_residues,
     )
-    reader = _Reader(source, len(paths), Ingest(ingest, source.places, content=tokenizer.content), labels)
+    ingests = Ingest(ingest, source.places, content=tokenizer.content)
+    ingests.counts = counts
+    reader = _Reader(source, len(paths), ingests, labels, counts)
     reader.read(progress)
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
@@ -144,7 +147,6 @@ def read_labelled(
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # Only now every sequence has asked.
     if residue_labels is not None:
-        reader.counts.comment_lines += residue_labels.comment_lines
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
     values: Any = reader.labels if with_labels else None
@@ -191,7 +193,14 @@ def is_labelled_name(path: Path) -> bool:
 class _Reader:
     """Gathers the records that stay: ids, texts, labels, weights, parts, and where each comes from."""
 
-    def __init__(self, source: LabelledSource, num_training: int, ingest: Ingest, settings: LabelsSection) -> None:
+    def __init__(
+        self,
+        source: LabelledSource,
+        num_training: int,
+        ingest: Ingest,
+        settings: LabelsSection,
+        counts: LabelledCounts,
+    ) -> None:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.labels: list[Label] = []
@@ -200,7 +209,7 @@ class _Reader:
         self.groups: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
         self._ingest = ingest
-        self.counts = ingest.counts = LabelledCounts()  # one for both, since a report is of all that was done
+        self.counts = counts
         self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training

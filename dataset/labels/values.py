@@ -115,10 +115,7 @@ def number(value: Any) -> float:
 
 def weight(value: Any) -> float:
     """A value as the weight of a record; raises ValueError where it is no finite number of 0 or more."""
-    try:
-        weighed = number(value)
-    except ValueError:
-        weighed = math.nan
+    weighed = number(value)
     if not 0 <= weighed < math.inf:
         raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
     return weighed
@@ -249,12 +246,9 @@ def _finite(value: Any) -> float:
 
 def _truth(value: Any, source: str = "") -> float:
     text = text_of(value).strip()
-    if is_missing(text):
-        return math.nan
-    try:
-        return _TRUTHS[text.lower()]
-    except KeyError:
-        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)") from None
+    if not is_missing(text) and text.lower() not in _TRUTHS:
+        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)")
+    return _TRUTHS.get(text.lower(), math.nan)
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
