@@ -376,7 +376,7 @@ def find_files(
 
 
 def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is_fasta_name) -> dict[str, int]:
-    """Number of files by name that :func:`find_files` leaves out of folders, and of folders that globs match.
+    """Number of files by name that :func:`find_files` leaves out of folders.
 
     Those after the first few share the name 'others'. Files of systems and editors, as .DS_Store, are not counted.
     """
@@ -385,8 +385,6 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
         path = local_path(source)
         if path.is_dir():
             names += _files_of_folder(path, is_wanted)[1]
-        elif glob.has_magic(source):
-            names += [f"{folder}/" for folder in glob.glob(source) if Path(folder).is_dir()]  # noqa: PTH207
     shown = sorted(names)[:5]
     return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
 

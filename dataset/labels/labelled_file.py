@@ -137,9 +137,8 @@ def read_labelled(
         residue_labels=residue_labels,
         max_residues=ingest.max_residues,
     )
-    ingests = Ingest(ingest, source.places, content=tokenizer.content)
-    ingests.counts = counts
-    reader = _Reader(source, len(paths), ingests, labels, counts)
+    ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
+    reader = _Reader(source, len(paths), ingesting, labels, counts)
     reader.read(progress)
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
@@ -164,7 +163,7 @@ def read_labelled(
         labels_source=residue_labels.files if residue_labels else [],
         origins=reader.origins,
         groups=reader.groups or None,
-        doubt=reader.doubt() if with_labels else None,
+        doubt=reader.label.doubt() if isinstance(reader.label, SeparatedNames) else None,
     )
 
 
@@ -214,7 +213,7 @@ class _Reader:
         self._source = source
         self._num_training = num_training
         self._settings = settings
-        self._label = label_reader(settings)
+        self.label = label_reader(settings)
 
     def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
@@ -226,15 +225,6 @@ class _Reader:
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
-
-    def doubt(self) -> str | None:
-        """Why the names of a multilabel target may be several each, and where."""
-        doubt = self._label.doubt() if isinstance(self._label, SeparatedNames) else None
-        if doubt is None:
-            return None
-        origins = zip(self.origins, self.labels, strict=True)
-        path, number = next(origin for origin, names in origins if doubt[0] in names)
-        return f"{place_in_file(path, number) if path else 'sample'}: {doubt[1]}"
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
@@ -266,7 +256,7 @@ class _Reader:
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
         try:
-            label = self._label(values)
+            label = self.label(values)
         except ValueError as error:
             self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
             return None

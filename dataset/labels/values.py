@@ -177,8 +177,8 @@ class SeparatedNames:
         self._has_several |= len(names) > 1
         return names
 
-    def doubt(self) -> tuple[str, str] | None:
-        """A name that may be several, and a message; None if some records have two names, and no name looks so."""
+    def doubt(self) -> str | None:
+        """Why a name may be several; None if some records have two names, and no name looks so."""
         names = sorted(self._names)
         # The latter are in names as well, so that they separate only if nothing else does.
         marks = "|,\t/;&+" + ("" if self._has_several else ": _-")
@@ -199,7 +199,7 @@ class SeparatedNames:
         if mark:
             quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
             fits = f"if {mark!r} separates names, give --data.labels.separator {quoted}"
-        return name, (
+        return (
             f"{name!r:.100} is read as one name of a multilabel target; {fits}; if it is one name, write it as a list, "
             '["NAME"], or set data.labels.kind to multiclass'
         )

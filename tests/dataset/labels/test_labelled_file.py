@@ -258,8 +258,8 @@ def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_fact
         (["a", "b-c", "b", "c"], "if '-' separates names"),
         (["a b", "a", "b"], "if ' ' separates names"),
         (["x", "a and b"], "'a and b' is read as one name of a multilabel target; no record has two, with ';' between"),
-        (["a;b", "b {ECO:1|PubMed:2}"], "row 2: 'b {ECO:1|PubMed:2}' is read as one name"),
-        (["a;b", "a", "b", "a|b"], "row 4: 'a|b' is read as one name"),
+        (["a;b", "b {ECO:1|PubMed:2}"], "'b {ECO:1|PubMed:2}' is read as one name"),
+        (["a;b", "a", "b", "a|b"], "'a|b' is read as one name"),
         (["lysosome, vacuole", "nucleus"], "if ',' separates names"),
     ],
 )
