@@ -189,9 +189,8 @@ class SeparatedNames:
             if mark in name and (mark == "|" or self._names.issuperset(map(str.strip, name.split(mark))))
         ]
         if not joined and not self._has_several:
-            joined = [(name, mark) for mark in ",\t/" for name in names if mark in name] or [
-                (name, "") for name in names
-            ]
+            # The separator that fits, if one is there; the first name otherwise.
+            joined = [(name, mark) for mark in (",", "\t", "/", "") for name in names if mark in name]
         if not joined:
             return None
         name, mark = joined[0]
