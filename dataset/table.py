@@ -1,4 +1,6 @@
-"""Tables of text, by pyarrow: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
+"""Tables: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
+
+Python's csv reads 116 MB of proteins in 1.0 s of CPU; pyarrow's (26.0), its columns made Python's values, in 0.9 s.
 
 Values are strings of CSV and TSV, Python's own types of Parquet; None is a missing one (:data:`MISSING`). The
 separator of text is that of Excel's first line ``sep=;``, else comma, semicolon or tab, whichever the header shows,
@@ -13,12 +15,11 @@ import io
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from esmeray.common.errors import DataError, reading
@@ -31,8 +32,7 @@ _PARQUET = ".parquet"
 _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)
 
 PART_ROWS = 4096
-_BLOCK_BYTES = 1 << 25
-"""Read at a time, and the longest row."""
+_LONGEST_TEXT = 1 << 25
 _SEPARATORS = (",", ";", "\t")
 _HEADER_BYTES = 1 << 16
 _SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=(.)"?\r?\n', re.IGNORECASE)
@@ -45,10 +45,7 @@ _ID_NAME = re.compile(
     r"(?:[\W_].*)?)|.*[a-z]I[Dd]s?"
 )
 """Columns of ids, which are suggested for ids alone."""
-_WRONG_ROW = re.compile(r"Row #(\d+)(?:: Expected (\d+) columns, got (\d+))?")
-"""In messages of pyarrow (26.0), with the header as the first row."""
-_NOWHERE = "\x1f"
-"""A delimiter that no line has."""
+_SURROGATE = re.compile("[\udc80-\udcff]")
 
 MISSING = frozenset(
     (
@@ -71,7 +68,7 @@ def is_missing(text: str, keep: Collection[str] = ()) -> bool:
 
 def missing_note(value: Any, setting: str = "") -> str:
     """For messages: why a value counts as missing, and the setting that keeps it, in brackets; empty if it is blank."""
-    text = "" if value is None else str(value).strip()
+    text = "" if value is None or value != value else str(value).strip()  # NaN is itself no text to keep
     keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
     verb = "means" if is_missing(text) else "has"
     return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
@@ -93,10 +90,10 @@ class Table:
     def __init__(self, path: Path, wanted: Mapping[str, str | None], keep: Collection[str] = ()) -> None:
         self.finished: list[SourceFile] = []
         self.header: list[str] = []
-        self._path = path
-        self._missing = pa.array(sorted(MISSING.difference(keep) | {""}), pa.string())
         self.wanted = wanted
-        self._part: Any = None
+        self._path = path
+        self._keep = keep
+        self._part: Columns = {}  # as it stands in the file
         self._opened: ReadAhead | None = None
 
     @property
@@ -109,15 +106,13 @@ class Table:
         Raises DataError where the file can't be read, lacks a column, has no rows or rows of different lengths.
         """
         is_parquet = self._path.name.lower().endswith(_PARQUET)
-        num_rows = 0
+        first_row = 1
         with reading(self._path):
-            for batch in self._parquet() if is_parquet else self._text():
-                # As Python's objects a few thousand rows at a time: a block of 32 MiB would take ten times that.
-                for start in range(0, batch.num_rows, PART_ROWS):
-                    self._part = part = batch.slice(start, PART_ROWS)
-                    yield num_rows + start + 1, dict(zip(part.schema.names, map(self._values, part), strict=True))
-                num_rows += batch.num_rows
-        if not num_rows:
+            for num_rows, part in self._parquet() if is_parquet else self._text():
+                self._part = part
+                yield first_row, {name: list(map(self._value, values)) for name, values in part.items()}
+                first_row += num_rows
+        if first_row == 1:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
 
     def columns(self) -> Columns:
@@ -130,28 +125,27 @@ class Table:
 
     def note(self, column: str, index: int, setting: str = "") -> str:
         """:func:`missing_note` for a cell of the part that was yielded last."""
-        return missing_note(self._part.column(column)[index].as_py(), setting)
+        return missing_note(self._part[column][index], setting)
 
-    def _values(self, column: pa.Array) -> list[Any]:
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if str(column.type) in ("string", "large_string", "string_view"):
-            column = column.cast(pa.string())  # not every function takes the others
-            column = pc.if_else(pc.is_in(pc.utf8_trim_whitespace(column), self._missing), None, column)
-        return column.to_pylist()
+    def _value(self, value: Any) -> Any:
+        return None if isinstance(value, str) and is_missing(value, self._keep) else value
 
-    def _text(self) -> Iterator[pa.RecordBatch]:
+    def _text(self) -> Iterator[tuple[int, Columns]]:
         with ReadAhead(self._path) as raw:
             self._opened = raw
             # Buffered, so that the header can be looked at and is still read afterwards.
-            text = io.BufferedReader(_EndedText(raw), _HEADER_BYTES)
+            text = io.BufferedReader(TextStream(raw), _HEADER_BYTES)
             head = text.peek()
             declared = _SEPARATOR_LINE.match(head)
             if declared:
                 text.readline()
             separator = declared[1].decode("latin-1") if declared else self._separator(head)
-            for batch in text_batches(text, self._path, separator):
-                yield batch.select(self._columns(batch.schema.names))
+            rows = csv_rows(text, self._path, separator)
+            header = next(rows, [])
+            places = {name: header.index(name) for name in self._columns(header)} if header else {}
+            for part in iter(lambda: list(islice(rows, PART_ROWS)), []):
+                columns = list(zip(*part, strict=True))
+                yield len(part), {name: columns[place] for name, place in places.items()}
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:
@@ -160,25 +154,23 @@ class Table:
         Raises DataError for a file of another kind.
         """
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
-        scores = {}
-        for separator in _SEPARATORS:
-            lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-            header = next(filter(None, csv.reader(lines, delimiter=separator)), [])
-            scores[separator] = (len(self.wanted.keys() & set(header)), len(header), separator == of_name)
-        most = max(scores, key=scores.__getitem__)
+        lines = head.decode("utf-8-sig", errors="replace").splitlines()
+        headers = {mark: next(filter(None, csv.reader(lines, delimiter=mark)), []) for mark in _SEPARATORS}
+        wanted = {mark: len(self.wanted.keys() & set(header)) for mark, header in headers.items()}
+        most = max(_SEPARATORS, key=lambda mark: (wanted[mark], len(headers[mark]), mark == of_name))
         # A header may start like another kind of file, but has wanted columns then.
-        kind = None if scores[most][0] else kind_of(self._path, "table")
+        kind = None if wanted[most] else kind_of(self._path, "table")
         if kind is not None:
             raise DataError(f"{self._path}: {kind}")
         return most
 
-    def _parquet(self) -> Iterator[pa.RecordBatch]:
+    def _parquet(self) -> Iterator[tuple[int, Columns]]:
         try:
             with pq.ParquetFile(self._path) as file:
                 columns = self._columns(file.schema_arrow.names)
                 for batch in file.iter_batches(PART_ROWS, columns=columns, use_threads=False):
                     batch.validate(full=True)  # texts that are no UTF-8, above all
-                    yield batch
+                    yield batch.num_rows, batch.to_pydict()
         except (pa.ArrowException, UnicodeDecodeError) as error:
             remedy = kind_of(self._path, "Parquet") or "make it or copy it again"
             raise DataError(f"{self._path}: not Parquet, or damaged ({first_line(error)}); {remedy}") from error
@@ -205,8 +197,8 @@ class Table:
             for column in header
             if column not in self.wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
         ]
-        # Nothing says which of the others is a label; in capitals, a file without a header has ids and sequences.
-        likely = [column for column in free if not column.isupper() and setting.endswith(("id_column", "text_column"))]
+        # Nothing says which of the others is a label.
+        likely = free if setting.endswith(("id_column", "text_column")) else []
         near = difflib.get_close_matches(name, free, n=1) or likely
         example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
         remedy = f": set {setting}{example}" if setting else "; rename one"
@@ -217,19 +209,30 @@ class Table:
         return f"no column {name!r}{did_you_mean(name, free)}; it has {shown}{more}{remedy}"
 
 
-def text_batches(text: BinaryIO | io.BufferedIOBase, path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:
-    """Batches of rows of a CSV or TSV, every column of strings; the first batch may be empty and has the header.
+def csv_rows(text: IO[bytes], path: Path, separator: str) -> Iterator[list[str]]:
+    """The header and the rows of a CSV or TSV, without blank lines.
 
     ``path`` is for messages. Raises DataError for rows of different lengths, a stray quote, and what is not UTF-8.
     """
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    is_checked = False  # at most once: the whole file is read for it
-    for batch in _read(text, path, parse, has_header=True):
-        # Of a stray quote pyarrow makes a value that reaches to the next quote, over the ends of rows.
-        if not is_checked and any(pc.any(pc.match_substring(column, "\n")).as_py() for column in batch.columns):
-            _refuse_stray_quotes(path, delimiter)
-            is_checked = True
-        yield batch
+    csv.field_size_limit(_LONGEST_TEXT)  # of the process; 131,072 characters by default, and texts may be longer
+    # Strict, as a stray quote makes a value that reaches to the next quote, over the ends of rows.
+    reader = csv.reader(_decoded(text, newline=""), delimiter=separator, strict=True)
+    number = -1
+    length = 0
+    try:
+        for number, row in enumerate(filter(None, reader)):
+            _check_utf8("".join(row), f"{path}, row {number}")
+            length = length or len(row)
+            if len(row) != length:
+                raise DataError(
+                    f"{path}, row {number}: {len(row)} fields where the header has {length}; complete the row or its "
+                    "quotes, or put a text that holds the separator in quotes"
+                )
+            yield row
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, row {number + 1}: not CSV: {error}; put a text that holds quotes in quotes and double its own"
+        ) from error
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -237,70 +240,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
     Raises DataError where the file can't be read, or is not UTF-8.
     """
-    # pyarrow again, and not Python's open: it decompresses, counts lines and finds what is not UTF-8 as tables do.
-    parse = pacsv.ParseOptions(delimiter=_NOWHERE, quote_char=False, ignore_empty_lines=False)
-    number = 0
     with reading(path), ReadAhead(path) as raw:
-        for batch in _read(io.BufferedReader(_EndedText(raw)), path, parse, has_header=False):
-            for start in range(0, batch.num_rows, PART_ROWS):
-                yield from enumerate(batch.column(0).slice(start, PART_ROWS).to_pylist(), number + start + 1)
-            number += batch.num_rows
+        for number, line in enumerate(_decoded(io.BufferedReader(TextStream(raw))), 1):
+            _check_utf8(line, f"{path}, line {number}")
+            yield number, line.removesuffix("\n")
 
 
-class _EndedText(TextStream):
-    """A file's text, ended by a line break, which a quote that is never closed then holds.
-
-    Without it pyarrow (26.0) takes a single line for none.
-    """
-
-    _last = b"\n"
-
-    def readinto(self, buffer) -> int:
-        size = super().readinto(buffer)
-        if not size and self._last != b"\n":
-            buffer[:1], size = b"\n", 1
-        self._last = bytes(buffer[size - 1 : size]) or self._last
-        return size
+def _decoded(text: IO[bytes], newline: str | None = None) -> io.TextIOWrapper:
+    # Bytes that are no UTF-8 become surrogates, so that it is known where they are.
+    return io.TextIOWrapper(text, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-def _read(
-    text: BinaryIO | io.BufferedIOBase, path: Path, parse: pacsv.ParseOptions, has_header: bool
-) -> Iterator[pa.RecordBatch]:
-    # One thread: with several, pyarrow does not know the numbers of rows.
-    read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=not has_header)
-    convert = pacsv.ConvertOptions(strings_can_be_null=False, null_values=[], default_column_type=pa.string())
-    try:
-        with pacsv.open_csv(text, read, parse, convert) as reader:
-            # First an empty batch: a table without rows still has columns to check.
-            yield pa.RecordBatch.from_pylist([], schema=reader.schema)
-            yield from reader
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        # First, since the message of a row of another length quotes the row, which may hold any word.
-        row = _WRONG_ROW.search(str(error))
-        where = f", {'row' if has_header else 'line'} {int(row[1]) - has_header}" if row else ""
-        if row and row[2] and "\0" not in str(error):
-            raise DataError(
-                f"{path}{where}: {row[3]} fields where the header has {row[2]}; complete the row or its quotes, or put "
-                "a text that holds the separator in quotes"
-            ) from error
-        if "Empty CSV" in str(error):
-            return
-        if "straddling" in str(error):
-            raise DataError(f"{path}: has a row of more than {_BLOCK_BYTES >> 20} MiB; shorten it") from error
-        raise DataError(f"{path}{where}: not UTF-8; save the file as UTF-8") from error
-
-
-def _refuse_stray_quotes(path: Path, delimiter: str) -> None:
-    """Read the file by Python's strict reader, which says where a quote is wrong."""
-    csv.field_size_limit(_BLOCK_BYTES)  # of the process; 131,072 characters by default, and texts may be longer
-    with ReadAhead(path) as raw:
-        text = io.TextIOWrapper(io.BufferedReader(TextStream(raw)), encoding="utf-8-sig", newline="")
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
-        try:
-            for _ in reader:
-                pass
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {reader.line_num}: not CSV: {error}; a text that holds quotes stands in quotes, and "
-                "each quote in it is written twice"
-            ) from error
+def _check_utf8(text: str, place: str) -> None:
+    if not text.isascii() and _SURROGATE.search(text):
+        raise DataError(f"{place}: not UTF-8; save the file as UTF-8")

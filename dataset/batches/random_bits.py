@@ -99,7 +99,7 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
         lowest, highest = bits_N.min(), bits_N.max()
         if lowest == highest:
             raise DataError(
-                f"the store holds a single distinct sequence ({counted(bits_N.size, 'record{s}')}), so "
+                f"the store holds a single distinct sequence, or group ({counted(bits_N.size, 'record{s}')}), so "
                 f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
                 "or give more sequences"
             )
@@ -137,7 +137,7 @@ def split_stratified(
             held_out_N[(classes == number) & (sequence_N == parting)] = num_held_out == 0
     if not held_out_N.any():
         raise DataError(
-            f"no class holds two distinct sequences ({counted(sequence_hashes.size, 'record{s}')}), so "
+            f"no class holds two distinct sequences, or groups ({counted(sequence_hashes.size, 'record{s}')}), so "
             f"data.validation_share {validation_share} of each can't be held out: set data.labels.split to "
             "hash or give more sequences"
         )

@@ -27,7 +27,7 @@ from xopen import xopen
 from esmeray.common.background_thread import BackgroundThread
 from esmeray.common.errors import DataError, reading
 from esmeray.common.remote import local_path
-from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.locate import (
     BYTE_ORDER_MARK,
@@ -202,10 +202,12 @@ class RecordBatch:
 class FastaSource:
     """The files of a source, read once from first to last."""
 
-    def __init__(self, sources: list[str], max_residues: int = MAX_RESIDUES) -> None:
+    def __init__(
+        self, sources: list[str], max_residues: int = MAX_RESIDUES, counts: IngestCounts | None = None
+    ) -> None:
         """Find the files. Raises DataError where a name is no file, folder or glob that holds FASTA.
 
-        ``max_residues`` are those that a record may have, and a line characters.
+        ``max_residues`` are those that a record may have, and a line characters. Comments are counted in ``counts``.
         """
         self.paths = find_files(sources)
         self.files_ignored = files_ignored(sources)
@@ -213,7 +215,7 @@ class FastaSource:
         self.kernel = load_kernel()  # once for all files: folders may hold thousands
         self._max_residues = max_residues
         self.finished: list[SourceFile] = []
-        self.comment_lines = 0  # that were left out so far
+        self.counts = counts or IngestCounts()
         self._opened: ReadAhead | None = None
 
     @property
@@ -323,7 +325,7 @@ class FastaSource:
                 num_residues = 0
                 number += 1
             elif stripped.startswith(COMMENT):
-                self.comment_lines += 1
+                self.counts.comment_lines += 1
             elif stripped:
                 parts.append(stripped)
                 num_residues += len(stripped)
@@ -374,7 +376,7 @@ def find_files(
 
 
 def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is_fasta_name) -> dict[str, int]:
-    """Number of files by name that :func:`find_files` leaves out of folders, and of folders that globs match.
+    """Number of files by name that :func:`find_files` leaves out of folders.
 
     Those after the first few share the name 'others'. Files of systems and editors, as .DS_Store, are not counted.
     """
@@ -382,19 +384,26 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
     for source in sources:
         path = local_path(source)
         if path.is_dir():
-            files = [file for file in path.rglob("*") if is_wanted(file) == file.name.startswith(".")]
-            names += [str(file.relative_to(path)) for file in files if file.is_file()]
-        elif glob.has_magic(source):
-            names += [f"{folder}/" for folder in glob.glob(source) if Path(folder).is_dir()]  # noqa: PTH207
+            names += _files_of_folder(path, is_wanted)[1]
     shown = sorted(names)[:5]
     return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
+
+
+def _files_of_folder(folder: Path, is_wanted: Callable[[Path], bool]) -> tuple[list[Path], list[str]]:
+    """The files of a folder that are read, and the names of those that are ignored.
+
+    Hidden files and folders are left behind by editors and systems: ._name, .ipynb_checkpoints.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    hidden = {path for path in files if any(part.startswith(".") for part in path.relative_to(folder).parts)}
+    ignored = [str(path.relative_to(folder)) for path in files if is_wanted(path) == (path in hidden)]
+    return [path for path in files if is_wanted(path) and path not in hidden], ignored
 
 
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:
     path = local_path(source)
     if path.is_dir():
-        # Hidden ones are left behind by editors and by macOS ("._name").
-        files = sorted(p for p in path.rglob("*") if p.is_file() and is_wanted(p) and not p.name.startswith("."))
+        files, _ = _files_of_folder(path, is_wanted)
         if not files:
             others = ", ".join(files_ignored([source], is_wanted)) or "no files"
             raise DataError(f"{source}: the folder holds no {kind}; it has {others}")

@@ -97,6 +97,8 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         sample=data.sample,
         progress=progress,
     )
+    if records.doubt:
+        raise DataError(f"{', '.join(data.source)}: {records.doubt}")
     texts = [text.encode("utf-8") for text in records.texts]
     hashes_N = hashes_of(texts)
     # In this order: the label space is of training records alone, and what it lacks leaves out held-out ones.

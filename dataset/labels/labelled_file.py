@@ -71,6 +71,7 @@ class LabelledRecords:
         groups: name of the group of each record, which a split keeps together, or None.
         held_out_source: the files whose records are validation for that.
         labels_source: the files that hold labels and masks alone.
+        doubt: why training on these labels is refused, as they seem to be misread; a model knows its own names.
         origins: file of each record and its number in it, from 1; None instead of the file for the sample.
     """
 
@@ -85,6 +86,7 @@ class LabelledRecords:
     labels_source: list[SourceFile]
     origins: list[tuple[Path | None, int]]
     groups: list[str] | None = None
+    doubt: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,9 +120,10 @@ def read_labelled(
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(held_out_sources)
+    counts = LabelledCounts()  # one for all that read, since a report is of all that was done
     # Read whole and first, since sequences ask for their labels by id, in an order of their own.
     residue_labels = (
-        ResidueLabels(labels.labels_file, labels, ingest.max_residues)
+        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
         if with_labels and labels.labels_file is not None
         else None
     )
@@ -134,16 +137,15 @@ def read_labelled(
         residue_labels=residue_labels,
         max_residues=ingest.max_residues,
     )
-    reader = _Reader(source, len(paths), Ingest(ingest, source.places, content=tokenizer.content), labels)
+    ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
+    reader = _Reader(source, len(paths), ingesting, labels, counts)
     reader.read(progress)
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
-    reader.check_separator()
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # Only now every sequence has asked.
     if residue_labels is not None:
-        reader.counts.comment_lines += residue_labels.comment_lines
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
     values: Any = reader.labels if with_labels else None
@@ -161,6 +163,7 @@ def read_labelled(
         labels_source=residue_labels.files if residue_labels else [],
         origins=reader.origins,
         groups=reader.groups or None,
+        doubt=reader.label.doubt() if isinstance(reader.label, SeparatedNames) else None,
     )
 
 
@@ -189,7 +192,14 @@ def is_labelled_name(path: Path) -> bool:
 class _Reader:
     """Gathers the records that stay: ids, texts, labels, weights, parts, and where each comes from."""
 
-    def __init__(self, source: LabelledSource, num_training: int, ingest: Ingest, settings: LabelsSection) -> None:
+    def __init__(
+        self,
+        source: LabelledSource,
+        num_training: int,
+        ingest: Ingest,
+        settings: LabelsSection,
+        counts: LabelledCounts,
+    ) -> None:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.labels: list[Label] = []
@@ -198,12 +208,12 @@ class _Reader:
         self.groups: list[str] = []
         self.origins: list[tuple[Path | None, int]] = []
         self._ingest = ingest
-        self.counts = ingest.counts = LabelledCounts()  # one for both, since a report is of all that was done
+        self.counts = counts
         self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training
         self._settings = settings
-        self._label = label_reader(settings)
+        self.label = label_reader(settings)
 
     def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
@@ -215,15 +225,6 @@ class _Reader:
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
-
-    def check_separator(self) -> None:
-        """Raise DataError for a multilabel target whose names look like several names with another separator."""
-        joined = self._label.joined_name() if isinstance(self._label, SeparatedNames) else None
-        if joined is not None:
-            path, number = next(
-                origin for origin, names in zip(self.origins, self.labels, strict=True) if joined[0] in names
-            )
-            raise DataError(f"{place_in_file(path, number) if path else 'sample'}: {joined[1]}")
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
@@ -255,7 +256,7 @@ class _Reader:
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
         try:
-            label = self._label(values)
+            label = self.label(values)
         except ValueError as error:
             self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
             return None
@@ -274,6 +275,8 @@ class _Reader:
 
     def _letters_of(self, taken: LabelledPart, index: int, letters: str, length: int) -> str | None:
         """A letter for each residue; None where there are more or fewer."""
+        if len(letters) != taken.batch.records.lengths[index]:
+            letters = letters.strip()
         if len(letters) == taken.batch.records.lengths[index] == length + 1:
             return letters[:-1]  # that of the final '*', which was dropped and counted
         if len(letters) == length:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.fasta.counts import SourceFile
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
@@ -80,11 +80,12 @@ class ResidueLabel:
 class ResidueLabels:
     """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
 
-    def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int) -> None:
-        """Read the files; raises DataError for repeated ids, masks that don't fit, and headers without a part."""
+    def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int, counts: IngestCounts) -> None:
+        """Read the files, comments counted in ``counts``; raises DataError for repeated ids, masks that don't fit, and
+        headers without a part."""
         self.files: list[SourceFile] = []
-        self.comment_lines = 0
         self._max_residues = max_residues
+        self._counts = counts
         self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(labels_file)
         self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
@@ -111,7 +112,7 @@ class ResidueLabels:
         return len(left)
 
     def _read(self, source: str) -> dict[str, ResidueLabel]:
-        files = FastaSource([source], self._max_residues)
+        files = FastaSource([source], self._max_residues, self._counts)
         entries: dict[str, ResidueLabel] = {}
         for batch in files.batches():
             pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
@@ -126,7 +127,6 @@ class ResidueLabels:
                     )
                 entries[name] = entry
         self.files += files.finished
-        self.comment_lines += files.comment_lines
         return entries
 
 
@@ -178,7 +178,7 @@ class LabelledSource:
         self.paths = paths
         self.bytes_total = sum(path.stat().st_size for path in paths)
         self.finished: list[SourceFile] = []
-        self.comment_lines = 0
+        self._counts = IngestCounts()
         self._opened: Table | FastaSource | None = None
         self._rows_before = 0  # rows without an id are numbered on from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
@@ -196,7 +196,7 @@ class LabelledSource:
         Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
         where labels stand or are for another kind of file.
         """
-        self.finished, self._rows_before, self.comment_lines = [], 0, 0  # the files may be read a second time
+        self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
             if self._content == "protein":
                 records = located_records(self._sample.records, self._sample.families, self._sample.seed)
@@ -210,21 +210,20 @@ class LabelledSource:
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
-                self._opened = fasta = FastaSource([str(path)], self._max_residues)
+                self._opened = fasta = FastaSource([str(path)], self._max_residues, self._counts)
                 parts = self._numbered(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
-            self.comment_lines += getattr(self._opened, "comment_lines", 0)  # tables have none
             self._opened = None
 
     def cleaned(self, ingest: Ingest) -> Iterator[tuple[int, LabelledPart, CleanBlock | None]]:
         """The parts with what the policies leave of each; once all are read, a DataError of every refused record."""
+        self._counts = ingest.counts
         with ingest.faults.raised_at_end():
             for number, labelled_part in self:
                 ingest.counts.records_read += labelled_part.num_empty
                 ingest.counts.records_skipped_empty += labelled_part.num_empty
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
-            ingest.counts.comment_lines += self.comment_lines
 
     def places(self, ids: set[str]) -> dict[str, str]:
         """Location of the first record with each of these ids; read again, for a refusal alone, up to the last of
@@ -324,14 +323,14 @@ class LabelledSource:
         kept_texts = settings.not_missing if is_text else []
         for first_row, columns in table.parts():
             texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
-            indices = [index for index, text in enumerate(texts) if not is_missing(text, kept_texts)]
-            if len(indices) < len(texts) and settings.empty_texts == "error":
-                empty = next(index for index, text in enumerate(texts) if is_missing(text, kept_texts))
+            empty = [index for index, text in enumerate(texts) if is_missing(text, kept_texts)]
+            if empty and settings.empty_texts == "error":
                 raise DataError(
-                    f"{path}, row {first_row + empty}: column {settings.text_column!r} is empty"
-                    f"{table.note(settings.text_column, empty, _KEEPS if is_text else '')}; complete or remove the "
+                    f"{path}, row {first_row + empty[0]}: column {settings.text_column!r} is empty"
+                    f"{table.note(settings.text_column, empty[0], _KEEPS if is_text else '')}; complete or remove the "
                     "row, or give --data.labels.empty_texts skip"
                 )
+            indices = sorted(set(range(len(texts))).difference(empty))
             # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
@@ -344,8 +343,8 @@ class LabelledSource:
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
             splits = kept.get(settings.split_column or "")
             # FLIP's column, if it is there and no setting names it for something else.
-            optional = (kept[name] for name, setting in table.wanted.items() if setting is None and name in kept)
-            validation: Any = next(optional, repeat(None))
+            optional = [values for name, values in kept.items() if table.wanted[name] is None]
+            validation: Any = optional[0] if optional else repeat(None)
             labels = None
             if self._with_labels:
                 labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -360,7 +359,7 @@ class LabelledSource:
                     "no label in column "
                     + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
                 ),
-                num_empty=len(texts) - len(indices),
+                num_empty=len(empty),
             )
         self._rows_before += first_row + len(texts) - 1
 

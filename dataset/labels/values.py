@@ -31,8 +31,9 @@ _TRUTHS = {
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1.0),
 }
 _MEND_LABEL = "mend it, or write nan in its place and give --data.labels.missing_labels skip"
-_LIST = re.compile(r"\s*(?:\[.*\]|\{.*\}|\(.*,.*\))\s*", re.DOTALL)
-_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_LIST = re.compile(r"""\s*(?:\[.*\]|\{.*\}|\((?:.*,.*)?\)|(?:frozen)?set\(.*\)|(["']).*\1)\s*""", re.DOTALL)
+_NUMPY = re.compile(r"""["']\s+["']""")
+"""Between names of a printed array, which Python would read as one."""
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
@@ -49,6 +50,8 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
         return lambda values: _numbers(values, columns, _truth)
     if labels.kind == "multilabel":
         return SeparatedNames(labels.separator, labels.not_missing)
+    if labels.kind == "per_residue":
+        return lambda values: _letters(values[0], labels.not_missing)
     return lambda values: _name(values[0], labels.not_missing)
 
 
@@ -116,10 +119,7 @@ def number(value: Any) -> float:
 
 def weight(value: Any) -> float:
     """A value as the weight of a record; raises ValueError where it is no finite number of 0 or more."""
-    try:
-        weighed = number(value)
-    except ValueError:
-        weighed = math.nan
+    weighed = number(value)
     if not 0 <= weighed < math.inf:
         raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
     return weighed
@@ -144,9 +144,15 @@ def part(value: Any, validation: Any = None) -> str:
     return "validation" if is_held_out and name == "training" else name
 
 
+def _letters(value: Any, keep: Collection[str]) -> str | None:
+    # As they stand, since a blank is a letter of DSSP.
+    letters = text_of(value)
+    return None if is_missing(letters, keep) else letters
+
+
 def _name(value: Any, keep: Collection[str]) -> str | None:
-    name = text_of(value).strip()
-    return None if is_missing(name, keep) else name
+    name = _letters(value, keep)
+    return None if name is None else name.strip()
 
 
 class SeparatedNames:
@@ -166,50 +172,58 @@ class SeparatedNames:
         value = _as_list(values[0]) if isinstance(values[0], str) else values[0]
         # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
         if isinstance(value, list | tuple | set):
-            names = [_name(name, self._keep) for name in value]
-            return None if None in names else sorted({*filter(None, names)})
-        distinct = {text.strip() for text in text_of(value).split(self._separator)} - {""}
-        if not distinct or any(is_missing(name, self._keep) for name in distinct):
+            listed = [_name(name, self._keep) for name in value]
+            return None if None in listed else _distinct([*filter(None, listed)])
+        names = _distinct([name.strip() for name in text_of(value).split(self._separator) if name.strip()])
+        if not names or any(is_missing(name, self._keep) for name in names):
             return None
-        self._names |= distinct
-        self._has_several |= len(distinct) > 1
-        return sorted(distinct)
+        self._names.update(names)
+        self._has_several |= len(names) > 1
+        return names
 
-    def joined_name(self) -> tuple[str, str] | None:
-        """One of the names that looks like several, and a message; None where all look like one."""
+    def doubt(self) -> str | None:
+        """Why a name may be several; None if some records have two names, and no name looks so."""
         names = sorted(self._names)
         # The latter are in names as well, so that they separate only if nothing else does.
-        separators = "|,\t/;&+" + ("" if self._has_several else ": _-")
+        marks = "|,\t/;&+" + ("" if self._has_several else ": _-")
         joined = [
             (name, mark)
-            for mark in separators
+            for mark in marks
             for name in names
-            if mark in name and self._names.issuperset(map(str.strip, name.split(mark)))
+            if mark in name and (mark == "|" or self._names.issuperset(map(str.strip, name.split(mark))))
         ]
         if not joined and not self._has_several:
-            # No record has two names, so that less is needed to doubt the separator.
-            joined = [(name, mark) for mark in '|,\t/[]{}"' for name in names if mark in name]
+            # The separator that fits, if one is there; the first name otherwise.
+            joined = [(name, mark) for mark in (",", "\t", "/", "") for name in names if mark in name]
         if not joined:
             return None
         name, mark = joined[0]
-        quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
-        fits = f" if {mark!r} separates names, give --data.labels.separator {quoted};" if mark in separators else ""
-        return name, (
-            f"{name!r:.100} is read as one name of a multilabel target;{fits} if it is one name, write it as a list, "
+        fits = f"no record has two, with {self._separator!r} between them"
+        if mark:
+            quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
+            fits = f"if {mark!r} separates names, give --data.labels.separator {quoted}"
+        return (
+            f"{name!r:.100} is read as one name of a multilabel target; {fits}; if it is one name, write it as a list, "
             '["NAME"], or set data.labels.kind to multiclass'
         )
+
+
+def _distinct(names: list[str]) -> list[str]:
+    distinct = sorted(set(names))
+    if len(distinct) < len(names) and _TRUTHS.keys() >= set(map(str.lower, distinct)):
+        raise ValueError(
+            "a 0 or 1 for each class is no list of names; name a column of each in data.labels.label_columns"
+        )
+    return distinct
 
 
 def _as_list(text: str) -> Any:
     """The list that a text is in JSON or Python, or the text itself; raises ValueError for what looks like a list."""
     if not _LIST.fullmatch(text):
         return text
-    with suppress(ValueError, RecursionError):
-        return json.loads(text)
-    # NumPy prints no commas, and Python would read its names as one.
-    if not re.search(r"\0\s*\0", _STRING.sub("\0", text)):
+    for load in (json.loads,) if _NUMPY.search(text) else (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return ast.literal_eval(text.strip())
+            return load(text.strip())
     if text.lstrip().startswith("("):  # in names as well: (R)-mandelate dehydrogenase (NAD, FAD)
         return text
     raise ValueError(f'{text!r:.60} looks like a list but is none; write it as JSON, ["a", "b"]')
@@ -236,12 +250,9 @@ def finite(value: Any) -> float:
 
 def _truth(value: Any, source: str = "") -> float:
     text = text_of(value).strip()
-    if is_missing(text):
-        return math.nan
-    try:
-        return _TRUTHS[text.lower()]
-    except KeyError:
-        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)") from None
+    if not is_missing(text) and text.lower() not in _TRUTHS:
+        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)")
+    return _TRUTHS.get(text.lower(), math.nan)
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:

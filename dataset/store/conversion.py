@@ -170,6 +170,7 @@ def _convert_locked(
 def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> Iterator[CleanBlock]:
     """Blocks of a store, up to the first record that is refused; once all is read, a DataError of all refused ones."""
     ingest.counts.files_ignored = source.files_ignored
+    source.counts = ingest.counts
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
@@ -177,7 +178,6 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
             if block is not None and not ingest.faults:
                 yield block
             progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
-        ingest.counts.comment_lines = source.comment_lines
 
 
 def _make_sample(data: DataSection, target: Path) -> StoreManifest:

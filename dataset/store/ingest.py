@@ -104,9 +104,10 @@ class Ingest:
         kernel: Kernel | None = None,
         *,
         content: Literal["protein", "text"] = "protein",
+        counts: IngestCounts | None = None,
     ) -> None:
         """Start with no ids seen. ``places_of_ids`` is for messages; text is neither checked nor mended."""
-        self.counts = IngestCounts()
+        self.counts = counts or IngestCounts()
         self.faults = Faults(places_of_ids)
         self._policies = policies
         self._is_text = content == "text"

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from esmeray.common.errors import DataError, reading
-from esmeray.dataset.table import text_batches
+from esmeray.dataset.table import csv_rows
 
 TIME, GPU, NAME = "time", "index", "name"
 COLUMNS = {
@@ -74,11 +73,11 @@ def read_gpu_log(path: Path) -> GpuLog:
     """
     with reading(path):
         data = path.read_bytes()
-    batches = list(text_batches(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
-    if not batches:
+    rows = list(csv_rows(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
+    if not rows:
         raise DataError(f"{path}: is empty")
     # nvidia-smi puts a blank behind each comma.
-    cells = pa.Table.from_batches(batches).to_pandas().rename(columns=str.strip)
+    cells = pd.DataFrame(rows[1:], columns=rows[0], dtype=str).rename(columns=str.strip)
     titles = _find_titles(list(cells), path)
     cells = cells.apply(lambda column: column.str.strip())
     cells.index += 2  # lines from 1, the first is the header

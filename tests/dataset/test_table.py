@@ -163,9 +163,9 @@ def test_many_rows_come_in_parts_in_order_and_the_file_is_described_as_it_was_re
         ("<html>", "in.csv: looks like HTML"),
         ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
         ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
-        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: 1 fields where the header has 2; complete the row or its"),
-        ('text,label\na,b\nd,"open', "in.csv, line 3: not CSV: unexpected end of data"),
-        ('text,label\n"open,c\nd,e\n"f",g\n', "in.csv, line 4: not CSV: ',' expected after '\"'"),
+        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: not CSV: unexpected end of data; put"),
+        ('text,label\na,b\nd,"open', "in.csv, row 2: not CSV: unexpected end of data"),
+        ('text,label\n"open,c\nd,e\n"f",g\n', "in.csv, row 1: not CSV: ',' expected after '\"'"),
         (b"text,label\na,b\ncaf\xe9,b\n", "in.csv, row 2: not UTF-8; save the file as UTF-8"),
     ],
 )

@@ -185,7 +185,7 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
     ("labels", "settings", "message"),
     [
         ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
-        ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences (8 records)"),
+        ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences, or groups (8 records)"),
         ("aa", {"share": 0.0}, "the label is 'a' in every one of 2 training records"),
         (("HH", "H.-"), RESIDUES, "the label is 'H' in every one"),
         (("??", ".-?"), RESIDUES, "the label is missing in every one"),
