@@ -148,11 +148,13 @@ class ClassifierPipeline:
     ) -> Predictions:
         """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
 
-        Proteins are cleaned as commands clean them, with a warning that counts the changes. Raises ConfigError if
-        ``texts`` is no list, DataError for a text that a command would refuse and for NaN, ResourceError if the device
-        is out of memory for a single text.
+        Proteins are cleaned as commands clean them, with a warning that counts the changes and residues that the
+        vocabulary lacks. Raises ConfigError if ``texts`` is no list, DataError for a text that a command would refuse
+        and for NaN, ResourceError if the device is out of memory for a single text.
         """
-        return self.predict_clean(clean_list(texts, "texts", self.model.content), progress=progress)
+        cleaned = clean_list(texts, "texts", self.model.content)
+        self.model.facts.unknown.warn(cleaned)
+        return self.predict_clean(cleaned, progress=progress)
 
     def predict_clean(
         self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None

@@ -30,7 +30,7 @@ from esmeray.dataset.tokens.huggingface import (
     open_folder,
 )
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
-from esmeray.dataset.tokens.unknown import UnknownLetters
+from esmeray.dataset.tokens.unknown import ALL_KNOWN
 
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
@@ -54,7 +54,7 @@ class EsmSequenceTokenizer:
     pad = esm.PAD
     unknown: int | None = esm.UNK
     mask: int | None = esm.MASK
-    unknown_letters = UnknownLetters("J", "<unk>")
+    unknown_letters = ALL_KNOWN
     tokens = esm.VOCABULARY
     vocabulary_size = len(esm.VOCABULARY)
     one_token_per_residue = True

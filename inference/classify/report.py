@@ -81,7 +81,8 @@ def scored_by(
     targets = texts.targets
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
-    counts = {**texts.counts, "records_cropped": int((predictions.cropped > 0).sum())}
+    cropped = int((predictions.cropped > 0).sum())
+    counts = {**texts.counts, "records_cropped": cropped, "residues_unknown": predictions.unknown.total()}
     # Reasons that left nothing out would only lengthen the report.
     counts = {name: number for name, number in counts.items() if number}
     scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)

@@ -7,7 +7,6 @@ C channels.
 
 import hashlib
 import json
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -208,9 +207,7 @@ class Model:
         """
         (wanted,) = self.outputs([checked_text(output, "output")], [layer])
         cleaned = clean_list(sequences, "sequences", self.content)
-        unknown = self.facts.unknown.report(cleaned)
-        if unknown is not None:
-            warnings.warn(unknown, stacklevel=2)
+        self.facts.unknown.warn(cleaned)
         texts = TokenizedTexts(self.tokenize(cleaned), self)
         for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
             raise DataError(

@@ -63,15 +63,7 @@ def build_backbone(
         # Also where weights are read: a head that the folder lacks is drawn.
         with drawn(seed, empty=empty):
             network = _huggingface().features_network(section, rows, pad, empty)
-    backbone = _wrap(network, section, pad)
-    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
-    rows = backbone.model.get_input_embeddings().weight.shape[0]
-    if vocabulary_size is not None and vocabulary_size > rows:
-        raise ConfigError(
-            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; set "
-            "model.tokenizer.source to the backbone's own (auto)"
-        )
-    return backbone
+    return _wrap(network, section, pad, vocabulary_size)
 
 
 def build_masked_lm(
@@ -98,7 +90,7 @@ def build_masked_lm(
         with drawn(seed, empty=empty):
             model, head, is_drawn = _huggingface().masked_lm(section, vocabulary_size, pad, empty)
     head.is_drawn = is_drawn
-    return _wrap(model, section, pad), head
+    return _wrap(model, section, pad, vocabulary_size), head
 
 
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
@@ -172,7 +164,7 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     ids[MASK] = unknown if tokenizer.mask is None else tokenizer.mask
     for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
         letter = VOCABULARY[index]
-        if letter not in tokenizer.unknown_letters.letters:
+        if letter in tokenizer.known:
             ids[index] = int(tokenizer.encode([letter])[0][0])
     return ids
 
@@ -201,7 +193,14 @@ def _huggingface() -> Any:
     return huggingface_loading
 
 
-def _wrap(network: nn.Module, section: BackboneSection, pad: int) -> PackedBackbone:
+def _wrap(network: nn.Module, section: BackboneSection, pad: int, vocabulary_size: int | None) -> PackedBackbone:
+    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
+    rows = network.get_input_embeddings().weight.shape[0]
+    if vocabulary_size is not None and vocabulary_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; "
+            "give the tokenizer that the model was trained with (model.tokenizer.source auto takes the folder's)"
+        )
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
     # In training mode, but for a frozen one, which stays as it is.
     if isinstance(network, EsmModel) and not section.padded:
