@@ -147,9 +147,9 @@ def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_K
     if isinstance(tokenizer, EsmSequenceTokenizer) or tokenizer.one_token_per_residue or tokenizer.knows(_LONG_PROTEIN):
         return
     unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
-    problem = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
     raise ConfigError(
-        f"{key}: the tokenizer of {source} {problem}; it is not one for proteins, or needs "
+        f"{key}: the tokenizer of {source} does not know {', '.join(unknown) or 'words as long as a protein'}; it is "
+        "not one for proteins, or needs "
         "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
     )
 

@@ -209,15 +209,13 @@ def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
     marks the start of a word, instead of the one in the tokenizer.json of a T5 for proteins (Ankh).
     """
     special = _special_tokens(automatic)
-    if not special:
-        yield automatic
-    for lower_case in (False, True):
-        yield _auto_tokenizer(folder, key, do_lower_case=lower_case, **special)
+    for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
+        yield _auto_tokenizer(folder, key, **letter_case, **special)
     if (folder / TOKENIZER_FILE).is_file():
         yield _auto_tokenizer(folder, key, "PreTrainedTokenizerFast")
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, str | None]:
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     """Special tokens as the vocabulary spells them, e.g. ``<unk>``, if the tokenizer would add its own spelling.
 
     An added token has an id beyond the embedding. None for an unknown, padding or mask token that is not there.

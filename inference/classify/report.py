@@ -82,7 +82,8 @@ def scored_by(
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
     cropped = int((predictions.cropped > 0).sum())
-    counts = {**texts.counts, "records_cropped": cropped, "residues_unknown": predictions.unknown.total()}
+    unknown, _ = pipeline.model.facts.unknown.counts_of(texts.texts)
+    counts = {**texts.counts, "records_cropped": cropped, "residues_unknown": unknown.total()}
     # Reasons that left nothing out would only lengthen the report.
     counts = {name: number for name, number in counts.items() if number}
     scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)

@@ -295,7 +295,7 @@ class EsmForMaskedLM(nn.Module):
         if problems:
             raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
-        warn_left_out(folder, there.keys() - shapes.keys())
+        warn_left_out(folder, (name.removeprefix("esm.") for name in there.keys() - shapes.keys()))
         return {name: there[name] for name in shapes if name in there}
 
     @property

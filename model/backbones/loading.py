@@ -193,7 +193,7 @@ def _huggingface() -> Any:
     return huggingface_loading
 
 
-def _wrap(network: nn.Module, section: BackboneSection, pad: int, vocabulary_size: int | None) -> PackedBackbone:
+def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int | None) -> PackedBackbone:
     # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
     rows = network.get_input_embeddings().weight.shape[0]
     if vocabulary_size is not None and vocabulary_size > rows:

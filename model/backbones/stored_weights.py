@@ -23,7 +23,7 @@ from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 
 _NOT_NAMED = re.compile(
-    r"position_ids|(^|\.)pooler\.|^cls\.predictions\.|^lm_head\.|^esm\.embeddings\.position_embeddings\.|^esm\.rotary_"
+    r"position_ids|(^|\.)(pooler|position_embeddings|rotary_embeddings)\.|^(cls\.predictions|lm_head)\."
 )
 """Tensors that no output needs or that are computed, and heads of masked language models, which are read where they are
 asked for."""

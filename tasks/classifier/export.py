@@ -150,7 +150,9 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *,
         with empty_weights():
             whole = kind(config)
         own = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
-        own |= {f"classifier.{name}": tensor for name, tensor in model.head.output.state_dict().items()}
+        own |= {
+            f"classifier.{name}": tensor for name, tensor in model.head.get_submodule("output").state_dict().items()
+        }
         expected = whole.state_dict().keys()
         if expected <= own.keys():  # heads of decoders are others
             save_network(whole, folder, {name: own[name] for name in expected})

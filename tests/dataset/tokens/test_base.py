@@ -82,7 +82,7 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
 def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_word(tmp_path):
     folder = prot_bert(tmp_path / "prot_bert")
     assert open_tokenizer(folder).spaced
-    with pytest.raises(ConfigError, match=r"takes a protein for one unknown word.*spaced true"):
+    with pytest.raises(ConfigError, match=r"does not know words as long as a protein.*spaced true"):
         load(str(folder), spaced=False)
     lower = '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}'
     (folder / "tokenizer_config.json").write_text(lower)
@@ -92,7 +92,7 @@ def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_wor
     with pytest.raises(ConfigError, match="does not know K, W; it is not one for proteins"):
         load(str(folder))
     folder = bert(tmp_path / "bert")
-    with pytest.raises(ConfigError, match="takes a protein for one unknown word; it is not one for proteins"):
+    with pytest.raises(ConfigError, match="does not know words as long as a protein; it is not one for proteins"):
         load(str(folder))
     (tmp_path / "saved").mkdir()
     open_tokenizer(folder, True).save(tmp_path / "saved")
