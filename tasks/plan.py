@@ -119,7 +119,7 @@ class ResiduePlan(TaskPlan):
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self.location(root)  # refuses sources that are not there at once: counting a model loads torch
-        self._parameters()  # refuses an impossible model before the data is read
+        self._model()  # refuses an impossible model before the data is read
         return ensure_store(self.data, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -130,26 +130,25 @@ class ResiduePlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         store = Store(path)
-        size = replace(size_of_store(store, self.data), unknown=self._unknown(store))
-        return TaskSize(size, self._parameters(int(store.lengths.max())))
+        return self._checked(size_of_store(store, self.data), store)
 
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
-        return TaskSize(estimate_size(self.data), self._parameters())
+        return TaskSize(estimate_size(self.data), count_parameters(self._model()))
 
-    def _parameters(self, longest: int = 0) -> ParameterCount:
-        """Count the model's parameters; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
+    def _checked(self, size: DataSize, store: Store) -> TaskSize:
+        """The size with a count of what the vocabulary lacks; raises as :meth:`measure`, DataError if that is most."""
+        model = self._model(int(store.lengths.max()))
+        unknown = model.backbone.unknown_letters.report(map(store.text, range(len(store))))
+        return TaskSize(replace(size, unknown=unknown), count_parameters(model))
+
+    def _model(self, longest: int = 0) -> Any:
+        """The model without weights; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
         # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
         experiment = resolve_name(task_named(self.model.task).experiment)
         model = experiment.new_model(self.model, seed=0, empty=True)
         check_length(self.data, model.backbone.longest, SPECIAL_TOKENS_PER_SEQUENCE, longest)
-        return count_parameters(model)
-
-    def _unknown(self, store: Store) -> str | None:
-        from esmeray.model.backbones.loading import residue_tokenizer  # here: it loads torch
-
-        tokenizer = residue_tokenizer(self.model.backbone)
-        return tokenizer.unknown_letters.report(map(store.text, range(len(store))))
+        return model
 
 
 def check_length(data: DataSection, positions: int | None, special: int, longest: int) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import (
@@ -100,16 +100,14 @@ def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    backbone.residue_ids = _residue_ids(tokenizer)
-    return backbone
+    return _in_alphabet(backbone, tokenizer)
 
 
 def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = False) -> tuple[PackedBackbone, nn.Module]:
     """The same with the head of :func:`build_masked_lm`, which raises besides."""
     tokenizer = residue_tokenizer(section)
     backbone, head = build_masked_lm(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    backbone.residue_ids = _residue_ids(tokenizer)
-    return backbone, head
+    return _in_alphabet(backbone, tokenizer), head
 
 
 def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
@@ -148,10 +146,10 @@ def _has_esm_ids(settings: dict[str, Any]) -> bool:
     return kind == "esm" or (kind == "esmc" and ids == (MASK, PAD))  # ESM-2's are checked with its other settings
 
 
-def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
-    """(33,) int64: the tokenizer's id of each token of the ESM alphabet; None where they are the same."""
+def _in_alphabet(backbone: PackedBackbone, tokenizer: SequenceTokenizer) -> PackedBackbone:
+    """The backbone with the tokenizer's ids of the ESM alphabet, if these are others, and the letters that it lacks."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return None
+        return backbone
     if not tokenizer.one_token_per_residue or (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1):
         raise ConfigError(
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
@@ -166,7 +164,9 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
         letter = VOCABULARY[index]
         if letter in tokenizer.known:
             ids[index] = int(tokenizer.encode([letter])[0][0])
-    return ids
+    backbone.residue_ids = ids
+    backbone.unknown_letters = tokenizer.unknown_letters
+    return backbone
 
 
 def _esm2(

@@ -17,11 +17,14 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.mutations.job import MaskedModel
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel, ServeSection
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.mutations.score import main as score
 from esmeray.training.config import Config
@@ -178,6 +181,11 @@ def test_training_counts_unknown_residues_and_refuses_longer_sequences_before_it
     plan = task_plan(config.data, config.model)
     path = plan.prepare(tmp_path / "stores")
     assert plan.measure(path).data.unknown == "2 residues unknown to the vocabulary (X), read as [UNK]"
+    autoencoder = ESM2Autoencoder.build(config.model, seed=0)
+    with pytest.warns(UserWarning, match=r"^1 residue unknown to the vocabulary \(X\), read as \[UNK\]"):
+        autoencoder.encode(["MKXA"])
+    exported = export(autoencoder, tmp_path / "autoencoder", residue_tokenizer(config.model.backbone))
+    assert open_model(exported, device="cpu").facts.unknown == autoencoder.backbone.unknown_letters
     long = write_proteins(tmp_path / "b.fasta", random_sequences([LONGEST + 1, 9, 8]))
     plan = task_plan(config.data.model_copy(update={"source": [str(long)]}), config.model)
     with pytest.raises(ConfigError, match=f"the longest text has {LONGEST + 1}; set it to at most {LONGEST}"):
