@@ -210,7 +210,7 @@ def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
     """
     special = _special_tokens(automatic)
     for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
-        yield _auto_tokenizer(folder, key, **letter_case, **special)
+        yield _auto_tokenizer(folder, key, **(special | letter_case))
     if (folder / TOKENIZER_FILE).is_file():
         yield _auto_tokenizer(folder, key, "PreTrainedTokenizerFast")
 
