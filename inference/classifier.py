@@ -4,9 +4,8 @@ Texts are packed to a token budget, longest first, so that memory runs out at th
 Shape legend: N texts, C classes or numbers, R residues of all texts.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from itertools import compress
 from pathlib import Path
 
@@ -39,7 +38,6 @@ class Predictions:
         lengths: (N,) int64, rows of each text for per_residue; else None.
         cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
         crop: which these are.
-        unknown: residues that the vocabulary lacks, by letter.
     """
 
     label_space: LabelSpace
@@ -47,7 +45,6 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
-    unknown: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -148,19 +145,20 @@ class ClassifierPipeline:
     ) -> Predictions:
         """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
 
-        Proteins are cleaned as commands clean them, with a warning that counts the changes. Raises ConfigError if
-        ``texts`` is no list, DataError for a text that a command would refuse and for NaN, ResourceError if the device
-        is out of memory for a single text.
+        Proteins are cleaned as commands clean them, with a warning that counts the changes and residues that the
+        vocabulary lacks. Raises ConfigError if ``texts`` is no list, DataError for a text that a command would refuse
+        and for NaN, ResourceError if the device is out of memory for a single text.
         """
-        return self.predict_clean(clean_list(texts, "texts", self.model.content), progress=progress)
+        cleaned = clean_list(texts, "texts", self.model.content)
+        self.model.facts.unknown.warn(cleaned)
+        return self.predict_clean(cleaned, progress=progress)
 
     def predict_clean(
         self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Predictions:
         """:meth:`predict` of texts that were read from a file or a store, and so are clean."""
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
-        unknown, total = self.model.facts.unknown.counts_of(texts)
-        self.model.facts.unknown.line(unknown, total)  # refuses too many
+        self.model.facts.unknown.report(texts)  # refuses too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
@@ -177,5 +175,4 @@ class ClassifierPipeline:
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
-            unknown=unknown,
         )

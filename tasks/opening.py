@@ -13,7 +13,14 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
-from esmeray.model.backbones.source import MASKED_LM_HEADS, PACKED, has_random_weights, source_type
+from esmeray.model.backbones.source import (
+    MASKED_LM_HEADS,
+    PACKED,
+    has_random_weights,
+    has_safetensors,
+    source_type,
+    weights_folder,
+)
 from esmeray.model.export import relatives
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import task_named, task_names
@@ -32,7 +39,8 @@ def can_be_streamed(task: str | None, source: str) -> bool:
     """Test for layers that can be read as they are needed: those of an ESM-2 as transformers stores it."""
     section = BackboneSection(source=source)
     is_network = task is None or (task in task_names() and task_named(task).opener is None)
-    return is_network and not has_random_weights(section) and source_type(section) == "esm"
+    is_esm2 = is_network and not has_random_weights(section) and source_type(section) == "esm"
+    return is_esm2 and has_safetensors(weights_folder(section))
 
 
 def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Weights = "stored") -> Opened:

@@ -4,6 +4,7 @@ The worker's side of a task is :mod:`esmeray.tasks.experiment`. Imports neither 
 a plan and a refusal are there at once; modules of the tasks keep to it.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from esmeray.dataset.store.conversion import SAMPLE, ensure_store, store_locatio
 from esmeray.dataset.store.format import MANIFEST_FILE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
-from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.source import is_padded, source_type
 from esmeray.model.cost.memory import ParameterCount, count_parameters
 from esmeray.run_folder.checkpoints import CheckpointFolder
@@ -119,7 +119,7 @@ class ResiduePlan(TaskPlan):
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         self.location(root)  # refuses sources that are not there at once: counting a model loads torch
-        self._parameters()  # refuses an impossible model before the data is read
+        self._model()  # refuses an impossible model before the data is read
         return ensure_store(self.data, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -130,25 +130,25 @@ class ResiduePlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         store = Store(path)
-        size = replace(size_of_store(store, self.data), unknown=self._unknown(store))
-        return TaskSize(size, self._parameters(int(store.lengths.max())))
+        return self._checked(size_of_store(store, self.data), store)
 
     def estimate(self) -> TaskSize:
         """Read the head of the sources."""
-        return TaskSize(estimate_size(self.data), self._parameters())
+        return TaskSize(estimate_size(self.data), count_parameters(self._model()))
 
-    def _parameters(self, longest: int = 0) -> ParameterCount:
-        """Count the model's parameters; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
+    def _checked(self, size: DataSize, store: Store) -> TaskSize:
+        """The size with a count of what the vocabulary lacks; raises as :meth:`measure`, DataError if that is most."""
+        model = self._model(int(store.lengths.max()))
+        unknown = model.backbone.unknown_letters.report(map(store.text, range(len(store))))
+        return TaskSize(replace(size, unknown=unknown), count_parameters(model))
+
+    def _model(self, longest: int = 0) -> Any:
+        """The model without weights; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
         # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
         experiment = resolve_name(task_named(self.model.task).experiment)
         model = experiment.new_model(self.model, seed=0, empty=True)
         check_length(self.data, model.backbone.longest, SPECIAL_TOKENS_PER_SEQUENCE, longest)
-        return count_parameters(model)
-
-    def _unknown(self, store: Store) -> str | None:
-        from esmeray.model.backbones.loading import residue_tokenizer  # here: it loads torch
-
-        return unknown_residues(residue_tokenizer(self.model.backbone), store)
+        return model
 
 
 def check_length(data: DataSection, positions: int | None, special: int, longest: int) -> None:
@@ -157,21 +157,15 @@ def check_length(data: DataSection, positions: int | None, special: int, longest
     ``special``: tokens around each text. ``longest``: tokens of the longest text without them. Raises ConfigError.
     """
     # Here and not by the first batch that holds it, which may come after hours.
-    if positions is None or data.max_length <= positions - special:
-        return
-    limit = positions - special
+    limit = (positions or math.inf) - special
     # The default is nobody's choice: with short texts it cuts nothing.
-    if data.max_length != DataSection.model_fields["max_length"].default or longest > limit:
+    is_chosen = data.max_length != DataSection.model_fields["max_length"].default
+    if data.max_length > limit and (is_chosen or longest > limit):
         texts = f", and the longest text has {longest}" if longest else ""
         raise ConfigError(
             f"data.max_length {data.max_length}: this backbone takes at most {limit} tokens of a text{texts}; set it "
             f"to at most {limit}"
         )
-
-
-def unknown_residues(tokenizer: SequenceTokenizer, store: Store) -> str | None:
-    """Return the line on residues that a vocabulary lacks; raises as :meth:`UnknownLetters.line`."""
-    return tokenizer.unknown_letters.stored.report(store.text(record) for record in range(len(store)))
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:

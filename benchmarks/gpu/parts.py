@@ -19,7 +19,7 @@ from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.model.backbones.loading import load_network
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.model.kernels.smith_waterman import SmithWaterman

@@ -10,9 +10,9 @@ from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
 from esmeray.benchmarks.harness.stage import Facts, WrongWorkError
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.loading import load_network
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Precision

@@ -20,7 +20,7 @@ from transformers import EsmModel, EsmTokenizer
 from esmeray.benchmarks.harness.stage import Device, Setting
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.esm import VOCABULARY
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 
 MAX_TOKENS = 1024
 """The model_max_length of facebook/esm2_*: 1022 residues between <cls> and <eos>."""

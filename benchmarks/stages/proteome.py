@@ -37,9 +37,9 @@ from esmeray.benchmarks.peers.transformers_embedding import (
 )
 from esmeray.benchmarks.programs.processes import peak_of
 from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.section import EmbedJobSection
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
 
 SIZES = {"ESM-2 8M": "esm2_t6_8M", "ESM-2 35M": "esm2_t12_35M"}
 PROTEINS: dict[Device, tuple[int, int]] = {"cpu": (240, 80), "cuda": (10_000, 10_000)}

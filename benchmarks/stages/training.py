@@ -25,7 +25,7 @@ from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts,
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
 from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {

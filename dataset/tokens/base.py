@@ -30,7 +30,7 @@ from esmeray.dataset.tokens.huggingface import (
     open_folder,
 )
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
-from esmeray.dataset.tokens.unknown import UnknownLetters
+from esmeray.dataset.tokens.unknown import ALL_KNOWN
 
 _ESM = "esm"
 """Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
@@ -54,7 +54,7 @@ class EsmSequenceTokenizer:
     pad = esm.PAD
     unknown: int | None = esm.UNK
     mask: int | None = esm.MASK
-    unknown_letters = UnknownLetters("J", "<unk>")
+    unknown_letters = ALL_KNOWN
     tokens = esm.VOCABULARY
     vocabulary_size = len(esm.VOCABULARY)
     one_token_per_residue = True
@@ -147,9 +147,9 @@ def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_K
     if isinstance(tokenizer, EsmSequenceTokenizer) or tokenizer.one_token_per_residue or tokenizer.knows(_LONG_PROTEIN):
         return
     unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
-    problem = f"does not know {', '.join(unknown)}" if unknown else "takes a protein for one unknown word"
     raise ConfigError(
-        f"{key}: the tokenizer of {source} {problem}; it is not one for proteins, or needs "
+        f"{key}: the tokenizer of {source} does not know {', '.join(unknown) or 'words as long as a protein'}; it is "
+        "not one for proteins, or needs "
         "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
     )
 

@@ -14,19 +14,18 @@ import itertools
 import json
 import string
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.common.text import first_line
 from esmeray.common.verification import verified
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT, STORE_ALPHABET
 from esmeray.dataset.tokens.esm import sequence_lengths
-from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
+from esmeray.dataset.tokens.model_folder import CONFIG_FILE, quiet_transformers, read_settings
 from esmeray.dataset.tokens.unknown import UnknownLetters
 
 if TYPE_CHECKING:
@@ -51,7 +50,8 @@ _LETTERS = string.ascii_uppercase + GAPS
 """Letters that a sequence may hold where it does not come from a store."""
 _MASKED = "\0"
 """Stands for :data:`MASK_TEXT` in a text that the table reads: one character, as one token."""
-_ROLES = ("unk", "cls", "sep", "pad", "mask")
+_ROLES = {"unk": "unk", "cls": "cls|bos|s|start", "sep": "sep|eos|/s|end|stop", "pad": "pad", "mask": "mask"}
+"""Names of special tokens in vocabularies, between their brackets, by their role in a BERT."""
 _WORD_MARKS = ("▁", "Ġ", "##")
 """Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
 
@@ -70,7 +70,7 @@ class HuggingFaceTokenizer:
         one_token_per_residue: whether a protein of L residues always gives L tokens. The vocabulary then has the 20
             amino acids; any other letter that it lacks is one unknown token.
         known: letters that have a token.
-        unknown_letters: the other letters, and the text of the unknown token.
+        unknown_letters: the other letters of a clean sequence, and the text of the unknown token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", spaced: bool) -> None:
@@ -90,7 +90,8 @@ class HuggingFaceTokenizer:
         padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
-        self.vocabulary_size = max(self._tokenizer.get_vocab().values()) + 1
+        # No text gives the token of a blank line at the end of a vocabulary.
+        self.vocabulary_size = max(index for token, index in self._tokenizer.get_vocab().items() if token) + 1
         # Without an X of its own, a vocabulary may still have the letters that X would replace.
         self._rare_to_x = _RARE_TO_X
         if not self.knows("X"):
@@ -98,12 +99,11 @@ class HuggingFaceTokenizer:
         self.known = "".join(filter(self.knows, _LETTERS))
         self._table = self._residue_table() if _has_single_letters(self._tokenizer) else None
         self.one_token_per_residue = self._table is not None
-        letters = "".join(sorted({*_LETTERS} - {*self.known})) if self.one_token_per_residue else ""
+        letters = "".join(sorted({*STORE_ALPHABET} - {*self.known})) if self.one_token_per_residue else ""
         self.unknown_letters = UnknownLetters(letters, "" if self.unknown is None else str(self._tokenizer.unk_token))
         # All that ids depend on, and no name: two folders with the same tokenizer share the tokens of a store.
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
-        if letters:
-            settings.append(letters)  # the table has an id for each, which the file does not say
+        settings += letters  # the table has an id for each, which the file does not say
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -121,10 +121,7 @@ class HuggingFaceTokenizer:
                 return ids_T, sequence_lengths(texts)
         # Byte-pair encoding leaves out in silence what the other models refuse by a bare exception.
         if self._table is not None and self.unknown is None:
-            lacking = "".join(sorted({*joined} - {*self.known}))
-            raise DataError(
-                f"the vocabulary lacks {', '.join(lacking)}, and it has no unknown token; remove such sequences"
-            )
+            self.unknown_letters.report(texts)
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -212,31 +209,27 @@ def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
     marks the start of a word, instead of the one in the tokenizer.json of a T5 for proteins (Ankh).
     """
     special = _special_tokens(automatic)
-    if not special:
-        yield automatic
-    for lower_case in (False, True):
-        yield _auto_tokenizer(folder, key, do_lower_case=lower_case, **special)
+    for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
+        yield _auto_tokenizer(folder, key, **(special | letter_case))
     if (folder / TOKENIZER_FILE).is_file():
-        from transformers import PreTrainedTokenizerFast
-
-        with _readable(folder, key):
-            yield PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        yield _auto_tokenizer(folder, key, "PreTrainedTokenizerFast")
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, str | None]:
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     """Special tokens as the vocabulary spells them, e.g. ``<unk>``, if the tokenizer would add its own spelling.
 
     An added token has an id beyond the embedding. None for an unknown, padding or mask token that is not there.
     """
     own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    spellings = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
+    names = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
+    spellings = {role: names[name] for role, known in _ROLES.items() for name in known.split("|") if name in names}
     added = [role for role in _ROLES if str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}]
     # One that stands around a sequence can't be left out.
     return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
 
 
-def _auto_tokenizer(folder: Path, key: str, **settings: Any) -> Any:
-    from transformers import AutoTokenizer
+def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **settings: Any) -> Any:
+    import transformers
 
     files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
     if not files:
@@ -249,27 +242,16 @@ def _auto_tokenizer(folder: Path, key: str, **settings: Any) -> Any:
     # A flipped bit may leave a tokenizer that opens and gives other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
         verified(path)
-    with _readable(folder, key):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
+    # Warnings about a tokenizer that is refused, or read in another way next, would confuse.
+    with quiet_transformers():
+        try:
+            kind = getattr(transformers, reader)
+            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
+        except Exception as error:  # the tokenizers library raises nothing else
+            raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first_line(error)})") from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {TOKENIZER_FILE}")
     return tokenizer
-
-
-@contextmanager
-def _readable(folder: Path, key: str) -> Iterator[None]:
-    """Raise ConfigError for whatever transformers raises; the tokenizers library raises bare Exceptions."""
-    from transformers.utils import logging
-
-    # Warnings about a tokenizer that is refused, or read in another way next, would confuse.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first_line(error)})") from error
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

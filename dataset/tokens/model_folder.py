@@ -4,7 +4,8 @@ Nothing is imported or unpickled: patterns name what is fetched, and config.json
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = C
     if folder is None and "/" not in source:
         raise ConfigError(f"{key}: {source!r} is no folder nor a hub name, which has an owner, as facebook/esmfold_v1")
     return folder or fetch(source, patterns, key, "give a local folder")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
+    from transformers.utils import logging  # here: it takes seconds
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def check_model(source: str, key: str) -> None:

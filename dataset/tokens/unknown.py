@@ -1,24 +1,21 @@
 """Residues that a vocabulary lacks: they are counted next to a job's result, or refused."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.fasta.alphabet import STORE_ALPHABET, residues_of
+from esmeray.dataset.fasta.alphabet import residues_of
 
 
 class UnknownLetters(NamedTuple):
-    """Letters that a vocabulary of residues lacks, and the token that it reads them as; empty if it has none."""
+    """Letters of clean sequences that a vocabulary of residues lacks, and the token that it reads them as; empty if it
+    has none."""
 
     letters: str = ""
     token: str = ""
-
-    @property
-    def stored(self) -> "UnknownLetters":
-        """Those that a store may hold, whose texts need not be read for any other."""
-        return self._replace(letters="".join(letter for letter in self.letters if letter in STORE_ALPHABET))
 
     def counts_of(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
         """Count each unknown letter, and all residues."""
@@ -51,6 +48,12 @@ class UnknownLetters(NamedTuple):
                 "sequences that it knows"
             )
         return f"{what}, read as {self.token}"
+
+    def warn(self, texts: Iterable[str]) -> None:
+        """Warn of the unknown residues in Python, at the call of the caller. Raises as :meth:`line`."""
+        line = self.report(texts)
+        if line is not None:
+            warnings.warn(line, stacklevel=3)
 
 
 ALL_KNOWN = UnknownLetters()

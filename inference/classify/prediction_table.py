@@ -78,7 +78,7 @@ def predict_all(
             write(ids, predictions)
             records += len(ids)
             cropped += int((predictions.cropped > 0).sum())
-            unknown += predictions.unknown
+            unknown += pipeline.model.facts.unknown.counts_of(texts)[0]
             before = share
     return records, cropped, unknown
 

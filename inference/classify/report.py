@@ -81,7 +81,9 @@ def scored_by(
     targets = texts.targets
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}
-    counts = {**texts.counts, "records_cropped": int((predictions.cropped > 0).sum())}
+    cropped = int((predictions.cropped > 0).sum())
+    unknown, _ = pipeline.model.facts.unknown.counts_of(texts.texts)
+    counts = {**texts.counts, "records_cropped": cropped, "residues_unknown": unknown.total()}
     # Reasons that left nothing out would only lengthen the report.
     counts = {name: number for name, number in counts.items() if number}
     scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)

@@ -78,7 +78,7 @@ class ModelJob:
             if not self.chosen.size:
                 return
             texts = (self.store.text(record) for record in self.chosen.tolist())
-            self.unknown = self.facts.unknown.stored.report(texts)
+            self.unknown = self.facts.unknown.report(texts)
             self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:

@@ -10,8 +10,8 @@ import torch
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.predictions import Predicted
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.model.backbones.fingerprint import weights_fingerprint
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
 
 
 class Predictor(Protocol):

@@ -7,7 +7,6 @@ C channels.
 
 import hashlib
 import json
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -93,7 +92,8 @@ class Model:
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
-            unknown=self.tokenizer.unknown_letters,
+            # Of batches in the ESM alphabet, whose tokenizer knows all, the backbone's own vocabulary counts.
+            unknown=self.tokenizer.unknown_letters if backbone.residue_ids is None else backbone.unknown_letters,
         )
         self.limit = limited(limit or Limit(None), self.facts.longest)
         backbone.to(device)
@@ -208,9 +208,7 @@ class Model:
         """
         (wanted,) = self.outputs([checked_text(output, "output")], [layer])
         cleaned = clean_list(sequences, "sequences", self.content)
-        unknown = self.facts.unknown.report(cleaned)
-        if unknown is not None:
-            warnings.warn(unknown, stacklevel=2)
+        self.facts.unknown.warn(cleaned)
         texts = TokenizedTexts(self.tokenize(cleaned), self)
         for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
             raise DataError(

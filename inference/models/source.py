@@ -45,7 +45,11 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
         return ModelSource(source, None, random_weights=True)
     folder = local_folder(source, key)
     # Without a folder it is a hub name: what it holds is known once transformers opens it.
-    return ModelSource(source, None) if folder is None else ModelSource(str(folder), task_of(folder))
+    if folder is None:
+        return ModelSource(source, None)
+    # A folder of the name of a size, given as ./bert, must not become the size, whose weights are random.
+    path = folder.absolute() if has_random_weights(BackboneSection(source=str(folder))) else folder
+    return ModelSource(str(path), task_of(folder))
 
 
 def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:

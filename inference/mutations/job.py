@@ -169,7 +169,8 @@ class Scorer:
         numbers_N = [number_of[variant.protein.sequence] for variant in variants]
         longest = max(map(len, wild_types))
         width = min(longest, self.model.max_length)
-        unknown = self.facts.unknown.report(wild_types)
+        whole = [variant.mutant.whole for variant in variants if variant.mutant.whole is not None]
+        unknown = self.facts.unknown.report([*wild_types, *whole])
         if unknown is not None:  # mutations are to amino acids, which every model here knows
             warn(unknown)
         if self._method == "pseudo":

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 
 Checkpointing: TypeAlias = bool | Literal["selective"]
 
@@ -69,6 +70,7 @@ class PackedBackbone(nn.Module, ABC):
         gradient_checkpointing: recompute each layer in the backward pass; "selective": all but products and attention.
         residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
             given; None where batches come in the backbone's own vocabulary.
+        unknown_letters: residues of these batches that the backbone's own vocabulary lacks.
         longest: tokens of the longest sequence that can be taken, special ones included; None if any can.
         causal: a token's features depend on earlier tokens alone, so that only the last has seen the sequence.
         pads: its network takes padded batches, which are made at its edge.
@@ -81,6 +83,7 @@ class PackedBackbone(nn.Module, ABC):
     pads: ClassVar[bool] = False
     lora_export: Literal["merged", "adapter"] = "merged"
     residue_ids: Tensor | None
+    unknown_letters: UnknownLetters = ALL_KNOWN
 
     def __init__(
         self, model: nn.Module, *, frozen: bool = False, gradient_checkpointing: Checkpointing = False

@@ -295,9 +295,7 @@ class EsmForMaskedLM(nn.Module):
         if problems:
             raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
         self.drawn_weights = frozenset(missing)
-        # Rotations of ESM-2 are computed, and tied weights are those of the embedding.
-        computed = ("esm.embeddings.position_embeddings.", "esm.rotary_", "lm_head.decoder.")
-        warn_left_out(folder, (name for name in there if name not in shapes and not name.startswith(computed)))
+        warn_left_out(folder, (name.removeprefix("esm.") for name in there.keys() - shapes.keys()))
         return {name: there[name] for name in shapes if name in there}
 
     @property

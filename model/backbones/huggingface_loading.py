@@ -4,9 +4,6 @@ Apart from :mod:`esmeray.model.backbones.loading`, which imports this where it i
 takes seconds, which those of ESM-2 do without.
 """
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,12 +12,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from esmeray.common.errors import DataError
 from esmeray.common.text import first_line
 from esmeray.common.verification import verified
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
 from esmeray.model.backbones.base import PackedBackbone, empty_weights
@@ -107,24 +103,6 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
     return network
 
 
-def token_classifier(network: PreTrainedModel, names: Sequence[str]) -> PreTrainedModel | None:
-    """transformers' classifier of tokens around a network, without weights: one linear layer on its features.
-
-    None if transformers has no such class, or one whose head is another.
-    """
-    kind: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(network.config), None)
-    if kind is None:
-        return None
-    config = copy.deepcopy(network.config)  # names of classes are the folder's
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: index for index, name in enumerate(names)}
-    with empty_weights():
-        whole: PreTrainedModel = kind(config)
-    features = {f"{whole.base_model_prefix}.{name}" for name in network.state_dict()}
-    is_linear = whole.state_dict().keys() - features == {"classifier.weight", "classifier.bias"}
-    return whole if is_linear else None
-
-
 def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Write config.json and model.safetensors with the names that tensors have on the hub.
 
@@ -146,21 +124,6 @@ def load_esm(folder: Path, config: esm2_network.EsmConfig) -> Any:
     """transformers' EsmForMaskedLM with the pickle of a local folder; raises DataError as for other networks."""
     with quiet_transformers():
         return _load_weights(EsmForMaskedLM, folder, _esm_config(config))
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _esm_config(config: esm2_network.EsmConfig) -> EsmConfig:

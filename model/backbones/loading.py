@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import (
@@ -63,15 +63,7 @@ def build_backbone(
         # Also where weights are read: a head that the folder lacks is drawn.
         with drawn(seed, empty=empty):
             network = _huggingface().features_network(section, rows, pad, empty)
-    backbone = _wrap(network, section, pad)
-    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
-    rows = backbone.model.get_input_embeddings().weight.shape[0]
-    if vocabulary_size is not None and vocabulary_size > rows:
-        raise ConfigError(
-            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; set "
-            "model.tokenizer.source to the backbone's own (auto)"
-        )
-    return backbone
+    return _wrap(network, section, pad, vocabulary_size)
 
 
 def build_masked_lm(
@@ -98,7 +90,7 @@ def build_masked_lm(
         with drawn(seed, empty=empty):
             model, head, is_drawn = _huggingface().masked_lm(section, vocabulary_size, pad, empty)
     head.is_drawn = is_drawn
-    return _wrap(model, section, pad), head
+    return _wrap(model, section, pad, vocabulary_size), head
 
 
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
@@ -108,16 +100,14 @@ def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    backbone.residue_ids = _residue_ids(tokenizer)
-    return backbone
+    return _in_alphabet(backbone, tokenizer)
 
 
 def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = False) -> tuple[PackedBackbone, nn.Module]:
     """The same with the head of :func:`build_masked_lm`, which raises besides."""
     tokenizer = residue_tokenizer(section)
     backbone, head = build_masked_lm(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    backbone.residue_ids = _residue_ids(tokenizer)
-    return backbone, head
+    return _in_alphabet(backbone, tokenizer), head
 
 
 def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
@@ -156,10 +146,10 @@ def _has_esm_ids(settings: dict[str, Any]) -> bool:
     return kind == "esm" or (kind == "esmc" and ids == (MASK, PAD))  # ESM-2's are checked with its other settings
 
 
-def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
-    """(33,) int64: the tokenizer's id of each token of the ESM alphabet; None where they are the same."""
+def _in_alphabet(backbone: PackedBackbone, tokenizer: SequenceTokenizer) -> PackedBackbone:
+    """The backbone with the tokenizer's ids of the ESM alphabet, if these are others, and the letters that it lacks."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return None
+        return backbone
     if not tokenizer.one_token_per_residue or (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1):
         raise ConfigError(
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
@@ -172,9 +162,11 @@ def _residue_ids(tokenizer: SequenceTokenizer) -> Tensor | None:
     ids[MASK] = unknown if tokenizer.mask is None else tokenizer.mask
     for index in range(FIRST_RESIDUE, LAST_RESIDUE + 1):
         letter = VOCABULARY[index]
-        if letter not in tokenizer.unknown_letters.letters:
+        if letter in tokenizer.known:
             ids[index] = int(tokenizer.encode([letter])[0][0])
-    return ids
+    backbone.residue_ids = ids
+    backbone.unknown_letters = tokenizer.unknown_letters
+    return backbone
 
 
 def _esm2(
@@ -201,7 +193,14 @@ def _huggingface() -> Any:
     return huggingface_loading
 
 
-def _wrap(network: nn.Module, section: BackboneSection, pad: int) -> PackedBackbone:
+def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int | None) -> PackedBackbone:
+    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
+    rows = network.get_input_embeddings().weight.shape[0]
+    if vocabulary_size is not None and vocabulary_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; "
+            "give the tokenizer that the model was trained with (model.tokenizer.source auto takes the folder's)"
+        )
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
     # In training mode, but for a frozen one, which stays as it is.
     if isinstance(network, EsmModel) and not section.padded:

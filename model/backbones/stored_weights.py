@@ -22,6 +22,11 @@ from esmeray.common.text import counted, first_line
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 
+_NOT_NAMED = re.compile(
+    r"position_ids|(^|\.)(pooler|position_embeddings|rotary_embeddings)\.|^(cls\.predictions|lm_head)\."
+)
+"""Tensors that no output needs or that are computed, and heads of masked language models, which are read where they are
+asked for."""
 REMEDY = "fetch or export them again"
 _DTYPES = {
     "F64": torch.float64,
@@ -98,12 +103,11 @@ def _files(folder: Path) -> list[Path]:
 
 def warn_left_out(folder: Path, names: Iterable[str]) -> None:
     """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
-    left_out = [name for name in names if "position_ids" not in name and ".pooler." not in f".{name}"]
+    left_out = [name for name in names if not _NOT_NAMED.search(name)]
     # An export's head lies beside the backbone, and Esmeray opens it.
     if left_out and not (folder / MODEL_FILE).is_file():
-        modules = sorted({name.rpartition(".")[0] for name in left_out})
-        shown = ", ".join(modules[:8]) + (" ..." if len(modules) > 8 else "")
-        warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {shown}")
+        modules = ", ".join(sorted({".".join(name.split(".")[:2]) for name in left_out}))
+        warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {modules}")
 
 
 def num_parameters(folder: Path) -> int:

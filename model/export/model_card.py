@@ -47,13 +47,12 @@ def model_card(
 
 def _evaluations(task: str, facts: Mapping[str, Any]) -> list[EvalResult] | None:
     """The metrics of the validation as the hub's ``model-index`` has them."""
-    metrics = facts.get("metrics") or {}
     data = str(facts.get("data", "unknown"))
     return [
         EvalResult(
             task, dataset_type=data, dataset_name=data, dataset_split="validation", metric_type=name, metric_value=value
         )
-        for name, value in metrics.items()
+        for name, value in (facts.get("metrics") or {}).items()
         if isinstance(value, float | int) and math.isfinite(value)
     ] or None
 

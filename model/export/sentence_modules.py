@@ -25,11 +25,14 @@ def write_sentence_modules(folder: Path, tokenizer: SequenceTokenizer, channels:
         for index, (name, path) in enumerate(_MODULES.items())
     ]
     around = {tokenizer.tokens[token]: 0.0 for token in (*tokenizer.prefix, *tokenizer.suffix)}
-    weights = {"vocab": list(tokenizer.tokens), "word_weights": around, "unknown_word_weight": 1}
     contents = {
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": longest or _ANY_LENGTH, "do_lower_case": False},
-        "1_WordWeights/config.json": weights,
+        "1_WordWeights/config.json": {
+            "vocab": list(tokenizer.tokens),
+            "word_weights": around,
+            "unknown_word_weight": 1,
+        },
         "2_Pooling/config.json": {"word_embedding_dimension": channels, "pooling_mode_mean_tokens": True},
     }
     for name, content in contents.items():

@@ -181,7 +181,9 @@ class ESM2Autoencoder(ResidueModel):
         refuse_forked("autoencoder")
         if isinstance(sequences, PackedBatch):
             return [*self._encode_batch(sequences.to(self._device))]
-        batches = _packed_in_order(clean_list(sequences, "sequences"), max_tokens)
+        cleaned = clean_list(sequences, "sequences")
+        self.backbone.unknown_letters.warn(cleaned)
+        batches = _packed_in_order(cleaned, max_tokens)
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
     def latents(self, features_TD: Tensor) -> Tensor:

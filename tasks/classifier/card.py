@@ -111,7 +111,7 @@ def _lines(model: Classifier, opening: Opening) -> str:
 
     network = transformers_network(model.backbone.model, merged_state(model.backbone.model))
     opener, call = opening_call(network, opening.base or "folder")
-    if opening.has_head:
+    if opening.has_head:  # without a report of tensors that are not used
         opener = "AutoModelForTokenClassification"
         call = f"{opener}.from_pretrained(folder).base_model"
     crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it

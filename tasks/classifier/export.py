@@ -30,6 +30,7 @@ from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
+from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.loading import build_backbone, drawn
 from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
 from esmeray.model.export.exported_folder import (
@@ -136,20 +137,28 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *,
     Returns whether the head is there. Names of classes are in config.json in that case alone: beside another head
     transformers would draw one at random, under these names.
     """
-    from esmeray.model.backbones.huggingface_loading import save_network, token_classifier, transformers_network
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING  # here: it takes seconds
+
+    from esmeray.model.backbones.huggingface_loading import save_network, transformers_network
 
     network = transformers_network(model.backbone.model, state)
-    whole = None
-    if with_head and model.per_residue and model.section.head == "linear":
-        whole = token_classifier(network, model.label_space.names)
-    if whole is None:
-        save_network(network, folder, state)
-        return False
-    head = model.own_state()
-    own = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
-    own |= {f"classifier.{name}": head[f"head.output.{name}"] for name in ("weight", "bias")}
-    save_network(whole, folder, {name: own[name] for name in whole.state_dict()})
-    return True
+    kind: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(network.config), None)
+    if kind and with_head and model.per_residue and model.section.head == "linear":
+        names = dict(enumerate(model.label_space.names))
+        config = type(network.config).from_dict({**network.config.to_dict(), "id2label": names})
+        config.label2id = {name: index for index, name in names.items()}
+        with empty_weights():
+            whole = kind(config)
+        own = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+        own |= {
+            f"classifier.{name}": tensor for name, tensor in model.head.get_submodule("output").state_dict().items()
+        }
+        expected = whole.state_dict().keys()
+        if expected <= own.keys():  # heads of decoders are others
+            save_network(whole, folder, {name: own[name] for name in expected})
+            return True
+    save_network(network, folder, state)
+    return False
 
 
 def _write_adapter(model: Classifier, folder: Path) -> str:

@@ -23,7 +23,7 @@ from esmeray.model.cost.memory import count_parameters
 from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
-from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize, check_length, unknown_residues
+from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize, check_length
 from esmeray.tasks.section import ModelSection
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ClassifierPlan(TaskPlan):
             held_out=labelled.validation.size,
             counts=labelled.counts,
             labels=str(labelled.label_space),
-            unknown=unknown_residues(tokenizer, labelled.store),
+            unknown=tokenizer.unknown_letters.report(map(labelled.store.text, range(len(labelled.store)))),
         )
         return TaskSize(size, count_parameters(model))
 

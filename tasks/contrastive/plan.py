@@ -23,7 +23,7 @@ class ContrastivePlan(ResiduePlan):
                 f"data.labels.kind {self.data.labels.kind}, model.tokenizer.content {self.model.tokenizer.content}: "
                 f"contrastive learning is of proteins, whose groups are {' or '.join(_KINDS)}"
             )
-        self._parameters()
+        self._model()
         return ensure_labelled_store(self.data, self.model.tokenizer, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -40,9 +40,8 @@ class ContrastivePlan(ResiduePlan):
             held_out=labelled.validation.size,
             counts=labelled.counts,
             labels=str(labelled.label_space),
-            unknown=self._unknown(labelled.store),
         )
-        return TaskSize(size, self._parameters(int(labelled.store.lengths.max())))
+        return self._checked(size, labelled.store)
 
     # Not by the head of the sources, which has no labels: all of them are prepared, and nothing is left behind.
     estimate = TaskPlan.estimate

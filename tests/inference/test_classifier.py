@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ import torch
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
+from esmeray.dataset.tokens.unknown import UnknownLetters
 from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.model.heads.losses import probabilities
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each
@@ -79,6 +82,14 @@ def test_proteins_are_cleaned_and_refused_as_commands_do_it_and_texts_are_not():
     for model in (of_proteins, of_texts):
         with pytest.raises(ConfigError, match="texts: a list of str is needed, not "):
             model.predict("MKT")
+
+
+def test_residues_that_the_vocabulary_lacks_are_counted_in_a_warning():
+    model = tiny_model()
+    model.facts = replace(model.facts, unknown=UnknownLetters("UX", "<unk>"))
+    with pytest.warns(UserWarning, match=r"^2 residues unknown to the vocabulary \(U, X\), read as <unk>") as caught:
+        assert len(ClassifierPipeline(model).predict(["MKUAX"])) == 1
+    assert caught[0].filename == __file__
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):

@@ -82,7 +82,7 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
 def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_word(tmp_path):
     folder = prot_bert(tmp_path / "prot_bert")
     assert open_tokenizer(folder).spaced
-    with pytest.raises(ConfigError, match=r"takes a protein for one unknown word.*spaced true"):
+    with pytest.raises(ConfigError, match=r"does not know words as long as a protein.*spaced true"):
         load(str(folder), spaced=False)
     lower = '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}'
     (folder / "tokenizer_config.json").write_text(lower)
@@ -92,7 +92,7 @@ def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_wor
     with pytest.raises(ConfigError, match="does not know K, W; it is not one for proteins"):
         load(str(folder))
     folder = bert(tmp_path / "bert")
-    with pytest.raises(ConfigError, match="takes a protein for one unknown word; it is not one for proteins"):
+    with pytest.raises(ConfigError, match="does not know words as long as a protein; it is not one for proteins"):
         load(str(folder))
     (tmp_path / "saved").mkdir()
     open_tokenizer(folder, True).save(tmp_path / "saved")
@@ -206,7 +206,9 @@ def vocabularies(draw):
     letters = "".join(draw(st.permutations(letters)))
     spelled = draw(st.sampled_from([str.upper, str.lower]))
     around = draw(st.sampled_from(["[]", "<>"]))
-    special = [around[0] + (name.upper() if around == "[]" else name) + around[1] for name in SPECIAL]
+    last = draw(st.sampled_from(["sep", "eos"])) if around == "<>" else "sep"
+    names = [last if name == "sep" else name for name in SPECIAL]
+    special = [around[0] + (name.upper() if around == "[]" else name) + around[1] for name in names]
     if draw(st.booleans()):
         special.remove(special[1])
     lower_case = draw(st.sampled_from([None, True, False]))
@@ -224,11 +226,11 @@ def test_any_reading_of_a_vocabulary_that_knows_the_amino_acids_is_found(tmp_pat
     ours = open_tokenizer(folder)
     assert isinstance(ours, HuggingFaceTokenizer) and ours.one_token_per_residue
     ids = {word.upper().strip("#"): index for index, word in reversed([*enumerate(words)])}
-    names = {word.strip("[]<>").lower(): index for index, word in enumerate(words)}
+    names = {word.strip("[]<>").lower().replace("eos", "sep"): index for index, word in enumerate(words)}
     text = data.draw(st.text(AMINO_ACIDS + "X", min_size=1, max_size=60))
     is_piece = not ours.spaced and f"##{words[-1].strip('#')}" in words
     if set(text) & lacking and not has_unknown:
-        with pytest.raises(DataError, match="the vocabulary lacks X, and it has no unknown token"):
+        with pytest.raises(DataError, match=r"unknown to the vocabulary \(X\), which has no unknown token"):
             ours.encode([text])
         return
     ((first, *inner, last),) = whole(ours, [text])
@@ -250,9 +252,14 @@ def write_bert(folder: Path, words: list[str], lower_case: bool | None, *, as_js
     (folder / "config.json").write_text('{"model_type": "bert"}')
     own = {} if lower_case is None else {"do_lower_case": lower_case}
     if as_json:
-        roles = {f"{role}_token": word for word in words for role in SPECIAL if word.strip("[]<>").lower() == role}
+        roles = {
+            f"{role}_token": word
+            for word in words
+            for role in SPECIAL
+            if word.strip("[]<>").lower().replace("eos", "sep") == role
+        }
         vocabulary = {word: index for index, word in enumerate(words)}
         BertTokenizer(vocabulary, **{"unk_token": None, **roles, **own}).save_pretrained(folder)
     else:
-        (folder / "vocab.txt").write_text("\n".join(words))
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n\n")
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.inference.embedding.worker import ShardWorker
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from tests.dataset.tokenizer_folders import esm
 from tests.model.small_models import save_small_model
 from tests.model.support import random_sequences

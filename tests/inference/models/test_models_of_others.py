@@ -2,6 +2,7 @@
 whose vocabulary is capitals without X and whose folder has no settings of the tokenizer."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import httpx
@@ -16,15 +17,19 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.mutations.job import MaskedModel
+from esmeray.model.backbones.loading import residue_tokenizer
+from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel, ServeSection
+from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.mutations.score import main as score
 from esmeray.training.config import Config
 from tests.inference.embedding.jobs import request, write_proteins
+from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 
 POSITIONS = 42
@@ -86,6 +91,22 @@ def test_unknown_residues_are_counted_and_refused_above_half(folder, network, tm
     files = ["--score.sequence", f"{tmp_path}/wild.fasta", "--score.output", f"{tmp_path}/scores.csv"]
     score([str(folder), "--score.table", str(table), *files])
     assert "1 residue unknown to the vocabulary (X)" in capsys.readouterr().err
+
+
+def test_an_esm2_in_a_pickle_is_the_one_in_safetensors_and_a_vocabulary_beyond_the_embedding_is_refused(
+    folder, tmp_path
+):
+    own = tmp_path / "esm"
+    state = save_masked_lm(own, "esm").state_dict()
+    expected = open_model(own, device="cpu").embed(PROTEINS)
+    torch.save(state, own / "pytorch_model.bin")
+    (own / "model.safetensors").unlink()
+    np.testing.assert_allclose(open_model(own, device="cpu").embed(PROTEINS), expected, atol=1e-5)
+    longer = shutil.copytree(folder, tmp_path / "longer")
+    with (longer / "vocab.txt").open("a") as file:
+        file.write("\nJ")
+    with pytest.raises(ConfigError, match=r"the tokenizer has 26 tokens, but the embedding of \S+ 25"):
+        open_model(longer, device="cpu")
 
 
 def write_table(folder: Path, mutants: list[str]) -> Path:
@@ -160,6 +181,11 @@ def test_training_counts_unknown_residues_and_refuses_longer_sequences_before_it
     plan = task_plan(config.data, config.model)
     path = plan.prepare(tmp_path / "stores")
     assert plan.measure(path).data.unknown == "2 residues unknown to the vocabulary (X), read as [UNK]"
+    autoencoder = ESM2Autoencoder.build(config.model, seed=0)
+    with pytest.warns(UserWarning, match=r"^1 residue unknown to the vocabulary \(X\), read as \[UNK\]"):
+        autoencoder.encode(["MKXA"])
+    exported = export(autoencoder, tmp_path / "autoencoder", residue_tokenizer(config.model.backbone))
+    assert open_model(exported, device="cpu").facts.unknown == autoencoder.backbone.unknown_letters
     long = write_proteins(tmp_path / "b.fasta", random_sequences([LONGEST + 1, 9, 8]))
     plan = task_plan(config.data.model_copy(update={"source": [str(long)]}), config.model)
     with pytest.raises(ConfigError, match=f"the longest text has {LONGEST + 1}; set it to at most {LONGEST}"):

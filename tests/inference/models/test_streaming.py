@@ -18,6 +18,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import MADE_FILE
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.section import IngestSection
+from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.index.build import build_index
 from esmeray.inference.index.opening import open_index
@@ -27,7 +28,6 @@ from esmeray.inference.models import model as inference_model
 from esmeray.inference.models import opening
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
-from esmeray.model.backbones.huggingface_loading import quiet_transformers
 from esmeray.model.backbones.streaming import StoredTensor, StreamedLayers
 from esmeray.monitoring.sampling.host import Memory
 from tests.damage import refuse_silence
