@@ -20,14 +20,13 @@ from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
-    TRAINING_FILE,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
     ranges,
-    training_hashes,
     write_index,
     write_manifest,
+    write_training,
 )
 from esmeray.dataset.embeddings.reader import Embeddings
 
@@ -68,11 +67,7 @@ def join(
     columns = {name: first.column(name) for name in ("id", "length", "hash", "second_hash")}
     columns["sequence"] = pa.array(first.sequences)
     write_index(building, [columns])
-    trainings = [
-        hashes for hashes in (training_hashes(source.folder) for source in sources.values()) if hashes is not None
-    ]
-    if trainings:  # one fitted model is enough to have seen a protein
-        np.save(building / TRAINING_FILE, np.unique(np.concatenate(trainings)))
+    write_training(building, sources.values())
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     manifest = EmbeddingsManifest(
         num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job

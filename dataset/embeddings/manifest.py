@@ -312,6 +312,15 @@ def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
     return hashes_L
 
 
+def write_training(folder: Path, sources: Iterable[Any]) -> None:
+    """Write the hashes of all that a model of ``sources`` was fitted to, which have a ``folder``, if it is recorded."""
+    every_training = [training_hashes(source.folder) for source in sources]
+    # One fitted model is enough to have seen a protein.
+    recorded = [hashes_L for hashes_L in every_training if hashes_L is not None]
+    if recorded:
+        np.save(folder / TRAINING_FILE, np.unique(np.concatenate(recorded)))
+
+
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
     """Write the index from parts of it: columns ``id``, ``length``, ``sequence`` and hashes, maybe HDF5's ``key``."""
     schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])

@@ -67,9 +67,8 @@ class Index(ABC):
         """N."""
         return self.manifest.count
 
-    def id_hashes(self, out: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-        """(N,) XXH3-64 of the ids, written to ``out`` where it is given."""
-        return np.concatenate([part["id_hashes"][:] for part in self._parts], out=out)
+    def __len__(self) -> int:
+        return self.count
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
         """(n, 3) length and hashes of the sequences of rows; zeros for parts of earlier versions, which have none."""
@@ -98,23 +97,18 @@ class Index(ABC):
         """(n,) the first row of each id; -1 where there is none."""
         hashes_N, order_N = self._sorted_hashes
         hashes_n = hashes_of([name.encode() for name in ids])
-        places_n = hashes_N.searchsorted(hashes_n)
-        rows_n = np.full(len(ids), -1)
-        left = np.arange(len(ids))
-        # By the id itself: several ids may have one hash.
-        while left.size:
-            left = left[places_n[left] < self.count]
-            left = left[hashes_N[places_n[left]] == hashes_n[left]]
-            rows = order_N[places_n[left]]
-            is_there = np.array(self.ids(rows), dtype=object) == np.array(ids, dtype=object)[left]
-            rows_n[left[is_there]] = rows[is_there]
-            left = left[~is_there]
-            places_n[left] += 1
-        return rows_n
+        spans = zip(ids, hashes_N.searchsorted(hashes_n), hashes_N.searchsorted(hashes_n, side="right"), strict=True)
+        rows = []
+        for name, start, stop in spans:
+            # By the id itself: several ids may have one hash.
+            same_hash = order_N[start:stop]
+            row_of_id = dict(zip(reversed(self.ids(same_hash)), reversed(same_hash.tolist()), strict=True))
+            rows.append(row_of_id.get(name, -1))
+        return np.array(rows, dtype=np.int64)
 
     @cached_property
     def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        hashes_N = self.id_hashes()
+        hashes_N = np.concatenate([part["id_hashes"][:] for part in self._parts])
         # Stable, so that of equal ids the first comes first.
         order_N = np.argsort(hashes_N, kind="stable")
         return hashes_N[order_N], order_N + self._firsts[0]

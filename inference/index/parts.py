@@ -40,7 +40,7 @@ REMEDY = "make or copy the index again"
 class PartEntry(BaseModel, extra="forbid", frozen=True):
     """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
 
-    ``continues``: :meth:`IndexManifest.identity` of the index that it was added to; None in those of earlier versions.
+    ``continues``: :meth:`IndexManifest.identity` of the index before it; None in those of earlier versions.
     """
 
     rows: int
@@ -74,9 +74,9 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
     model: SourceModel | None
     parts: list[PartEntry]
 
-    def identity(self, parts: int) -> str:
-        """Identity of model, kind and the first parts, hex."""
-        described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts[:parts])]
+    def identity(self) -> str:
+        """Identity of model, kind and parts, hex."""
+        described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts)]
         return xxhash.xxh3_128_hexdigest(json.dumps(described).encode())
 
     @property
@@ -95,10 +95,11 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
-    known: list[str | None] = [None]
+        if not manifest.parts:
+            raise ValueError("no parts")
     for number, part in enumerate(manifest.parts):
-        known.append(manifest.identity(number))
-        if part.continues not in known:
+        before = manifest.model_copy(update={"parts": manifest.parts[:number]})
+        if part.continues not in (None, before.identity()):
             raise DataError(f"{path}: its part {part.name} continues another index, of other vectors; {REMEDY}")
     return manifest
 
