@@ -64,12 +64,10 @@ class EarlierOutput:
         order = np.argsort(hashes_N, kind="stable")
         ranks_U = np.searchsorted(hashes_N, store.sequence_hashes[records_U], sorter=order)
         found_U = order[np.minimum(ranks_U, order.size - 1)]
+        is_other_U = differ(identities_N3[found_U], store.sequence_identities(records_U))
         # Of two sequences with one hash the first is looked at alone: the other one is computed again.
-        near = np.flatnonzero(hashes_N[found_U] == store.sequence_hashes[records_U])
-        is_other = differ(identities_N3[found_U[near]], store.sequence_identities(records_U[near]))
-        known_U = np.full(records_U.size, -1)
-        known_U[near[~is_other]] = found_U[near[~is_other]]
-        return known_U
+        is_known_U = (hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U
+        return np.where(is_known_U, found_U, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
         """The rows (rows, C) of records, as a shard has them, from where they were found."""

@@ -56,9 +56,9 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
     sequences_N3 = scratch_array(folder, [firsts[-1], 3], np.uint64)
     for first, table in zip(firsts, tables, strict=False):
         for start, ids, sequences_n3 in _blocks(table):
-            rows = range(first + start, first + start + len(ids))
+            rows = slice(first + start, first + start + len(ids))
             # The row comes last, so that of equal ids the earliest row comes first.
-            keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in zip(rows, ids, strict=True)]
+            keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in enumerate(ids, rows.start)]
             sequences_N3[rows] = sequences_n3
     keys.sort()
     for source, first in zip(sources, firsts[-1 - len(sources) :], strict=False):

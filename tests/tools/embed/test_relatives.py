@@ -162,7 +162,8 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
     done = command.done(evaluate)
-    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nwithout them:" in done.out
+    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nall:\n" in done.out
+    assert "\nwithout them:\n" in done.out
     command.done("embed index vectors --index.output index")
     search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
     thresholds = set()
