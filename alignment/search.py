@@ -72,8 +72,9 @@ class EmbeddingNeighbours:
         self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
             raise DataError(f"{vectors}: its proteins are not those of {store.path} in their order; embed the store")
-        every_N = np.arange(len(store))
-        records.refuse_other_sequences(every_N, store.sequence_identities(every_N), store.path)
+        records.refuse_other_sequences(
+            np.arange(len(store)), store.sequence_identities(np.arange(len(store))), store.path
+        )
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:

@@ -184,8 +184,8 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     Its XXH3-64, as stores have it, and that by another seed: of two sequences that agree in 64 bits, which anybody can
     make, one would get the other's rows.
     """
-    halves = [(xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences]
-    return np.array(halves, dtype=np.uint64).reshape(-1, 2)
+    halves = ((xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences)
+    return np.fromiter(halves, np.dtype((np.uint64, 2)))
 
 
 def identities_of(sequences: Sequence[Any]) -> NDArray[np.uint64]:

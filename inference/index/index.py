@@ -100,10 +100,10 @@ class Index(ABC):
         spans = zip(ids, hashes_N.searchsorted(hashes_n), hashes_N.searchsorted(hashes_n, side="right"), strict=True)
         rows = []
         for name, start, stop in spans:
+            same_hash = order_N[start:stop].tolist()
             # By the id itself: several ids may have one hash.
-            same_hash = order_N[start:stop]
-            row_of_id = dict(zip(reversed(self.ids(same_hash)), reversed(same_hash.tolist()), strict=True))
-            rows.append(row_of_id.get(name, -1))
+            same_id = (row for row, known in zip(same_hash, self.ids(same_hash), strict=True) if known == name)
+            rows.append(next(same_id, -1))
         return np.array(rows, dtype=np.int64)
 
     @cached_property

@@ -112,10 +112,10 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)
     arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
-    rows = entry.rows
-    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), (rows, 3)))  # not recorded by earlier versions
+    of_ids = {"id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,), "sequences": (entry.rows, 3)}
+    # Earlier versions did not record the sequences.
+    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), of_ids["sequences"]))
     with parsing(path, REMEDY):
-        of_ids = {"id_offsets": (rows + 1,), "id_hashes": (rows,), "sequences": (rows, 3)}
         for name, shape in {**shapes, **of_ids}.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
