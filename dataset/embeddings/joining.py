@@ -88,7 +88,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
         # By then each id is there once, so that the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
-        sources[0].refuse_other_sequences(order_N, source.identities, source.source)
+        sources[0].refuse_other_sequences(order_N, source.sequence_keys, source.source)
         orders.append(order_N)
     return orders
 

@@ -188,11 +188,6 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     return np.fromiter(halves, np.dtype((np.uint64, 2)))
 
 
-def identities_of(sequences: Sequence[Any]) -> NDArray[np.uint64]:
-    """(N, 3) uint64: length and key (:func:`keys_of`) of each sequence, by which sequences are compared."""
-    return np.column_stack([lengths_of(sequences), keys_of(sequences)])
-
-
 def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:
     first = int(lengths[:start].sum(dtype=np.int64))
     return first, first + int(lengths[start:end].sum(dtype=np.int64))

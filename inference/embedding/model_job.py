@@ -235,7 +235,7 @@ def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indi
     source = ", ".join(settings.input)
     before.refuse_other_sequences(
         numbers.drop_null().to_numpy(),
-        store.sequence_identities(np.flatnonzero(is_there)),
+        store.sequence_keys(np.flatnonzero(is_there)),
         source,
         f"give it another id in {source}, or {OTHER_OUTPUT}",
     )

@@ -1,7 +1,7 @@
 """Build an index, or extend one: from folders of embeddings to a folder of parts.
 
 Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). All ids are
-compared before (:mod:`esmeray.inference.index.rows`), by 56 bytes an id in files. The parts that are done lie in
+compared before (:mod:`esmeray.inference.index.rows`), by 48 bytes an id in files. The parts that are done lie in
 ``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
 links of the existing ones: none is written again, and whoever has the old index open keeps it.
 
@@ -117,7 +117,7 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
         piece = NewRows(source, records[start:stop])
         vectors_nC = _vectors([piece], metric)
         parts.append(
-            {**id_arrays(piece.identities()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
+            {**id_arrays(piece.ids_and_keys()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
         )
         entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
@@ -259,7 +259,7 @@ def _write_part(folder: Path, manifest: IndexManifest, piece: NewRows, trained: 
 
         arrays = compressed_arrays(vectors_nC)
         write_lists(entry.path(folder, ".lists"), trained, vectors_nC, manifest.count)
-    write_arrays(path, {**id_arrays(piece.identities()), **arrays})
+    write_arrays(path, {**id_arrays(piece.ids_and_keys()), **arrays})
     for large in [] if trained is None else [path, entry.path(folder, ".lists")]:
         write_checksums(large)
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}

@@ -71,11 +71,11 @@ class Index(ABC):
         return self.count
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(n, 3) length and hashes of the sequences of rows; zeros for parts of earlier versions, which have none."""
-        sequences_n3 = np.empty((len(rows_n), 3), np.uint64)
+        """(n, 2) keys of the sequences of rows; zeros for parts of earlier versions, which have none."""
+        sequences_n2 = np.empty((len(rows_n), 2), np.uint64)
         for part, chosen, rows_of_part in self._by_part(rows_n):
-            sequences_n3[chosen] = part["sequences"][rows_of_part]
-        return sequences_n3
+            sequences_n2[chosen] = part["sequences"][rows_of_part]
+        return sequences_n2
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""

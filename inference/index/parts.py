@@ -2,8 +2,8 @@
 
 ``index.json``             kind, measure, what its vectors are of, and its parts
 ``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,), ``id_hashes`` (n,), the
-                           XXH3-64 of each, ``sequences`` (n, 3), their length, hash and second hash as embeddings have
-                           them, and the arrays of the kind
+                           XXH3-64 of each, ``sequences`` (n, 2), the keys of their sequences as
+                           embeddings have them, and the arrays of the kind
 ``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
 ``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
 ``trained.faiss``          of a compressed index, the clusters, without lists
@@ -112,7 +112,7 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)
     arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
-    of_ids = {"id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,), "sequences": (entry.rows, 3)}
+    of_ids = {"id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,), "sequences": (entry.rows, 2)}
     # Earlier versions did not record the sequences.
     arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), of_ids["sequences"]))
     with parsing(path, REMEDY):
@@ -127,13 +127,13 @@ def id_arrays(blocks: Iterable[tuple[Sequence[str], NDArray[np.uint64]]]) -> dic
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]
-    sequences = [np.empty((0, 3), np.uint64)]
-    for block, sequences_n3 in blocks:
+    sequences = [np.empty((0, 2), np.uint64)]
+    for block, sequences_n2 in blocks:
         texts = [record_id.encode() for record_id in block]
         ids += b"".join(texts)
         sizes.append(np.array([*map(len, texts)], np.int64))
         hashes.append(hashes_of(texts))
-        sequences.append(sequences_n3)
+        sequences.append(sequences_n2)
     return {
         "ids": np.frombuffer(ids, np.int8),
         "id_offsets": np.concatenate(sizes).cumsum(),

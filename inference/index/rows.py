@@ -1,7 +1,7 @@
 """Rows that an index gets: records of its sources whose ids it lacks, and the comparison of ids and sequences.
 
 Ids are compared by keys of 24 bytes in a file, a cryptographic digest of the id and its row, and the sequences of equal
-ids by their lengths and both of their hashes, 24 bytes in another file.
+ids by both hashes of their keys, 16 bytes in another file.
 
 Shape legend: N rows of the index and its sources, n of a block.
 """
@@ -34,11 +34,11 @@ class NewRows(NamedTuple):
             if len(chosen):  # else nothing of the block is new, and it is not read
                 yield start, stop, chosen - start
 
-    def identities(self) -> Iterator[tuple[list[str], NDArray[np.uint64]]]:
-        """Their ids and sequences (n, 3), in blocks."""
+    def ids_and_keys(self) -> Iterator[tuple[list[str], NDArray[np.uint64]]]:
+        """Their ids and the keys of their sequences (n, 2), in blocks."""
         for start, stop, chosen in self.blocks(INDEX_ROWS):
             ids = self.source.column("id", start, stop).take(chosen).to_pylist()
-            yield ids, self.source.identities_of(start, stop)[chosen]
+            yield ids, self.source.sequence_keys_of(start, stop)[chosen]
 
 
 def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
@@ -53,20 +53,20 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
     # Rows of all are numbered through.
     firsts = np.cumsum([0, *map(len, tables)]).tolist()
     keys = scratch_array(folder, [firsts[-1]], "S24")
-    sequences_N3 = scratch_array(folder, [firsts[-1], 3], np.uint64)
+    sequences_N2 = scratch_array(folder, [firsts[-1], 2], np.uint64)
     for first, table in zip(firsts, tables, strict=False):
-        for start, ids, sequences_n3 in _blocks(table):
+        for start, ids, sequences_n2 in _blocks(table):
             rows = slice(first + start, first + start + len(ids))
             # The row comes last, so that of equal ids the earliest row comes first.
             keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in enumerate(ids, rows.start)]
-            sequences_N3[rows] = sequences_n3
+            sequences_N2[rows] = sequences_n2
     keys.sort()
     for source, first in zip(sources, firsts[-1 - len(sources) :], strict=False):
         records = scratch_array(folder, [len(source)], np.min_scalar_type(len(source)))
         new = 0
-        for start, ids, sequences_n3 in _blocks(source):
+        for start, ids, sequences_n2 in _blocks(source):
             earliest_n = keys[keys.searchsorted([*map(_digest, ids)])].view(">u8")[2::3].astype(np.int64)
-            is_other_n = differ(sequences_N3[earliest_n], sequences_n3)
+            is_other_n = differ(sequences_N2[earliest_n], sequences_n2)
             if is_other_n.any():
                 other = int(is_other_n.argmax())
                 owner = tables[np.searchsorted(firsts, earliest_n[other], side="right") - 1]
@@ -80,12 +80,12 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
 
 
 def _blocks(table: Index | Embeddings) -> Iterator[tuple[int, list[str], NDArray[np.uint64]]]:
-    """Start, ids and sequences (n, 3) of each block of rows."""
+    """Start, ids and keys of sequences (n, 2) of each block of rows."""
     for start, stop in ranges(len(table), INDEX_ROWS):
         if isinstance(table, Index):
             yield start, table.ids(range(start, stop)), table.sequences(np.arange(start, stop))
         else:
-            yield start, table.column("id", start, stop).to_pylist(), table.identities_of(start, stop)
+            yield start, table.column("id", start, stop).to_pylist(), table.sequence_keys_of(start, stop)
 
 
 def _digest(record_id: str) -> bytes:

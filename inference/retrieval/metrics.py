@@ -22,12 +22,12 @@ METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
 """Columns of :func:`query_metrics`."""
 
 
-def in_training(folder: Path, sequences_n3: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
+def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
     """(n,) which sequences of embeddings or of an index the model was fitted to, None if not recorded; and in words."""
     training = training_hashes(folder)
     if training is None:
         return None, "proteins in the training of the model: not recorded"
-    trained_n = np.isin(sequences_n3[:, 1], training)
+    trained_n = np.isin(sequences_n2[:, 0], training)
     proteins = counted(len(trained_n), f"{kind}protein{{s}}")
     fitted = f"the training of the fitted model ({counted(len(training), 'protein{s}')})"
     return trained_n, f"{np.count_nonzero(trained_n):,} of {proteins} were in {fitted}"

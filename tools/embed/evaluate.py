@@ -82,8 +82,8 @@ def main(
     ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
     labelled = np.array([*numbers.values()])
     # Of a list of hits there are no sequences.
-    sequences_n3 = np.zeros((len(labelled), 3), np.uint64) if index is None else index.sequences(labelled)
-    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n3)
+    sequences_n2 = np.zeros((len(labelled), 2), np.uint64) if index is None else index.sequences(labelled)
+    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n2)
     tables = {"levels": groups_NL}
     if trained_n is not None and not trained_n.all():
         # Those to which the model was fitted are neither queries nor hits.
