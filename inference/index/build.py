@@ -9,6 +9,7 @@ Shape legend: N records of a source, n rows of a part, C channels.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -224,17 +225,14 @@ def _grown(
     progress: Callable[[int], None],
 ) -> IndexManifest:
     """The manifest with the new parts; those that an earlier start wrote are verified, the others written."""
-    written = [PartEntry.model_validate_json(line) for line in done.lines()]
-    size = _part_rows(manifest.channels)
     before = manifest.count
     pieces = [
         NewRows(group.source, group.records[start:stop])
         for group in rows
-        for start, stop in ranges(len(group.records), size)
+        for start, stop in ranges(len(group.records), _part_rows(manifest.channels))
     ]
-    for number, piece in enumerate(pieces):
-        if number < len(written):
-            entry = written[number]
+    for piece, entry in zip_longest(pieces, [*map(PartEntry.model_validate_json, done.lines())]):
+        if entry is not None:
             for name, checksum in entry.files.items():
                 check_file(partial / name, f"remove {partial}, and start again", xxh128=checksum)
         else:

@@ -21,6 +21,7 @@ Examples:
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,9 +120,8 @@ def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection)
 def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each query, and its hits that have a label, in the order of the file."""
     # Twice through the file, which may have more hits than memory holds.
-    names = {name for hit in _hits(path) for name in hit}
-    matched = match_ids(names, numbers, path, "the proteins with a label")
-    rows = {name: numbers[known] for name, known in matched.items()}
+    matches = match_ids(chain.from_iterable(_hits(path)), numbers, path, "the proteins with a label")
+    rows = {name: numbers[known] for name, known in matches.items()}
     # By the target: a pair may have several alignments, of which the first counts.
     hits: dict[int, dict[int, None]] = {query: {} for query in queries.tolist()}
     for query, target in _hits(path):
