@@ -30,7 +30,7 @@ from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
-from esmeray.dataset.fasta.records import identities_of
+from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.store.reader import Store
 
 _WORD = 4
@@ -72,8 +72,7 @@ class EmbeddingNeighbours:
         self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
             raise DataError(f"{vectors}: its proteins are not those of {store.path} in their order; embed the store")
-        every_N = np.arange(len(store))
-        records.refuse_other_sequences(every_N, store.sequence_identities(every_N), store.path)
+        records.refuse_other_sequences(np.arange(len(store)), store.sequence_keys(np.arange(len(store))), store.path)
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
@@ -81,7 +80,7 @@ class EmbeddingNeighbours:
         if query_id not in self._queries.numbers:
             raise DataError(f"{self._queries.source}: has no protein {query_id!r}; embed the queries")
         number_1 = np.array([self._queries.numbers[query_id]])
-        self._queries.refuse_other_sequences(number_1, identities_of([query]), "align.queries")
+        self._queries.refuse_other_sequences(number_1, keys_of([query]), "align.queries")
         return _largest(self._vectors_NC @ _unit(self._queries[query_id][None])[0], count)
 
 

@@ -20,14 +20,13 @@ from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
-    TRAINING_FILE,
     Dtype,
     EmbeddingsManifest,
     OutputManifest,
     ranges,
-    training_hashes,
     write_index,
     write_manifest,
+    write_training,
 )
 from esmeray.dataset.embeddings.reader import Embeddings
 
@@ -68,11 +67,7 @@ def join(
     columns = {name: first.column(name) for name in ("id", "length", "hash", "second_hash")}
     columns["sequence"] = pa.array(first.sequences)
     write_index(building, [columns])
-    trainings = [
-        hashes for hashes in (training_hashes(source.folder) for source in sources.values()) if hashes is not None
-    ]
-    if trainings:  # one fitted model is enough to have seen a protein
-        np.save(building / TRAINING_FILE, np.unique(np.concatenate(trainings)))
+    write_training(building, sources.values())
     job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     manifest = EmbeddingsManifest(
         num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job
@@ -93,7 +88,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
         # By then each id is there once, so that the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
-        sources[0].refuse_other_sequences(order_N, source.identities, source.source)
+        sources[0].refuse_other_sequences(order_N, source.sequence_keys, source.source)
         orders.append(order_N)
     return orders
 

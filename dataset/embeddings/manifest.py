@@ -240,30 +240,29 @@ class Index:
         if len(self.parts) == 1:
             return self.parts[0].sequences
         # Each part counts its own from 0.
-        return np.unique(self.identities, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.unique(self.sequence_keys, axis=0, return_inverse=True)[1].reshape(-1)
 
     def refuse_other_sequences(
         self,
         numbers_n: NDArray[np.integer],
-        identities_n3: NDArray[np.uint64],
+        keys_n2: NDArray[np.uint64],
         where: object,
         remedy: str = "embed the same sequences",
     ) -> None:
         """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
-        is_other_n = differ(self.identities[numbers_n], identities_n3)
+        is_other_n = differ(self.sequence_keys[numbers_n], keys_n2)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
             raise DataError(f"{self.source}: {name!r} is another sequence than in {where}; {remedy}")
 
     @cached_property
-    def identities(self) -> NDArray[np.uint64]:
-        """(N, 3) length, hash and second hash of sequences; a second hash of 0 was not recorded."""
-        return self.identities_of(0, self.num_records)
+    def sequence_keys(self) -> NDArray[np.uint64]:
+        """(N, 2) key of each record's sequence; a second hash of 0 was not recorded."""
+        return self.sequence_keys_of(0, self.num_records)
 
-    def identities_of(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """(n, 3) of the records from ``start`` up to ``stop``."""
-        names = ("length", "hash", "second_hash")
-        return np.column_stack([self.column(name, start, stop).to_numpy() for name in names])
+    def sequence_keys_of(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """(n, 2) of the records from ``start`` up to ``stop``."""
+        return np.column_stack([self.column(name, start, stop).to_numpy() for name in ("hash", "second_hash")])
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
         """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
@@ -281,10 +280,10 @@ class Index:
         return pa.chunked_array(chunks, _INDEX_TYPES[name])
 
 
-def differ(ours_n3: NDArray[np.uint64], theirs_n3: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(n,) whether sequences differ by their identities; what one side did not record is not compared."""
-    is_recorded_n3 = np.logical_and(ours_n3, theirs_n3)
-    return ((ours_n3 != theirs_n3) & is_recorded_n3).any(axis=1)
+def differ(ours_n2: NDArray[np.uint64], theirs_n2: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether sequences differ by their keys; what one side did not record is not compared."""
+    is_recorded_n2 = np.logical_and(ours_n2, theirs_n2)
+    return ((ours_n2 != theirs_n2) & is_recorded_n2).any(axis=1)
 
 
 def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None:
@@ -310,6 +309,15 @@ def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
     with parsing(path, REMEDY):
         hashes_L: NDArray[np.uint64] = np.load(verified(path))
     return hashes_L
+
+
+def write_training(folder: Path, sources: Iterable[Any]) -> None:
+    """Write the hashes of all that a model of ``sources`` was fitted to, which have a ``folder``, if it is recorded."""
+    every_training = [training_hashes(source.folder) for source in sources]
+    # One fitted model is enough to have seen a protein.
+    recorded = [hashes_L for hashes_L in every_training if hashes_L is not None]
+    if recorded:
+        np.save(folder / TRAINING_FILE, np.unique(np.concatenate(recorded)))
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:

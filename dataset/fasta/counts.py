@@ -1,7 +1,6 @@
 """A manifest's record of reading: the files, and counts of what was changed, left out or noticed."""
 
 import os
-from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -34,7 +33,7 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
             mtime_ns=status.st_mtime_ns,
             ctime_ns=status.st_ctime_ns,
             inode=status.st_ino,
-            xxh128=xxh128 or _xxh128(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino),
+            xxh128=xxh128 or file_xxh128(path),
         )
 
     def is_content_of(self, path: Path) -> bool:
@@ -42,16 +41,8 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
 
         An editor that keeps size and modification time still changes ctime; a copy or a touched file has the content.
         """
-        status = path.stat()
-        if status.st_size != self.bytes:
-            return False
-        return self == SourceFile.of(path, status, self.xxh128) or self.xxh128 == SourceFile.of(path, status).xxh128
-
-
-@lru_cache(maxsize=1024)
-def _xxh128(path: Path, *_status: int) -> str:
-    """Of a file in this state, read once: several checks of a run ask for it."""
-    return file_xxh128(path)
+        now = SourceFile.of(path, xxh128=self.xxh128)
+        return self == now or (self.bytes == now.bytes and self.xxh128 == file_xxh128(path))
 
 
 class Counts(BaseModel, extra="forbid"):

@@ -184,13 +184,8 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     Its XXH3-64, as stores have it, and that by another seed: of two sequences that agree in 64 bits, which anybody can
     make, one would get the other's rows.
     """
-    halves = [(xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences]
-    return np.array(halves, dtype=np.uint64).reshape(-1, 2)
-
-
-def identities_of(sequences: Sequence[Any]) -> NDArray[np.uint64]:
-    """(N, 3) uint64: length and key (:func:`keys_of`) of each sequence, by which sequences are compared."""
-    return np.column_stack([lengths_of(sequences), keys_of(sequences)])
+    halves = ((xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences)
+    return np.fromiter(halves, np.dtype((np.uint64, 2)))
 
 
 def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:

@@ -79,12 +79,7 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
                 f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
                 "have: set it to hash"
             )
-    return stores.location(
-        data,
-        source,
-        lambda is_exact: default_root / _store_name(data, tokenizer, is_exact),
-        lambda path: _check_made_of(LabelledStore(path), data, tokenizer),
-    )
+    return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
 
 def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback) -> None:
@@ -228,17 +223,17 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     return settings
 
 
-def _store_name(data: DataSection, tokenizer: TokenizerSection, is_exact: bool) -> str:
+def _store_name(data: DataSection, tokenizer: TokenizerSection) -> str:
     described = [FORMAT_VERSION, _settings(data, tokenizer)]
     if data.labels.validation_source:
-        described.append(stores.file_identities(find_labelled_files(data.labels.validation_source), is_exact))
+        described.append(stores.file_identities(find_labelled_files(data.labels.validation_source)))
     if data.labels.labels_file:
-        described.append(stores.file_identities(_labels_files(data.labels), is_exact))
+        described.append(stores.file_identities(_labels_files(data.labels)))
     if data.source == [stores.SAMPLE]:
         return stores.name_of_content("sample-labelled", [*described, stores.sample_source(data.sample).model_dump()])
     paths = find_labelled_files(data.source)
     return stores.name_of_content(
-        f"{paths[0].name.split('.')[0]}-labelled", [*described, stores.file_identities(paths, is_exact)]
+        f"{paths[0].name.split('.')[0]}-labelled", [*described, stores.file_identities(paths)]
     )
 
 
@@ -261,13 +256,9 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     remedy = stores.other_store(labelled.path)
     stores.check_source(labelled.path, manifest.source, data, find_labelled_files)
     if not stores.same_files(manifest.held_out_source, find_labelled_files(data.labels.validation_source)):
-        raise stores.OtherSourceError(
-            f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}"
-        )
+        raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
-        raise stores.OtherSourceError(
-            f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}"
-        )
+        raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
     settings = _settings(data, tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):
         if settings.get(key) != manifest.settings.get(key):

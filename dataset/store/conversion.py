@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,32 +128,12 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
 
 def store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
-    return location(
-        data,
-        source_store(data),
-        lambda is_exact: default_root / _store_name(data, is_exact),
-        lambda path: check_source(path, Store(path).manifest.source, data, find_files),
-    )
+    return location(data, source_store(data), lambda: default_root / _store_name(data))
 
 
-def location(
-    data: DataSection, source: Path | None, default: Callable[[bool], Path], check: Callable[[Path], None]
-) -> Path:
-    """Path of the source if it is a store itself, of ``data.store``, or the default one, which its files name.
-
-    ``default`` takes whether names are :func:`file_identities` with all that the system knows of a file; ``check``
-    raises OtherSourceError for a store of other content.
-    """
-    if source or data.store:
-        return absolute(source or Path(str(data.store)))
-    path = absolute(default(False))
-    try:
-        if path.exists():
-            check(path)
-    except OtherSourceError:
-        # A file was changed in place. The store of its old content stays for those who read it.
-        path = absolute(default(True))
-    return path
+def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
+    """Path of the source if it is a store itself, of ``data.store``, or the default one, which its files name."""
+    return absolute(source or (Path(data.store) if data.store else default()))
 
 
 def _convert_locked(
@@ -240,21 +219,23 @@ def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: st
     return stores[0]
 
 
-def _store_name(data: DataSection, is_exact: bool) -> str:
+def _store_name(data: DataSection) -> str:
     described = [FORMAT_VERSION, data.ingest.repairs()]
     if data.source == [SAMPLE]:
         return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
     paths = find_files(data.source)
-    return name_of_content(paths[0].name, [*described, file_identities(paths, is_exact)])
+    return name_of_content(paths[0].name, [*described, file_identities(paths)])
 
 
-def file_identities(paths: list[Path], is_exact: bool = True) -> list[tuple]:
-    """Path, size and modification time of each file, by which it is known without being read.
+def file_identities(paths: list[Path]) -> list[tuple[str, int, int, int]]:
+    """Path, size, modification and change time of each file, by which it is known without being read.
 
-    ``is_exact``: with change time and inode, which also differ where the content does not, as of a copy.
+    The change time differs for a file that was edited in place or replaced, whatever its modification time. Inodes are
+    left out: some network file systems number them anew for each mount.
     """
-    facts = attrgetter("st_size", "st_mtime_ns", *(["st_ctime_ns", "st_ino"] if is_exact else []))
-    return [(str(path.resolve()), *facts(path.stat())) for path in paths]
+    return [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in paths
+    ]
 
 
 def name_of_content(first_name: str, described: list) -> str:
@@ -264,16 +245,12 @@ def name_of_content(first_name: str, described: list) -> str:
     return f"{stem}-{hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]}"
 
 
-class OtherSourceError(DataError):
-    """A store was made of other content than its sources have now."""
-
-
 def check_source(
     path: Path, made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
 ) -> None:
-    """Raise OtherSourceError for a store of other files, or of another sample, than ``data.source`` names."""
+    """Raise DataError for a store of other files, or of another sample, than ``data.source`` names."""
     if not _is_made_of(made_of, data, find):
-        raise OtherSourceError(
+        raise DataError(
             f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
         )
 

@@ -95,10 +95,6 @@ class Store:
         """(N, 2) uint64: the key of each record's sequence in caches, of which :attr:`sequence_hashes` is one half."""
         return keys_of(self.sequence(record) for record in records_N.tolist())
 
-    def sequence_identities(self, records_N: NDArray[np.integer]) -> NDArray[np.uint64]:
-        """(N, 3) uint64: length and key of each record's sequence."""
-        return np.column_stack([self.lengths[records_N], self.sequence_keys(records_N)])
-
     def sequence(self, index: int) -> np.ndarray:
         """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""
         block, row = self._file.find(index)

@@ -86,19 +86,13 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
     """Path of the structure store of a run's data, made or not: named after its files and settings."""
-
-    def check(path: Path) -> None:
-        _check_made_of(layout.StructureStore(path), data)
-
-    return stores.location(
-        data, stores.source_store(data, *_KIND), lambda is_exact: default_root / _store_name(data, is_exact), check
-    )
+    return stores.location(data, stores.source_store(data, *_KIND), lambda: default_root / _store_name(data))
 
 
-def _store_name(data: DataSection, is_exact: bool) -> str:
+def _store_name(data: DataSection) -> str:
     files = _files(data)
     first = stores.SAMPLE if data.source == [stores.SAMPLE] else files[_SOURCE][0].name.split(".")[0]
-    identities = {key: stores.file_identities(paths, is_exact) for key, paths in files.items()}
+    identities = {key: stores.file_identities(paths) for key, paths in files.items()}
     return stores.name_of_content(f"{first}-structures", [layout.FORMAT_VERSION, _settings(data), identities])
 
 
@@ -262,8 +256,6 @@ def _settings(data: DataSection) -> dict[str, Any]:
 def _check_made_of(store: layout.StructureStore, data: DataSection) -> None:
     for key, paths in _files(data).items():
         if not stores.same_files(store.manifest.files[key], paths):
-            raise stores.OtherSourceError(
-                f"{store.path}: made of other files than {key} names; {stores.other_store(store.path)}"
-            )
+            raise DataError(f"{store.path}: made of other files than {key} names; {stores.other_store(store.path)}")
     if store.manifest.settings != _settings(data):
         raise DataError(f"{store.path}: made with other settings of data; {stores.other_store(store.path)}")

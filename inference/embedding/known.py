@@ -1,6 +1,6 @@
 """Values that are known before a job computes any: of the cache, of the output that grows, of other outputs.
 
-Each is a source of sequences, found by their length and the two hashes of their key. Known sequences make the
+Each is a source of sequences, found by the two hashes of their key. Known sequences make the
 first shards of a job, which nobody computes; a job that is resumed finds the same, whatever its sources have by then.
 
 Shape legend: U distinct sequences of a job, n of a shard, C channels.
@@ -59,22 +59,20 @@ class EarlierOutput:
 
     def find(self, store: Store, records_U: Indices) -> Indices:
         """(U,) where it has each record's sequence, from 0; -1 where it has not."""
-        identities_N3 = self.index.identities
-        hashes_N = identities_N3[:, 1]
+        keys_N2 = self.index.sequence_keys
+        hashes_N = keys_N2[:, 0]
         order = np.argsort(hashes_N, kind="stable")
         ranks_U = np.searchsorted(hashes_N, store.sequence_hashes[records_U], sorter=order)
         found_U = order[np.minimum(ranks_U, order.size - 1)]
+        is_other_U = differ(keys_N2[found_U], store.sequence_keys(records_U))
         # Of two sequences with one hash the first is looked at alone: the other one is computed again.
-        near = np.flatnonzero(hashes_N[found_U] == store.sequence_hashes[records_U])
-        is_other = differ(identities_N3[found_U[near]], store.sequence_identities(records_U[near]))
-        known_U = np.full(records_U.size, -1)
-        known_U[near[~is_other]] = found_U[near[~is_other]]
-        return known_U
+        is_known_U = (hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U
+        return np.where(is_known_U, found_U, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
         """The rows (rows, C) of records, as a shard has them, from where they were found."""
         # They were found when the job was started: another output may have the name by now.
-        if differ(self.index.identities[found_n], store.sequence_identities(records_n)).any():
+        if differ(self.index.sequence_keys[found_n], store.sequence_keys(records_n)).any():
             raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
         earlier = self._open(output)
         if earlier.output.per != "protein":

@@ -23,10 +23,9 @@ from esmeray.dataset.embeddings.manifest import (
     CONTINUES,
     INDEX_ROWS,
     MANIFEST_FILE,
-    TRAINING_FILE,
     Index,
     ranges,
-    training_hashes,
+    write_training,
 )
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.store.reader import Store
@@ -122,9 +121,7 @@ class ModelJob:
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
         assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
-        training = training_hashes(find_model(self.source).folder)
-        if training is not None:
-            np.save(building / TRAINING_FILE, training)
+        write_training(building, [find_model(self.source)])
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
@@ -238,7 +235,7 @@ def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indi
     source = ", ".join(settings.input)
     before.refuse_other_sequences(
         numbers.drop_null().to_numpy(),
-        store.sequence_identities(np.flatnonzero(is_there)),
+        store.sequence_keys(np.flatnonzero(is_there)),
         source,
         f"give it another id in {source}, or {OTHER_OUTPUT}",
     )

@@ -173,25 +173,16 @@ def make_plan(
 def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]:
     """(U,) the first record that has each distinct sequence, in input order, and (N,) the number of each record's.
 
-    Sequences of the same XXH3-64 and length are compared themselves, since such pairs can be constructed.
+    Sequences are compared by both hashes of their keys, since pairs of one XXH3-64 can be constructed.
     """
     # By sorting: a dictionary would hold an object for each of 10^8 records.
-    hashes, lengths = store.sequence_hashes[chosen], store.lengths[chosen]
-    order = np.lexsort((lengths, hashes))
-    new = np.ones(order.size, dtype=bool)
-    new[1:] = (np.diff(hashes[order]) != 0) | (np.diff(lengths[order]) != 0)
-    # With the one before it: of a pair that alternates, a sequence is computed more than once, which is no error.
-    for place in np.flatnonzero(~new).tolist():
-        new[place] = store.text(chosen[order[place]]) != store.text(chosen[order[place - 1]])
-    group = np.cumsum(new) - 1
-    first = np.minimum.reduceat(order, new.nonzero()[0])
+    keys_N = store.sequence_keys(chosen).view("S16")[:, 0]
+    _, first, group = np.unique(keys_N, return_index=True, return_inverse=True)
     # Back to the order of the input: a shard then reads records that lie together in the store.
-    by_input = np.argsort(first, kind="stable")
+    by_input = np.argsort(first)
     rank = np.empty_like(by_input)
     rank[by_input] = np.arange(by_input.size)
-    sequences = np.empty(order.size, dtype=np.int64)
-    sequences[order] = rank[group]
-    return chosen[first[by_input]], sequences
+    return chosen[first[by_input]], rank[group]
 
 
 def _bounds(tokens: Indices, most: int) -> Indices:

@@ -1,14 +1,15 @@
 """Build an index, or extend one: from folders of embeddings to a folder of parts.
 
 Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). All ids are
-compared before (:mod:`esmeray.inference.index.rows`), by 12 bytes an id in files. The parts that are done lie in
+compared before (:mod:`esmeray.inference.index.rows`), by 48 bytes an id in files. The parts that are done lie in
 ``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
 links of the existing ones: none is written again, and whoever has the old index open keeps it.
 
 Shape legend: N records of a source, n rows of a part, C channels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from esmeray.common.remote import local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, TRAINING_FILE, ranges, training_hashes
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, ranges, write_training
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import MetricName, prepared, unusable
@@ -80,7 +81,7 @@ def build_index(
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        rows = [*new_rows(opened, None if base is None else open_index(base), partial)]
+        rows = [*new_rows(opened, None if base is None else open_index(section.output), partial)]
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
@@ -93,18 +94,14 @@ def build_index(
         accept(partial, job)
         with journal(partial) as done, record_bar("indexing") as bar:
             trained = _trained(partial, base, manifest, section, rows)
-            entries = list(_parts(partial, done, manifest, rows, trained, lambda count: bar(count / new, count)))
-        continues = {"continues": manifest.identity(len(manifest.parts))}
-        parts = [*manifest.parts, *(entry.model_copy(update=continues) for entry in entries)]
-        complete = manifest.model_copy(update={"parts": parts})
-        training = training_hashes(opened[0].folder)
+            complete = _grown(partial, done, manifest, rows, trained, lambda count: bar(count / new, count))
         making = made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
         with making as building:
-            names = [name for entry in entries for name in entry.files]
+            names = [name for entry in complete.parts[len(manifest.parts) :] for name in entry.files]
             for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
                 link(partial / name, building / name)
-            if base is None and training is not None:
-                np.save(building / TRAINING_FILE, training)
+            if base is None:
+                write_training(building, opened[:1])
             write_atomically(building / INDEX_FILE, complete.model_dump_json(indent=1) + "\n")
         publish(section.output)
         return Built(complete, new, total - new)
@@ -121,7 +118,7 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
         piece = NewRows(source, records[start:stop])
         vectors_nC = _vectors([piece], metric)
         parts.append(
-            {**id_arrays(piece.identities()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
+            {**id_arrays(piece.ids_and_keys()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
         )
         entries.append(PartEntry(rows=stop - start))
     section = IndexSection(output=source.folder, metric=metric)
@@ -219,42 +216,38 @@ def _trained(
     return path
 
 
-def _parts(
+def _grown(
     partial: Path,
     done: Journal,
     manifest: IndexManifest,
     rows: Sequence[NewRows],
     trained: Path | None,
     progress: Callable[[int], None],
-) -> Iterator[PartEntry]:
-    """The new parts; those that an earlier start wrote are verified, the others written."""
-    written = [PartEntry.model_validate_json(line) for line in done.lines()]
-    size = _part_rows(manifest.channels)
-    count = 0
+) -> IndexManifest:
+    """The manifest with the new parts; those that an earlier start wrote are verified, the others written."""
+    before = manifest.count
     pieces = [
         NewRows(group.source, group.records[start:stop])
         for group in rows
-        for start, stop in ranges(len(group.records), size)
+        for start, stop in ranges(len(group.records), _part_rows(manifest.channels))
     ]
-    for number, piece in enumerate(pieces):
-        if number < len(written):
-            entry = written[number]
+    for piece, entry in zip_longest(pieces, [*map(PartEntry.model_validate_json, done.lines())]):
+        if entry is not None:
             for name, checksum in entry.files.items():
                 check_file(partial / name, f"remove {partial}, and start again", xxh128=checksum)
         else:
-            name = f"parts/{len(manifest.parts) + number:05d}"
-            entry = _write_part(partial, name, manifest, piece, trained, manifest.count + count)
+            entry = _write_part(partial, manifest, piece, trained)
             done.add([entry.model_dump_json()])
-        count += entry.rows
-        progress(count)
-        yield entry
+        manifest = manifest.model_copy(update={"parts": [*manifest.parts, entry]})
+        progress(manifest.count - before)
+    return manifest
 
 
-def _write_part(
-    folder: Path, name: str, manifest: IndexManifest, piece: NewRows, trained: Path | None, first_row: int
-) -> PartEntry:
+def _write_part(folder: Path, manifest: IndexManifest, piece: NewRows, trained: Path | None) -> PartEntry:
+    """The files of the part that continues an index."""
     vectors_nC = _vectors([piece], manifest.metric)
-    entry = PartEntry(rows=len(vectors_nC), name=name)
+    name = f"parts/{len(manifest.parts):05d}"
+    entry = PartEntry(rows=len(vectors_nC), name=name, continues=manifest.identity())
     path = entry.path(folder, ".safetensors")
     path.parent.mkdir(exist_ok=True)
     if trained is None:
@@ -263,8 +256,8 @@ def _write_part(
         from esmeray.inference.index.compressed import compressed_arrays, write_lists
 
         arrays = compressed_arrays(vectors_nC)
-        write_lists(entry.path(folder, ".lists"), trained, vectors_nC, first_row)
-    write_arrays(path, {**id_arrays(piece.identities()), **arrays})
+        write_lists(entry.path(folder, ".lists"), trained, vectors_nC, manifest.count)
+    write_arrays(path, {**id_arrays(piece.ids_and_keys()), **arrays})
     for large in [] if trained is None else [path, entry.path(folder, ".lists")]:
         write_checksums(large)
     files = {str(path.relative_to(folder)): file_xxh128(path) for path in sorted(folder.glob(f"{name}.*"))}

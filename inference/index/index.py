@@ -67,16 +67,15 @@ class Index(ABC):
         """N."""
         return self.manifest.count
 
-    def id_hashes(self, out: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-        """(N,) XXH3-64 of the ids, written to ``out`` where it is given."""
-        return np.concatenate([part["id_hashes"][:] for part in self._parts], out=out)
+    def __len__(self) -> int:
+        return self.count
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(n, 3) length and hashes of the sequences of rows; zeros for parts of earlier versions, which have none."""
-        sequences_n3 = np.empty((len(rows_n), 3), np.uint64)
+        """(n, 2) keys of the sequences of rows; zeros for parts of earlier versions, which have none."""
+        sequences_n2 = np.empty((len(rows_n), 2), np.uint64)
         for part, chosen, rows_of_part in self._by_part(rows_n):
-            sequences_n3[chosen] = part["sequences"][rows_of_part]
-        return sequences_n3
+            sequences_n2[chosen] = part["sequences"][rows_of_part]
+        return sequences_n2
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
@@ -98,23 +97,18 @@ class Index(ABC):
         """(n,) the first row of each id; -1 where there is none."""
         hashes_N, order_N = self._sorted_hashes
         hashes_n = hashes_of([name.encode() for name in ids])
-        places_n = hashes_N.searchsorted(hashes_n)
-        rows_n = np.full(len(ids), -1)
-        left = np.arange(len(ids))
-        # By the id itself: several ids may have one hash.
-        while left.size:
-            left = left[places_n[left] < self.count]
-            left = left[hashes_N[places_n[left]] == hashes_n[left]]
-            rows = order_N[places_n[left]]
-            is_there = np.array(self.ids(rows), dtype=object) == np.array(ids, dtype=object)[left]
-            rows_n[left[is_there]] = rows[is_there]
-            left = left[~is_there]
-            places_n[left] += 1
-        return rows_n
+        spans = zip(ids, hashes_N.searchsorted(hashes_n), hashes_N.searchsorted(hashes_n, side="right"), strict=True)
+        rows = []
+        for name, start, stop in spans:
+            same_hash = order_N[start:stop].tolist()
+            # By the id itself: several ids may have one hash.
+            same_id = (row for row, known in zip(same_hash, self.ids(same_hash), strict=True) if known == name)
+            rows.append(next(same_id, -1))
+        return np.array(rows, dtype=np.int64)
 
     @cached_property
     def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        hashes_N = self.id_hashes()
+        hashes_N = np.concatenate([part["id_hashes"][:] for part in self._parts])
         # Stable, so that of equal ids the first comes first.
         order_N = np.argsort(hashes_N, kind="stable")
         return hashes_N[order_N], order_N + self._firsts[0]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.remote import local_path
+from esmeray.common.remote import local_path, uri_of
 from esmeray.inference.index.exact import ExactIndex, shapes
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.parts import open_part, read_index_manifest
@@ -23,7 +23,10 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
         if probes is not None:
             raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
         opened = [open_part(folder, part, shapes(manifest, part), by_blocks=False) for part in manifest.parts]
-        return ExactIndex(folder, manifest, opened, first_row)
-    from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
+        index: Index = ExactIndex(folder, manifest, opened, first_row)
+    else:
+        from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
 
-    return CompressedIndex(folder, manifest, whole.count, first_row, probes)
+        index = CompressedIndex(folder, manifest, whole.count, first_row, probes)
+    index.source = uri_of(path) or folder
+    return index

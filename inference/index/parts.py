@@ -2,8 +2,8 @@
 
 ``index.json``             kind, measure, what its vectors are of, and its parts
 ``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,), ``id_hashes`` (n,), the
-                           XXH3-64 of each, ``sequences`` (n, 3), their length, hash and second hash as embeddings have
-                           them, and the arrays of the kind
+                           XXH3-64 of each, ``sequences`` (n, 2), the keys of their sequences as
+                           embeddings have them, and the arrays of the kind
 ``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
 ``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
 ``trained.faiss``          of a compressed index, the clusters, without lists
@@ -40,7 +40,7 @@ REMEDY = "make or copy the index again"
 class PartEntry(BaseModel, extra="forbid", frozen=True):
     """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
 
-    ``continues``: :meth:`IndexManifest.identity` of the index that it was added to; None in those of earlier versions.
+    ``continues``: :meth:`IndexManifest.identity` of the index before it; None in those of earlier versions.
     """
 
     rows: int
@@ -74,9 +74,9 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
     model: SourceModel | None
     parts: list[PartEntry]
 
-    def identity(self, parts: int) -> str:
-        """Identity of model, kind and the first parts, hex."""
-        described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts[:parts])]
+    def identity(self) -> str:
+        """Identity of model, kind and parts, hex."""
+        described = [self.kind, self.metric, self.output, self.made_of, *(part.files for part in self.parts)]
         return xxhash.xxh3_128_hexdigest(json.dumps(described).encode())
 
     @property
@@ -95,10 +95,11 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
-    known: list[str | None] = [None]
+        if not manifest.parts:
+            raise ValueError("no parts")
     for number, part in enumerate(manifest.parts):
-        known.append(manifest.identity(number))
-        if part.continues not in known:
+        before = manifest.model_copy(update={"parts": manifest.parts[:number]})
+        if part.continues not in (None, before.identity()):
             raise DataError(f"{path}: its part {part.name} continues another index, of other vectors; {REMEDY}")
     return manifest
 
@@ -111,10 +112,10 @@ def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]]
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)
     arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
-    rows = entry.rows
-    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), (rows, 3)))  # not recorded by earlier versions
+    of_ids = {"id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,), "sequences": (entry.rows, 2)}
+    # Earlier versions did not record the sequences.
+    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), of_ids["sequences"]))
     with parsing(path, REMEDY):
-        of_ids = {"id_offsets": (rows + 1,), "id_hashes": (rows,), "sequences": (rows, 3)}
         for name, shape in {**shapes, **of_ids}.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
@@ -126,13 +127,13 @@ def id_arrays(blocks: Iterable[tuple[Sequence[str], NDArray[np.uint64]]]) -> dic
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]
-    sequences = [np.empty((0, 3), np.uint64)]
-    for block, sequences_n3 in blocks:
+    sequences = [np.empty((0, 2), np.uint64)]
+    for block, sequences_n2 in blocks:
         texts = [record_id.encode() for record_id in block]
         ids += b"".join(texts)
         sizes.append(np.array([*map(len, texts)], np.int64))
         hashes.append(hashes_of(texts))
-        sequences.append(sequences_n3)
+        sequences.append(sequences_n2)
     return {
         "ids": np.frombuffer(ids, np.int8),
         "id_offsets": np.concatenate(sizes).cumsum(),

@@ -122,11 +122,14 @@ def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArr
     from esmeray.dataset.table import numbered_lines
 
     wanted = {line: text.strip() for line, text in numbered_lines(path) if text.strip()}
+    if not wanted:
+        raise DataError(f"{path}: has no ids; write one a line, or leave the file out")
     matches = match_ids(wanted.values(), numbers, path, f"the proteins with a label in {labels}")
     for line, name in wanted.items():
         if name not in matches:
             raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
-    return np.array([numbers[matches[name]] for name in wanted.values()], dtype=np.int64)
+    # A protein that stands there twice is one query.
+    return np.array([*dict.fromkeys(numbers[matches[name]] for name in wanted.values())], dtype=np.int64)
 
 
 def ascending(metric: MetricName, scores: Scores) -> Scores:

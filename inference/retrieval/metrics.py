@@ -22,15 +22,16 @@ METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
 """Columns of :func:`query_metrics`."""
 
 
-def in_training(folder: Path, sequences_n3: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
+def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
     """(n,) which sequences of embeddings or of an index the model was fitted to, None if not recorded; and in words."""
     training = training_hashes(folder)
     if training is None:
         return None, "proteins in the training of the model: not recorded"
-    trained_n = np.isin(sequences_n3[:, 1], training)
-    proteins = counted(len(trained_n), f"{kind}protein{{s}}")
-    fitted = f"the training of the fitted model ({counted(len(training), 'protein{s}')})"
-    return trained_n, f"{np.count_nonzero(trained_n):,} of {proteins} were in {fitted}"
+    trained_n = np.isin(sequences_n2[:, 0], training)
+    return trained_n, (
+        f"{np.count_nonzero(trained_n):,} of {counted(len(trained_n), f'{kind}protein{{s}}')} were in the training of "
+        f"the fitted model ({counted(len(training), 'protein{s}')})"
+    )
 
 
 def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:

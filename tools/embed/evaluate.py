@@ -21,6 +21,7 @@ Examples:
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,28 +83,24 @@ def main(
     ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
     labelled = np.array([*numbers.values()])
     # Of a list of hits there are no sequences.
-    sequences_n3 = np.zeros((len(labelled), 3), np.uint64) if index is None else index.sequences(labelled)
-    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n3)
-    # Those to which the model was fitted are neither queries nor hits.
-    others_NL = groups_NL.copy()
-    if trained_n is not None:
-        others_NL[labelled[trained_n]] = -1
+    sequences_n2 = np.zeros((len(labelled), 2), np.uint64) if index is None else index.sequences(labelled)
+    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n2)
+    tables = {"levels": groups_NL}
+    if trained_n is not None and not trained_n.all():
+        # Those to which the model was fitted are neither queries nor hits.
+        tables["levels_without_training"] = groups_NL.copy()
+        tables["levels_without_training"][labelled[trained_n]] = -1
     values = []
-    values_without = []
     with record_bar("evaluating") as bar:
         for query, hits_K, *_ in ranked:
-            values.append(query_metrics(groups_NL, query, hits_K))
-            if trained_n is not None:
-                values_without.append(query_metrics(others_NL, query, hits_K))
+            values.append([query_metrics(groups, query, hits_K) for groups in tables.values()])
             bar(len(values) / len(queries), len(values))
+    print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label", training, sep="\n")
     facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers)}
-    facts["levels"] = _reported(values, evaluate)
-    print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label")
     facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
-    print(training)
-    if trained_n is not None and not trained_n.all():
-        print("without them:")
-        facts["levels_without_training"] = _reported(values_without, evaluate)
+    for name, values_QLM in zip(tables, zip(*values, strict=True), strict=True):
+        print("all:" if name == "levels" else "without them:")
+        facts[name] = _reported(values_QLM, evaluate)
     made.write_json(evaluate.output, facts)
 
 
@@ -123,9 +120,8 @@ def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection)
 def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each query, and its hits that have a label, in the order of the file."""
     # Twice through the file, which may have more hits than memory holds.
-    names = {name for hit in _hits(path) for name in hit}
-    matched = match_ids(names, numbers, path, "the proteins with a label")
-    rows = {name: numbers[known] for name, known in matched.items()}
+    matches = match_ids(chain.from_iterable(_hits(path)), numbers, path, "the proteins with a label")
+    rows = {name: numbers[known] for name, known in matches.items()}
     # By the target: a pair may have several alignments, of which the first counts.
     hits: dict[int, dict[int, None]] = {query: {} for query in queries.tolist()}
     for query, target in _hits(path):

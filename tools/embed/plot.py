@@ -79,7 +79,7 @@ def main(
     points = Points(ids_P, embeddings.lengths[chosen_N], labels[chosen_N], xy_P2)
     number = counted(records, "protein{s}")
     drawn = number if size == records else f"a random sample of {size:,} of {number}"
-    trained_P, training = in_training(embeddings.folder, embeddings.identities[chosen_N])
+    trained_P, training = in_training(embeddings.folder, embeddings.sequence_keys[chosen_N])
     title = f"{embeddings.name}: {drawn}" + f"; {training}" * (trained_P is not None)
     texts = title, *axes, plot.label_column if plot.labels else "residues"
     with made.folder(plot.output) as building:

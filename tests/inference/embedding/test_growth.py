@@ -230,7 +230,7 @@ def test_sequences_of_one_hash_get_vectors_of_their_own(tmp_path: Path):
     with hashes_of_one_bit():
         job = request(tmp_path, sequences=[*every, *every[:1]])
         (report,) = run_job(job)
-        assert report["computed_sequences"] in (6, 7)
+        assert report["computed_sequences"] == 6
         expected = [*vectors(job.output).values()]
         assert len(np.unique(expected, axis=0)) == 6
         known = replace(job, output=tmp_path / "known", input=[str(first)])

@@ -190,6 +190,9 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     build_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
+    other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
+    with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
+        build_index([other], section(uri))
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
@@ -273,3 +276,6 @@ def test_a_part_of_another_index_is_refused(sources, tmp_path):
     for use in (open_index, lambda folder: build_index([sources[1]], section(folder))):
         with pytest.raises(DataError, match=r"index\.json: its part parts/00001 continues another index"):
             use(tmp_path / "mine")
+    (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0] | {"parts": []}))
+    with pytest.raises(DataError, match=r"index\.json: damaged \(no parts\)"):
+        open_index(tmp_path / "mine")

@@ -49,7 +49,7 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf
     vectors = prepared(metric, rows)
     pieces = [vectors[:cut], vectors[cut:]]
     parts = [
-        {**id_arrays([(["p"] * len(piece), np.ones((len(piece), 3), np.uint64))]), **exact_arrays(metric, piece)}
+        {**id_arrays([(["p"] * len(piece), np.ones((len(piece), 2), np.uint64))]), **exact_arrays(metric, piece)}
         for piece in pieces
     ]
     entries = [PartEntry(rows=len(piece)) for piece in pieces]

@@ -74,6 +74,16 @@ def test_embeddings_are_ranked_by_their_cosines_and_equal_the_hits_of_a_search(c
     assert levels["family"]["sensitivity"] == pytest.approx(2 / 3) and levels["fold"]["sensitivity"] == 1
     command.done("embed search vectors --search.output hits.tsv --search.top_k 20")
     assert evaluated(command, "hits.tsv") == levels
+    Path("queries.txt").write_text("q\nfamily1\n\nq\n")
+    command.done(
+        "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt "
+        "--evaluate.output result.json --overwrite"
+    )
+    assert json.loads(Path("result.json").read_text())["queries"] == 2, "q repeats"
+    Path("queries.txt").write_text("\n")
+    command.refused(
+        3, "has no ids", "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt"
+    )
     Path("queries.txt").write_text("q\nnobody\n")
     command.refused(3, "line 2", "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt")
 
@@ -162,7 +172,8 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
     done = command.done(evaluate)
-    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nwithout them:" in done.out
+    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nall:\n" in done.out
+    assert "\nwithout them:\n" in done.out
     command.done("embed index vectors --index.output index")
     search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
     thresholds = set()
