@@ -19,7 +19,7 @@ def checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     A path may be a str.
     """
-    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+    validated: Callable[..., T] = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

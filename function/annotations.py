@@ -156,8 +156,11 @@ def read_scores(
             elif matches[row.id] in numbers.get(name, ()):
                 for values, value in zip(triples[name], (numbers[name][matches[row.id]], column, score), strict=True):
                     values.append(value)
-    shapes = {name: (len(numbers[name]), len(ontology.aspects[name].terms)) for name in numbers}
-    return {name: _largest(columns, shapes[name]) for name, columns in triples.items() if columns[0]}
+    return {
+        name: _largest(columns, (len(numbers[name]), len(ontology.aspects[name].terms)))
+        for name, columns in triples.items()
+        if columns[0]
+    }
 
 
 def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
