@@ -28,6 +28,6 @@ def checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
             return validated(**arguments)
         except ValidationError as error:
             problem = error.errors()[0]
-            raise ConfigError(f"{'.'.join(map(str, problem['loc']))}: {refusal(problem)}") from error
+            raise ConfigError(f"{problem['loc'][0]}: {refusal(problem)}") from error
 
     return call

@@ -12,7 +12,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -66,10 +66,10 @@ def read_annotations(
     path: Path,
     ontology: Ontology,
     *,
-    proteins: Sequence[str] | None = None,
+    proteins: Sequence[str] | Set[str] | None = None,
     aspect: str | None = None,
     unknown: Unknown = "refuse",
-    evidence: Sequence[str] = EXPERIMENTAL,
+    evidence: Sequence[str] | Set[str] = EXPERIMENTAL,
     since: GafDate = "",
     before: GafDate = "",
 ) -> dict[str, Annotations]:

@@ -158,7 +158,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
     ranked = weights if part == "ranker" else ()
-    rankers = {name: Ranker.load(run / FOLDER / f"ranker_{name}.npz") for name in ranked}
+    rankers = {name: Ranker.load(verified(run / FOLDER / f"ranker_{name}.npz")) for name in ranked}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
