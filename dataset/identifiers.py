@@ -30,20 +30,21 @@ def accession(record_id: str) -> str:
     >>> accession("sp|P12345-2|AATM_RABIT"), accession("NP_000509.1"), accession("design-1")
     ('P12345', 'NP_000509', 'design-1')
     """
-    bare_id = _without_database(record_id)
+    bare_id = without_database(record_id)
     match = _ACCESSION.fullmatch(bare_id)
     return match[1].upper() if match else bare_id
 
 
-def _without_database(record_id: str) -> str:
+def without_database(record_id: str) -> str:
+    """Return the id without its database and name: ``P12345-2`` of ``sp|P12345-2|AATM_RABIT``."""
     match = _OF_DATABASE.fullmatch(record_id)
     return match[1] if match else record_id
 
 
 _SPELLINGS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
     (str, str),
-    (_without_database, _without_database),
-    (accession, _without_database),
+    (without_database, without_database),
+    (accession, without_database),
     (accession, accession),
 )
 """Spelling of an id and of a known id that are compared, from the nearest to the farthest."""

@@ -24,7 +24,7 @@ from scipy.sparse import csr_array, vstack
 from esmeray.common.arguments import checked_arguments
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.identifiers import match_ids
+from esmeray.dataset.identifiers import match_ids, without_database
 from esmeray.dataset.section import GafDate
 from esmeray.dataset.table import MISSING
 from esmeray.function.formats import Row, annotation_rows, table_rows
@@ -94,7 +94,9 @@ def read_annotations(
             pairs[name][1].append(column)
     # Of a range of dates there may be few, which says nothing of the ids.
     share = 0 if since or before else 0.5
-    matches = match_ids(ids, ids if proteins is None else proteins, path, "the sequences", share=share)
+    # A file may spell a protein in two ways: its first id stands for both.
+    own = {without_database(protein): protein for protein in reversed(ids)}.values()
+    matches = match_ids(ids, own if proteins is None else proteins, path, "the sequences", share=share)
     if len(matches) < len(ids):
         lacking = counted(len(ids) - len(matches), "protein{s}")
         log.warning("%s: %s without a sequence left out", path, lacking)

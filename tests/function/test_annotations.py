@@ -265,6 +265,13 @@ def test_annotations_of_isoforms_are_those_of_their_protein(ontology, tmp_path):
     assert annotations.terms.toarray().tolist() == [[True, True, True, False]]
 
 
+def test_a_protein_that_is_spelled_in_two_ways_is_one(ontology, tmp_path):
+    path = written(tmp_path, "P00001\tGO:2\nsp|P00001|A\tGO:3\nP00001-2\tGO:1\n")
+    annotations = read_annotations(path, ontology)[MF]
+    assert annotations.proteins == ("P00001", "P00001-2")
+    assert annotations.terms.toarray()[0].tolist() == [True, True, True, False]
+
+
 def test_information_accretion_is_that_of_a_term_given_all_its_parents(ontology, tmp_path):
     text = "A\tGO:4\nB\tGO:2\nB\tGO:3\nC\tGO:2\nD\tGO:1\n"
     annotations = read_annotations(written(tmp_path, text), ontology)[MF]
