@@ -1,8 +1,8 @@
 """Ids of proteins as databases write them, and the one way in which the ids of two files are matched.
 
-``sp|P12345|NAME_HUMAN``, ``tr|P12345|...``, ``UniProtKB:P12345``, ``ref|NP_000509.1|``, ``P12345.2`` (a version) and
-``P12345-2`` (an isoform) match the accession. An id that is the same on both sides always comes first, then one that is
-the same isoform and version, then the accession itself.
+``sp|P12345|NAME_HUMAN``, ``tr|P12345|...``, ``UniProtKB:P12345``, ``gi|4504347|ref|NP_000509.1|``, ``P12345.2`` (a
+version) and ``P12345-2`` (an isoform) match the accession. An id that is the same on both sides always comes first,
+then one that is the same isoform and version, then the accession itself.
 """
 
 import re
@@ -11,7 +11,9 @@ from itertools import islice
 
 from esmeray.common.errors import DataError
 
-_OF_DATABASE = re.compile(r"(?:(?:sp|tr|ref|gb|emb|dbj)\||UniProtKB:)([^|\s]+)(?:\|.*)?", re.IGNORECASE)
+_OF_DATABASE = re.compile(
+    r"(?:(?:gi\|\d+\|)?(?:sp|tr|ref|gb|emb|dbj)\||UniProt(?:KB)?:)([^|\s]+)(?:\|.*)?", re.IGNORECASE
+)
 # Of these databases alone: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
 _ACCESSION = re.compile(
     r"((?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})"  # UniProt's own pattern
@@ -28,20 +30,21 @@ def accession(record_id: str) -> str:
     >>> accession("sp|P12345-2|AATM_RABIT"), accession("NP_000509.1"), accession("design-1")
     ('P12345', 'NP_000509', 'design-1')
     """
-    bare_id = _without_database(record_id)
+    bare_id = without_database(record_id)
     match = _ACCESSION.fullmatch(bare_id)
     return match[1].upper() if match else bare_id
 
 
-def _without_database(record_id: str) -> str:
+def without_database(record_id: str) -> str:
+    """Return the id without its database and name: ``P12345-2`` of ``sp|P12345-2|AATM_RABIT``."""
     match = _OF_DATABASE.fullmatch(record_id)
     return match[1] if match else record_id
 
 
 _SPELLINGS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
     (str, str),
-    (_without_database, _without_database),
-    (accession, _without_database),
+    (without_database, without_database),
+    (accession, without_database),
     (accession, accession),
 )
 """Spelling of an id and of a known id that are compared, from the nearest to the farthest."""

@@ -12,9 +12,8 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from esmeray.common.arguments import checked_arguments
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
-from esmeray.dataset.identifiers import match_ids
+from esmeray.dataset.identifiers import match_ids, without_database
+from esmeray.dataset.section import GafDate
 from esmeray.dataset.table import MISSING
 from esmeray.function.formats import Row, annotation_rows, table_rows
 from esmeray.function.ontology import Aspect, Ontology
@@ -34,28 +35,14 @@ log = logging.getLogger(__name__)
 Unknown: TypeAlias = Literal["refuse", "ignore"]
 EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "TAS", "IC", "HTP", "HDA", "HMP", "HGI", "HEP")
 """Evidence codes of experiments, single and high-throughput, and the two of curators that CAFA takes with them."""
-_ASPECTS = frozenset(("F", "P", "C", "MF", "BP", "CC", "MFO", "BPO", "CCO"))
-"""Names of GO's aspects in a third column, in addition to the ontology's own."""
-_NOT_EXPERIMENTAL = (
-    "NAS",
-    "ND",
-    "ISS",
-    "ISO",
-    "ISA",
-    "ISM",
-    "IGC",
-    "IBA",
-    "IBD",
-    "IKR",
-    "IMR",
-    "IRD",
-    "RCA",
-    "IEA",
-    "NR",
+EVIDENCE = frozenset(
+    (*EXPERIMENTAL, *"NAS ND ISS ISO ISA ISM IGC IBA IBD IKR IMR IRD RCA IEA NR".split())  # noqa: SIM905
 )
-EVIDENCE = frozenset((*EXPERIMENTAL, *_NOT_EXPERIMENTAL))
 """All evidence codes of GO."""
-_SCORE = re.compile(r"0|0?\.\d+|1(\.0*)?|\d(\.\d*)?[eE]-\d+")
+_LABELS = EVIDENCE | {"F", "P", "C", "MF", "BP", "CC", "MFO", "BPO", "CCO", "1", "1.0", "1.00", "1.000"}
+"""What may follow a term: evidence, GO's aspects in addition to the ontology's own, and a score of 1. A term with
+another score is predicted, or absent."""
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf", re.ASCII | re.IGNORECASE)
 _TERM = re.compile(r"[A-Za-z]\w*:\S+")
 
 
@@ -74,16 +61,17 @@ class Annotations:
         return with_empty[np.array([rows.get(matches.get(protein, ""), len(rows)) for protein in proteins], np.int64)]
 
 
+@checked_arguments
 def read_annotations(
     path: Path,
     ontology: Ontology,
     *,
-    proteins: Collection[str] | None = None,
+    proteins: Sequence[str] | Set[str] | None = None,
     aspect: str | None = None,
     unknown: Unknown = "refuse",
-    evidence: Collection[str] = EXPERIMENTAL,
-    since: str = "",
-    before: str = "",
+    evidence: Sequence[str] | Set[str] = EXPERIMENTAL,
+    since: GafDate = "",
+    before: GafDate = "",
 ) -> dict[str, Annotations]:
     """Annotations of each aspect that the file has, propagated; ``aspect`` asks for one alone.
 
@@ -96,37 +84,42 @@ def read_annotations(
     >>> truth[name].terms.shape == (len(truth[name].proteins), len(ontology.aspects[name].terms))
     True
     """
-    ids: dict[str, dict[str, int]] = {name: {} for name in ontology.aspects}
+    ids: dict[str, int] = {}
     # Arrays of C integers: 4 bytes a number, where a list keeps an object of each.
     pairs = {name: (array("i"), array("i")) for name in ontology.aspects}
     lines = _Lines(path, ontology, unknown, aspect)
     for row in lines.read(annotation_rows):
         for name, column in lines.annotated(row, evidence, since, before):
-            pairs[name][0].append(ids[name].setdefault(row.id, len(ids[name])))
+            pairs[name][0].append(ids.setdefault(row.id, len(ids)))
             pairs[name][1].append(column)
-    everyone = dict.fromkeys(chain(*ids.values()))
     # Of a range of dates there may be few, which says nothing of the ids.
     share = 0 if since or before else 0.5
-    matches = match_ids(everyone, everyone if proteins is None else proteins, path, "the sequences", share=share)
-    if len(matches) < len(everyone):
-        lacking = counted(len(everyone) - len(matches), "protein{s}")
+    # A file may spell a protein in two ways: its first id stands for both.
+    own = {without_database(protein): protein for protein in reversed(ids)}.values()
+    matches = match_ids(ids, own if proteins is None else proteins, path, "the sequences", share=share)
+    if len(matches) < len(ids):
+        lacking = counted(len(ids) - len(matches), "protein{s}")
         log.warning("%s: %s without a sequence left out", path, lacking)
+    matched = [matches.get(protein) for protein in ids]
     annotations = {}
-    for name, numbers in ids.items():
-        matched = {number: matches[protein] for protein, number in numbers.items() if protein in matches}
-        if matched:  # an aspect that no line names is not there
-            terms = len(ontology.aspects[name].terms)
-            leaves = csr_array((np.ones(len(pairs[name][0]), bool), pairs[name]), shape=(len(numbers), terms))
-            rows = {protein: row for row, protein in enumerate(dict.fromkeys(matched.values()))}
-            members = [rows[protein] for protein in matched.values()], [*matched]
-            joined = csr_array((np.ones(len(matched), bool), members), shape=(len(rows), len(numbers)))
-            # Of bool, where repeats, isoforms of a protein and several ways to an ancestor add up to True.
-            annotations[name] = Annotations(tuple(rows), joined @ leaves @ ontology.aspects[name].ancestors)
+    for name, (numbers, columns) in pairs.items():
+        rows: dict[str, int] = {}
+        # Of bool, where repeats, isoforms of a protein and several ways to an ancestor add up to True.
+        entries = [
+            (rows.setdefault(matched[number], len(rows)), column)
+            for number, column in zip(numbers, columns, strict=True)
+            if matched[number] is not None
+        ]
+        if entries:  # an aspect that no line names is not there
+            shape = len(rows), len(ontology.aspects[name].terms)
+            leaves = csr_array((np.ones(len(entries), bool), np.array(entries).T), shape=shape)
+            annotations[name] = Annotations(tuple(rows), leaves @ ontology.aspects[name].ancestors)
     if not annotations:
         raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
     return annotations
 
 
+@checked_arguments
 def read_scores(
     path: Path,
     ontology: Ontology,
@@ -165,8 +158,11 @@ def read_scores(
             elif matches[row.id] in numbers.get(name, ()):
                 for values, value in zip(triples[name], (numbers[name][matches[row.id]], column, score), strict=True):
                     values.append(value)
-    shapes = {name: (len(numbers[name]), len(ontology.aspects[name].terms)) for name in numbers}
-    return {name: _largest(columns, shapes[name]) for name, columns in triples.items() if columns[0]}
+    return {
+        name: _largest(columns, (len(numbers[name]), len(ontology.aspects[name].terms)))
+        for name, columns in triples.items()
+        if columns[0]
+    }
 
 
 def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
@@ -218,7 +214,7 @@ class _Lines:
     def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
         self._path, self._ontology, self._unknown = path, ontology, unknown
         self._aspect = None if aspect is None else ontology.aspect(aspect).name
-        self._aspects = _ASPECTS | {name.upper() for name in ontology.aspects}
+        self._labels = _LABELS | {name.upper() for name in ontology.aspects}
         self._left_out: Counter[str] = Counter()
 
     def read(self, rows_of: Callable[[Path, Container[str]], Iterator[Row]]) -> Iterator[Row]:
@@ -234,9 +230,9 @@ class _Lines:
         """Aspect and column of each term of a row that passes."""
         self._expect(row, 1)
         if row.date is None and (since or before):
-            raise DataError(f"{self._path}: is a table, which has no dates; give GAF, or remove the dates")
+            raise self._refusal(row, "a table has no dates; give GAF, or remove the dates")
         words = {word.upper() for word in row.words}
-        date = since if row.date is None else row.date
+        date = row.date or ""
         reasons = {
             "lines without terms": row.words[0] in MISSING,
             # Compared as text; an annotation without a date is in no range.
@@ -252,11 +248,10 @@ class _Lines:
 
     def _terms(self, row: Row, place: int, word: str) -> list[tuple[str, int]]:
         """Aspect and column of a word that is a term; none of one that CAFA's files have after a term."""
-        if place and (word.upper() in self._aspects | EVIDENCE or _SCORE.fullmatch(word)):
+        if place and word.upper() in self._labels:
             return []
         if place and word not in self._ontology.positions and not _TERM.fullmatch(word):
-            problem = f"{word!r} is no term, aspect, score or evidence code; remove its column"
-            raise DataError(f"{self._path}, line {row.number}: {problem}")
+            raise self._refusal(row, f"{word!r} is no term, aspect, evidence code or score of 1; remove its column")
         return self.located(row, word)
 
     def located(self, row: Row, term: str) -> list[tuple[str, int]]:
@@ -267,32 +262,31 @@ class _Lines:
             return []
         if self._aspect not in (None, aspect):
             # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
-            problem = f"{term} is a term of {aspect}, and only {self._aspect} was asked for"
-            raise DataError(f"{self._path}, line {row.number}: {problem}; remove the other aspects")
+            problem = f"{term} is a term of {aspect}, and only {self._aspect} was asked for; remove the other aspects"
+            raise self._refusal(row, problem)
         return [(aspect, column)]
 
     def number(self, row: Row, place: int, name: str, highest: float) -> float:
         """The number among the words of a row, after which an aspect alone may follow."""
         self._expect(row, place + 1, *row.words[place + 1 :])
         text = row.words[place]
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
         if not 0 <= value <= highest:  # NaN is neither
-            problem = f"the {name} {text!r} is not a number from 0 to {highest:g}"
-            raise DataError(f"{self._path}, line {row.number}: {problem}")
+            raise self._refusal(row, f"the {name} {text!r} is not a number from 0 to {highest:g}")
         return value
 
     def _expect(self, row: Row, words: int, *others: str) -> None:
-        if row.id in MISSING or len(row.words) < words or any(word.upper() not in self._aspects for word in others):
-            problem = f"{words + 1} columns were expected, got {' '.join((row.id, *row.words))[:60]!r}"
-            raise DataError(f"{self._path}, line {row.number}: {problem}")
+        if row.id in MISSING or len(row.words) < words or any(word.upper() not in self._labels for word in others):
+            got = " ".join((row.id, *row.words))[:60]
+            raise self._refusal(row, f"{words + 1} columns were expected, got {got!r}")
+
+    def _refusal(self, row: Row, problem: str) -> DataError:
+        return DataError(f"{self._path}, line {row.number}: {problem}")
 
     def miss(self, row: Row, problem: str, reason: str) -> None:
         """Count what is left out of a row, or refuse it."""
         if self._unknown == "refuse":
-            raise DataError(f"{self._path}, line {row.number}: {problem}; correct it, or set unknown to ignore")
+            raise self._refusal(row, f"{problem}; correct it, or set unknown to ignore")
         self._left_out[reason] += 1
 
 

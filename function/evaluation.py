@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from esmeray.common.arguments import checked_arguments
+from esmeray.common.errors import DataError
 from esmeray.common.statistics import counts_reaching, f_measure, percentile_interval, ratio, resamplings
 from esmeray.function.annotations import Annotations
 from esmeray.function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
@@ -62,6 +64,7 @@ class Evaluation:
     metrics: dict[str, Metric]
 
 
+@checked_arguments
 def evaluate_functions(
     aspect: Aspect,
     truth: Annotations,
@@ -83,6 +86,10 @@ def evaluate_functions(
     >>> 0 < evaluation.metrics["fmax"].value <= 1
     True
     """
+    shape = len(truth.proteins), len(aspect.terms)
+    is_share = np.abs(scores.data - 0.5) <= 0.5 + 1e-6  # sums of shares may exceed 1 by rounding; NaN is none
+    if not scores.shape == truth.terms.shape == shape or not is_share.all():
+        raise DataError(f"scores: values in 0 to 1 of {shape[0]:,} proteins by {shape[1]:,} terms are needed")
     settings = settings or EvaluationSection()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
     if accretion_V is not None:

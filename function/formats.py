@@ -13,13 +13,17 @@ from typing import NamedTuple
 from esmeray.common.errors import DataError
 from esmeray.dataset.table import numbered_lines
 
-_GAF = ("GAF 1.0", "GAF 2.0", "GAF 2.1", "GAF 2.2")
-"""Versions with the same columns: before 2.2 the fourth is often empty, or NOT; 1.0 lacks the last two."""
-_VERSION = re.compile(r"!\s*(ga|gp)(\w)\w*-version:?\s*(\S*)", re.IGNORECASE)
-_GPAD = re.compile(r"(?:[^\t]*\t){5}\s*ECO:")
-_NOT = re.compile(r"(?:^|.*[|,\s])NOT(?:$|[|,\s])", re.IGNORECASE)
-_JOINED = str.maketrans(';,|"', "    ")
-"""Separators of terms, and quotes around a field, as blanks."""
+_OTHERS = {
+    "GPAD": r"!\s*gpad?-version|(?:[^\t]*\t){5}\s*ECO:",
+    "GPI": r"!\s*gpi-version",
+    "GAF of another version": r"!\s*gaf-version(?!:?\s*(?:1\.0|2\.[0-2])\s*$)",
+}
+"""First lines of files that are not read. GAF 1.0 to 2.2 have the same columns: before 2.2 the fourth is often empty,
+or NOT; 1.0 lacks the last two."""
+_OTHER = re.compile("|".join(f"({pattern})" for pattern in _OTHERS.values()), re.IGNORECASE)
+_NOT = re.compile(r"\bNOT\b", re.IGNORECASE)
+_JOINED = str.maketrans(";,|\"'[]", "       ")
+"""Separators of terms, and quotes and brackets around a field, as blanks."""
 _BLANKS = re.compile(r"[\s,;]+")
 _HEADER = re.compile(r"[^\d:]+")
 _CAFA = {"AUTHOR", "MODEL", "KEYWORDS", "ACCURACY", "END"}
@@ -42,25 +46,22 @@ def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
     """
     is_gaf = False
     for number, line in numbered_lines(path):
-        version = _VERSION.match(line)
-        if version or _GPAD.match(line):
-            name = (
-                "GPAD" if version is None else f"{version[1]}{version[2]} {version[3]}".upper().replace("GPA", "GPAD")
-            )
-            if name not in _GAF:
-                raise DataError(f"{path}: is {name}; get the GAF of the same annotations (1.0 to 2.2)")
-            is_gaf = True
-        elif line.strip() and not line.startswith("!"):
-            cells = [cell.strip() for cell in line.split("\t")]
-            # Without its first line, GAF is known by its shape.
-            is_gaf = is_gaf or (15 <= len(cells) <= 17 and cells[12].startswith("taxon:"))
-            if not is_gaf:
-                yield from table_rows(path, known)
-                return
-            if len(cells) < 15:
-                raise DataError(f"{path}, line {number}: GAF has 17 columns, got {len(cells)}; get the file again")
-            words = [cells[4], cells[6].upper(), *["NOT"] * bool(_NOT.match(cells[3]))]
-            yield Row(number, cells[1], words, cells[13])
+        other = None if is_gaf else _OTHER.match(line)
+        if other:
+            name = [*_OTHERS][int(other.lastindex or 1) - 1]
+            raise DataError(f"{path}: is {name} ({line[:20].strip()!r}); get the GAF of the same annotations")
+        cells = [cell.strip() for cell in line.split("\t")]
+        # Without its first line, GAF is known by its shape.
+        is_gaf = is_gaf or line[:4].lower() == "!gaf" or (len(cells) >= 15 and cells[12].startswith("taxon:"))
+        if not line.strip() or line[0] in "!#":
+            continue
+        if not is_gaf:
+            yield from table_rows(path, known)
+            return
+        if len(cells) < 15:
+            raise DataError(f"{path}, line {number}: GAF has 17 columns, got {len(cells)}; get the file again")
+        words = [cells[4], cells[6].upper(), *["NOT"] * bool(_NOT.search(cells[3]))]
+        yield Row(number, cells[1], words, cells[13].replace("-", ""))
 
 
 def table_rows(path: Path, known: Container[str]) -> Iterator[Row]:

@@ -8,9 +8,9 @@ Shape legend: V terms of an aspect, N proteins, B proteins of a block.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from obonet.read import get_sections
 from scipy.sparse import csr_array, eye_array, vstack
 
+from esmeray.common.arguments import checked_arguments
 from esmeray.common.errors import DataError
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.table import numbered_lines
@@ -32,12 +33,8 @@ BLOCK = 256
 """Proteins at a time: the scores of 25,000 terms then take 6 MB as bytes."""
 _UPWARDS = ("is_a", "part_of", "BFO:0000050")
 """Relations that hand annotations up; the last is part_of in files that are converted from OWL."""
-_STANZA = re.compile(r"\[\w+\]")
-_CLAUSE = re.compile(
-    r"(?:id|namespace|alt_id|is_a):\s*[^\s!{]|relationship:\s*\S+\s+[^\s!{]"
-    r"|(?!(?:id|namespace|alt_id|is_a|relationship):)[^:]+:"
-)
-"""A key and a value; what is read has one."""
+_LINE = re.compile(r"!|\[\w+\]|[^:]+:")
+"""A comment, the start of a stanza, or a key with its value."""
 _CUT_OFF = ": the file may be cut off; get it again"
 
 
@@ -103,6 +100,7 @@ class Ontology:
         return self.aspects[name]
 
 
+@checked_arguments
 def read_ontology(path: Path) -> Ontology:
     """Read an OBO file, plain or compressed. A term without a namespace belongs to the file's default namespace.
 
@@ -112,114 +110,100 @@ def read_ontology(path: Path) -> Ontology:
     >>> [*ontology.aspects]
     ['molecular_function', 'biological_process', 'cellular_component']
     """
+    stanzas, default = _stanzas(path)
     terms: dict[str, _Definition] = {}
     obsolete = set()
-    for term, definition in _terms(path):
-        if definition is None:
+    for stanza in stanzas:
+        term = stanza.get("id", "")
+        namespace = stanza.get("namespace") or default
+        if not term or not namespace:
+            raise DataError(f"{path}: term {term!r} has no id or no namespace, and the header no default{_CUT_OFF}")
+        definition = (namespace, _parents(stanza), sorted({*stanza.get("alt_id", [])}))
+        if stanza.get("is_obsolete", "").lower() == "true":
             obsolete.add(term)  # remembered: a relation to it is left out, one to an unknown term is damage
         # Repeats that say the same are common in files put together from parts of a release.
         elif definition != terms.setdefault(term, definition):
             raise DataError(f"{path}: term {term} is defined twice, differently; remove one")
     if not terms:
         raise DataError(f"{path}: holds no terms; an ontology in OBO format was expected")
-    edges: dict[str, list[tuple[str, str]]] = {namespace: [] for namespace, *_ in terms.values()}
+    parents_of: dict[str, dict[str, list[str]]] = {namespace: {} for namespace, *_ in terms.values()}
     alternatives: dict[str, str] = {}
     for term, (namespace, parents, others) in terms.items():
-        for parent in parents:
-            if parent not in terms and parent not in obsolete:
-                raise DataError(
-                    f"{path}: {parent}, a parent of {term}, is not in the file: the file may be cut off, or lack what "
-                    "it imports; get it whole"
-                )
-            # Aspects are evaluated apart, so that a relation between two of them carries no score.
-            if parent in terms and terms[parent][0] == namespace:
-                edges[namespace].append((term, parent))
+        lost = [parent for parent in parents if parent not in terms and parent not in obsolete]
+        if lost:
+            raise DataError(
+                f"{path}: {lost[0]}, a parent of {term}, is not in the file: the file may be cut off, or lack what it "
+                "imports; get it whole"
+            )
+        # Aspects are evaluated apart, so that a relation between two of them carries no score.
+        parents_of[namespace][term] = [parent for parent in parents if terms.get(parent, ("",))[0] == namespace]
         for other in others:
             if other in terms or alternatives.get(other, term) != term:
                 raise DataError(
                     f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one"
                 )
             alternatives[other] = term
-    ids = {name: [term for term in terms if terms[term][0] == name] for name in edges}
-    return Ontology({name: _aspect(path, name, ids[name], edges[name]) for name in edges}, alternatives)
+    return Ontology({name: _aspect(path, name, parents_of[name]) for name in parents_of}, alternatives)
 
 
-def _terms(path: Path) -> Iterator[tuple[str, _Definition | None]]:
-    """Id and definition of each term, in the order of the file; no definition of an obsolete term."""
-    _, stanzas, _, header = get_sections(_lines_of_terms(path))  # not read_obo, which merges terms of one id
-    if stanzas and _is_cut(stanzas):
-        raise DataError(f"{path}: ends inside term {stanzas[-1].get('id', '')!r}{_CUT_OFF}")
-    default = header.get("default-namespace", [""])[-1]
-    if not any(stanza.get("namespace") for stanza in stanzas):
-        default = default or header.get("ontology", "")  # as in MONDO's file, which has no namespaces at all
-    for stanza in stanzas:
-        term = stanza.get("id", "")
-        namespace = stanza.get("namespace") or default
-        if not term or not namespace:
-            raise DataError(f"{path}: term {term!r} has no id or no namespace, and the header no default{_CUT_OFF}")
-        is_obsolete = stanza.get("is_obsolete", "false").lower() == "true"
-        yield term, None if is_obsolete else (namespace, _parents(stanza), stanza.get("alt_id", []))
+def _stanzas(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Each ``[Term]`` by its keys, and the namespace of those that name none."""
+    lines = ["!"]  # the header, for obonet, if there is no other
+    for number, line in numbered_lines(path):
+        text = line.strip()
+        if text and not _LINE.match(text):
+            raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
+        # obonet 1.3 ends a stanza at any blank line, and takes one that follows a comment for the header.
+        if text and text[0] != "!":
+            lines.append(text)
+    header, *stanzas = re.split(r"\n(?=\[)", "\n".join(lines))
+    of_terms = [stanza for stanza in stanzas if stanza.startswith("[Term]")]
+    # Not read_obo, which merges terms of one id.
+    _, terms, _, keys = get_sections(iter("\n\n".join([header, *of_terms]).split("\n")))
+    default = keys.get("default-namespace", [""])[-1]
+    if not any("namespace" in term for term in terms):
+        default = default or keys.get("ontology", "")  # as in MONDO's file, which has no namespaces at all
+    if terms and _is_cut(terms, default, lines[-1]):
+        raise DataError(f"{path}: ends inside term {terms[-1].get('id', '')!r}{_CUT_OFF}")
+    return terms, default
 
 
-def _is_cut(stanzas: list[dict[str, Any]]) -> bool:
-    """Test for a last term that a download left incomplete: an id alone, or no namespace, or the start of one.
+def _is_cut(terms: list[dict[str, Any]], default: str, last_line: str) -> bool:
+    """Test for a last term that a download left incomplete: a quote that is open, an id alone, or a namespace's start.
 
     Most downloads that ended early lack a term's parent, which is refused anyway.
     """
-    *others, last = stanzas
-    namespace = last.get("namespace", "")
-    names = {stanza.get("namespace", "") for stanza in others}
-    return len(last) < 2 or (namespace not in names and any(name.startswith(namespace) for name in names))
-
-
-def _lines_of_terms(path: Path) -> Iterator[str]:
-    """Lines of the header and of each ``[Term]``, with a blank line before each.
-
-    obonet 1.3 ends a stanza at any blank line, and takes one that follows a comment for the header.
-    """
-    yield "!"  # for obonet, a header that is empty
-    is_read = True
-    text = ""
-    for number, line in numbered_lines(path):
-        text = line.strip()
-        if _STANZA.match(text):
-            is_read = text.startswith("[Term]")
-            yield ""
-        elif text and text[0] != "!" and not _CLAUSE.match(text):
-            raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
-        if is_read and text and text[0] != "!":
-            yield text
-    if text.replace('\\"', "").count('"') % 2:
-        raise DataError(f"{path}: ends inside a quoted text{_CUT_OFF}")
+    *others, last = terms
+    namespaces = {term.get("namespace", default) for term in others}
+    start = last.get("namespace", "")
+    is_new = (start or default) not in namespaces
+    is_open = last_line.replace('\\"', "").count('"') % 2 == 1
+    return is_open or len(last) < 2 or (is_new and any(name.startswith(start) for name in namespaces))
 
 
 def _parents(stanza: dict[str, list[str]]) -> list[str]:
     relations = [f"is_a {parent}" for parent in stanza.get("is_a", [])] + stanza.get("relationship", [])
-    # Of the other relations (regulates ...) none hands annotations up. After the parent may come qualifiers.
-    words = [relation.split()[:2] for relation in relations]
-    return [parent for relation, parent in words if relation in _UPWARDS]
+    # Of the other relations (regulates ...) none hands annotations up. After the parent may come qualifiers; of a line
+    # that was cut off it is missing.
+    words = [[*relation.split(), ""][:2] for relation in relations]
+    return sorted({parent for relation, parent in words if relation in _UPWARDS})
 
 
-def _aspect(path: Path, name: str, ids: list[str], edges: list[tuple[str, str]]) -> Aspect:
-    """Terms sorted by their level, which is found from the roots down."""
-    index = {term: number for number, term in enumerate(ids)}
-    pairs = np.array([(index[term], index[parent]) for term, parent in edges], np.int64).reshape(-1, 2)
-    parents = csr_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(len(ids), len(ids)))
-    children = parents.T.tocsr()
-    waits_for_V = np.diff(parents.indptr)
-    levels_V = np.full(len(ids), -1, np.int64)
-    reached = np.flatnonzero(waits_for_V == 0)
-    while reached.size:
-        levels_V[reached] = levels_V.max() + 1
-        below = children[reached].indices
-        # A term follows its last parent: its level is that of the longest way, not of the first that reaches it.
-        waits_for_V = waits_for_V - np.bincount(below, minlength=len(ids))
-        reached = np.unique(below[waits_for_V[below] == 0])
-    if (levels_V < 0).any():  # terms of a circle wait for each other, and what is below waits for them
-        term = ids[int(levels_V.argmin())]
-        raise DataError(f"{path}: is_a and part_of of {name} run in a circle at or above {term}; remove one of them")
-    order = np.argsort(levels_V, kind="stable")  # within a level the file's order, so that a file gives one matrix
-    return Aspect(name, tuple(ids[number] for number in order), levels_V[order], parents[order][:, order].tocsr())
+def _aspect(path: Path, name: str, parents_of: dict[str, list[str]]) -> Aspect:
+    """Terms sorted by their level, and within a level as in the file, so that a file gives one matrix."""
+    levels: dict[str, int] = {}
+    try:
+        for term in TopologicalSorter(parents_of).static_order():
+            levels[term] = 1 + max((levels[parent] for parent in parents_of[term]), default=-1)
+    except CycleError as error:
+        circle = " to ".join(error.args[1])
+        raise DataError(f"{path}: is_a and part_of of {name} run in a circle: {circle}; remove one of them") from error
+    terms = sorted(parents_of, key=levels.__getitem__)
+    index = {term: number for number, term in enumerate(terms)}
+    pairs = [(index[term], index[parent]) for term in terms for parent in parents_of[term]]
+    rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
+    parents = csr_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(terms), len(terms)))
+    return Aspect(name, tuple(terms), np.array([levels[term] for term in terms], np.int64), parents)
 
 
 def propagate(scores: csr_array, aspect: Aspect) -> csr_array:

@@ -144,7 +144,7 @@ def read(folder: Path) -> FunctionData:
     ids = [store.id(record) for record in range(len(store))]
     records = {name: record for record, name in enumerate(ids)}
     aspects = {}
-    for name, annotated in read_annotations(annotations, ontology).items():
+    for name, annotated in read_annotations(annotations, ontology, proteins=ids).items():
         training_M = np.array([protein not in held_out for protein in annotated.proteins])
         # By aspect: the proteins that were held out may all be without annotation in it.
         if training_M.all() or not training_M.any():

@@ -12,7 +12,9 @@ ACCESSIONS = st.one_of(
 SPELLINGS = (
     "{}",
     "UniProtKB:{}",
+    "uniprot:{}",
     "gb|{}|",
+    "gi|4504347|ref|{}|",
     "sp|{}|NAME_HUMAN",
     "tr|{}|{}_9BACT",
     "sp|{}",

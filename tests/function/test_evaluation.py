@@ -9,6 +9,7 @@ import pytest
 from scipy.sparse import csr_array, random_array
 
 from esmeray.benchmarks.stages.function_evaluation import write_files
+from esmeray.common.errors import EsmerayError
 from esmeray.function.annotations import Annotations, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import Aspect, read_ontology
@@ -134,6 +135,22 @@ def test_areas_of_a_perfect_ranking_are_1_and_of_a_bad_one_less(tmp_path, known)
             assert metrics[name].interval == pytest.approx((1, 1))
     reversed_scores = csr_array(np.where(annotated_NV, 0.1, 0.9))
     assert evaluate_functions(aspect, truth, reversed_scores, settings=settings).metrics["aupr_micro"].value < 0.6
+
+
+WRONG = {
+    "scores: input should be an instance of csr_array, got None": lambda scores: None,
+    "scores: input should be an instance of csr_array, got array": lambda scores: scores.toarray(),
+    "scores: values in 0 to 1 of .* proteins by .* terms are needed": lambda scores: scores[:1],
+    "scores: values in 0 to 1 ": lambda scores: scores * 90,
+    "scores: values in 0 to 1 of": lambda scores: scores * np.nan,
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_scores_of_another_kind_are_refused(tmp_path, words):
+    aspect, truth, scores = small(tmp_path)
+    with pytest.raises(EsmerayError, match=words):
+        evaluate_functions(aspect, truth, WRONG[words](scores))
 
 
 def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_path):

@@ -56,7 +56,7 @@ def test_proteins_first_annotated_since_a_date_are_those_of_their_accession(tmp_
     rows = "".join(gaf_row(name, "GO:2", date=date) for name, date in zip(NAMES, dates, strict=True))
     data = prepared(tmp_path, ENTRIES, "!gaf-version: 2.1\n" + rows, since="20210101")
     assert {data.ids[record] for record in data.held_out} == {*ENTRIES[6:]}
-    with pytest.raises(DataError, match="is a table, which has no dates"):
+    with pytest.raises(DataError, match="a table has no dates"):
         prepared(tmp_path, ENTRIES, TABLE, since="20210101")
 
 

@@ -1,0 +1,33 @@
+"""Arguments of public functions, checked by their annotations, so that a wrong one is a refusal of one line."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
+
+from pydantic import ConfigDict, ValidationError, validate_call
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.text import refusal
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which raises ConfigError for arguments of other types than it names: None, a str for a list ...
+
+    A path may be a str.
+    """
+    validated: Callable[..., T] = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        arguments = signature(function).bind(*args, **kwargs).arguments  # by name, for the messages
+        try:
+            return validated(**arguments)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ConfigError(f"{problem['loc'][0]}: {refusal(problem)}") from error
+
+    return call
