@@ -157,8 +157,12 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         weights = {name: {part: 1.0} for name, parts in weights.items() if part in parts}
         if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
-    ranked = weights if part == "ranker" else ()
-    rankers = {name: Ranker.load(verified(run / FOLDER / f"ranker_{name}.npz")) for name in ranked}
+    rankers = {}
+    if part == "ranker":
+        files = {name: run / FOLDER / f"ranker_{name}.npz" for name in weights}
+        if not all(path.is_file() for path in files.values()):
+            raise ConfigError(f"{run}: is of a version without rankers; give --predict.part blend, or train again")
+        rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
