@@ -100,7 +100,7 @@ def read_annotations(
     if len(matches) < len(ids):
         lacking = counted(len(ids) - len(matches), "protein{s}")
         log.warning("%s: %s without a sequence left out", path, lacking)
-    matched = [matches.get(protein) for protein in ids]
+    matched = [matches.get(protein, "") for protein in ids]
     annotations = {}
     for name, (numbers, columns) in pairs.items():
         rows: dict[str, int] = {}
@@ -108,7 +108,7 @@ def read_annotations(
         entries = [
             (rows.setdefault(matched[number], len(rows)), column)
             for number, column in zip(numbers, columns, strict=True)
-            if matched[number] is not None
+            if matched[number]
         ]
         if entries:  # an aspect that no line names is not there
             shape = len(rows), len(ontology.aspects[name].terms)
