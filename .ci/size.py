@@ -36,7 +36,7 @@ BUDGETS = {
     "service": 2_125,
     "tasks": 1_807,
     "tests": 20_722,
-    "tools": 2_359,
+    "tools": 2_361,
     "train_config": 264,
     "training": 2_472,
     "tuning": 1_211,

@@ -69,8 +69,7 @@ class GenerateSection(DesignStructuresSection):
     """Store of sequences to compare with: adds novelty to each."""
 
 
-@command("design generate", __doc__, made_by="generate")
-def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
+def _check_settings(generate: GenerateSection) -> None:
     # A structure has a length of its own.
     if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
@@ -78,6 +77,11 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
         raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
     if not set(generate.omit) < set(AMINO_ACIDS):
         raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
+
+
+@command("design generate", __doc__, made_by="generate")
+def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
+    _check_settings(generate)
     made.refuse_existing(generate.output)
     exported_design(model)
     # Without a structure: one of residues without coordinates, for which the model was trained as well.
