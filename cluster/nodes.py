@@ -1,6 +1,6 @@
 """Facts of a cluster's nodes before work begins. One task a node, without a core.
 
-Packages, Esmeray's own code and shared storage are compared with those of this process; processors decide the default
+Packages, Esmeray's own code and shared storage are compared with this process's; processors decide the default
 precision.
 """
 

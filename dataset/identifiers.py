@@ -14,7 +14,7 @@ from esmeray.common.errors import DataError
 _OF_DATABASE = re.compile(
     r"(?:(?:gi\|\d+\|)?(?:sp|tr|ref|gb|emb|dbj)\||UniProt(?:KB)?:)([^|\s]+)(?:\|.*)?", re.IGNORECASE
 )
-# Of these databases alone: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
+# These databases alone: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
 _ACCESSION = re.compile(
     r"((?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})"  # UniProt's own pattern
     r"|[A-Z]{2}_[0-9]{6,9}|[A-Z]{3}[0-9]{5,7}|ENS[A-Z]*P[0-9]{11})"  # RefSeq, GenBank, Ensembl
@@ -94,7 +94,7 @@ def match_ids(
         raise DataError(
             f"{source}: ids {rivals[0]!r} and {last[known_id]!r} match {known_id!r} of {known_source}; keep one of them"
         )
-    # Of either side: a database's annotations go with a few sequences, and a few labels with a database's sequences.
+    # Either side: a database's annotations go with a few sequences, and a few labels with a database's sequences.
     if len(matches) < share * len(distinct) and len({*matches.values()}) < share * len(known_ids):
         raise DataError(
             f"{source}: only {len(matches):,} of {len(distinct):,} ids match {known_source}: {_shown(distinct)} on one "

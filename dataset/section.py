@@ -161,7 +161,7 @@ class TermsDataSection(Section):
     blend: a share of them by data.validation_share, or as said here."""
 
     annotations: str | None = None
-    """Table of proteins and terms, or GAF. Ids match those of the sequences in any spelling, such as sp|P12345|NAME.
+    """Table of proteins and terms, or GAF. Ids match the sequences' ids in any spelling, such as sp|P12345|NAME.
     Proteins without a sequence are left out and counted. None with data.source 'sample'."""
     ontology: str | None = None
     """OBO file of the ontology, as go-basic.obo."""
@@ -201,7 +201,7 @@ class StructuresSection(Section):
     ca_only: CaOnly = "error"
     """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted; complete: place N, C and O."""
     predicted: bool | Literal["auto"] = "auto"
-    """Whether the files are predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: those with
+    """Treat the files as predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: those with
     the title of AlphaFold or ESMFold, or a quality metric in mmCIF. ColabFold, Boltz (PDB), OmegaFold and a local
     AlphaFold write neither: set true."""
     max_bytes: Annotated[PositiveInt, UNSEEN] = 1_000_000_000

@@ -44,13 +44,13 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
     Raises ConfigError where ``values`` is no list, DataError with a line for each item that is refused.
     """
     texts = checked_texts(values, name)
-    if content == "protein":  # lines are joined as those of a file
+    if content == "protein":  # lines are joined as in a file
         texts = ["".join(map(str.strip, io.StringIO(text, newline=None))) for text in texts]
     policies = IngestSection()
     for index in [index for index, text in enumerate(texts) if len(text) > policies.max_residues]:
         raise DataError(f"{name}[{index}]: {len(texts[index]):,} residues, more than {policies.max_residues:,}")
     names = [f"{name}[{index}]".encode() for index in range(len(texts))]
-    # What is outside Latin-1 is no residue in any case, and of a text only the length counts here.
+    # Characters outside Latin-1 are never residues; for texts only the length matters here.
     records = Records.of(names, [text.encode("latin-1", "replace") for text in texts])
     ingest = Ingest(policies, content=content)
     try:

@@ -3,7 +3,7 @@
 Python's csv reads 116 MB of proteins in 1.0 s of CPU; pyarrow's (26.0), its columns made Python's values, in 0.9 s.
 
 Values are strings of CSV and TSV, Python's own types of Parquet; None is a missing one (:data:`MISSING`). The
-separator of text is that of Excel's first line ``sep=;``, else comma, semicolon or tab, whichever the header shows,
+separator of text is given by Excel's first line ``sep=;``, else comma, semicolon or tab, whichever the header shows,
 since spreadsheets write each into a file called CSV. Rows count from 1, without the header and blank lines. A quote
 where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
 :func:`numbered_lines`.
@@ -149,7 +149,7 @@ class Table:
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:
-        """The separator by which the header has most wanted columns; of several most columns; else that of the name.
+        """The separator that gives the header most wanted columns, then most columns, then the one of the file's name.
 
         Raises DataError for a file of another kind.
         """

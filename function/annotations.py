@@ -40,7 +40,7 @@ EVIDENCE = frozenset(
 )
 """All evidence codes of GO."""
 _LABELS = EVIDENCE | {"F", "P", "C", "MF", "BP", "CC", "MFO", "BPO", "CCO", "1", "1.0", "1.00", "1.000"}
-"""What may follow a term: evidence, GO's aspects in addition to the ontology's own, and a score of 1. A term with
+"""Words that may follow a term: evidence, GO's aspects in addition to the ontology's own, and a score of 1. A term with
 another score is predicted, or absent."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf", re.ASCII | re.IGNORECASE)
 _TERM = re.compile(r"[A-Za-z]\w*:\S+")
@@ -92,7 +92,7 @@ def read_annotations(
         for name, column in lines.annotated(row, evidence, since, before):
             pairs[name][0].append(ids.setdefault(row.id, len(ids)))
             pairs[name][1].append(column)
-    # Of a range of dates there may be few, which says nothing of the ids.
+    # A range of dates may select few annotations, which says nothing about the ids.
     share = 0 if since or before else 0.5
     # A file may spell a protein in two ways: its first id stands for both.
     own = {without_database(protein): protein for protein in reversed(ids)}.values()
@@ -104,7 +104,7 @@ def read_annotations(
     annotations = {}
     for name, (numbers, columns) in pairs.items():
         rows: dict[str, int] = {}
-        # Of bool, where repeats, isoforms of a protein and several ways to an ancestor add up to True.
+        # A bool matrix, in which repeats, isoforms of a protein and several ways to an ancestor add up to True.
         entries = [
             (rows.setdefault(matched[number], len(rows)), column)
             for number, column in zip(numbers, columns, strict=True)
@@ -209,7 +209,7 @@ def information_accretion(annotations: Annotations, aspect: Aspect, proteins: in
 
 
 class _Lines:
-    """What the words of a file's rows mean; unknown terms and proteins are refused, or left out and counted."""
+    """Interpreter of the words of a file's rows; unknown terms and proteins are refused, or left out and counted."""
 
     def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
         self._path, self._ontology, self._unknown = path, ontology, unknown

@@ -222,5 +222,5 @@ def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) 
     curve_2TR = np.take_along_axis(np.stack([precision_TR, recall_TR]), threshold_TR[None], axis=1)
     # By recall, which need not fall with the threshold where the divisor is the number of predicted proteins.
     precision_TR, recall_TR = np.take_along_axis(curve_2TR, np.argsort(curve_2TR[1:], axis=1, kind="stable"), axis=1)
-    # Left of the first point, precision is that of the highest scores: a perfect ranking may have no other point.
+    # Left of the first point, precision equals the first point's: a perfect ranking may have no other point.
     return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0) + precision_TR[0] * recall_TR[0])

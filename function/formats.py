@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
-    """Rows of GAF, with the term, its evidence code and, if it has one, NOT; or those of a table.
+    """Rows of GAF, with the term, its evidence code and, if it has one, NOT; or rows of a table.
 
     ``known``: terms of the ontology. Raises DataError for other formats and versions, by their name.
     """

@@ -2,7 +2,7 @@
 
 In: the files that the settings name, or the embedded sample. Out, in a folder of the stores: ``sequences``, a link to
 their store, ``terms.obo``, ``annotations.tsv`` (the most specific terms), ``accretion.tsv`` and ``validation.txt``.
-Ids of all files match those of the sequences in any spelling (:mod:`esmeray.dataset.identifiers`).
+Ids of all files match the sequences' ids in any spelling (:mod:`esmeray.dataset.identifiers`).
 
 Shape legend: R records of the store, M annotated proteins of an aspect, V its terms, K terms that are learnt, of all
 aspects.

@@ -33,7 +33,7 @@ def check_device(device: torch.device | str) -> None:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
-    # What is neither has as many devices here as a cluster without GPUs: none.
+    # Any other kind has no devices here, like a cluster without GPUs.
     if wanted.type != "cpu" and (wanted.type != "cuda" or (wanted.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"

@@ -158,7 +158,7 @@ def check_length(data: DataSection, positions: int | None, special: int, longest
     """
     # Here and not by the first batch that holds it, which may come after hours.
     limit = (positions or math.inf) - special
-    # The default is nobody's choice: with short texts it cuts nothing.
+    # No user chose the default: with short texts it cuts nothing.
     is_chosen = data.max_length != DataSection.model_fields["max_length"].default
     if data.max_length > limit and (is_chosen or longest > limit):
         texts = f", and the longest text has {longest}" if longest else ""

@@ -68,7 +68,7 @@ class Config(Section):
 def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
     """Read, merge and check an experiment's settings; None for the defaults, without a file.
 
-    ``train_config/NAME.yaml`` is found from any folder, also as NAME. A precision that nobody gave is known once the
+    ``train_config/NAME.yaml`` is found from any folder, also as NAME. A precision that is not set is known once the
     nodes are: see :func:`with_precision`. Raises ConfigError with one line a problem, naming file and line, or the
     option.
     """

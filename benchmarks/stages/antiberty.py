@@ -1,6 +1,6 @@
-"""AntiBERTy, a trained model of antibodies, from its wheel as a user copies it, held against transformers.
+"""AntiBERTy, a trained model of antibodies, from its wheel as a user copies it, compared with transformers.
 
-The folder has config.json and pytorch_model.bin as the wheel has them, and vocab.txt beside them, without a
+The folder has config.json and pytorch_model.bin as the wheel has them, and vocab.txt next to them, without a
 tokenizer_config.json: transformers' own tokenizer lower-cases, and reads every residue as unknown. The reference is
 transformers with the letter case put right by hand, one antibody at a time, in fp32 on the CPU. A row says by how much
 vectors, masked scores and the service's probabilities differ from it, and what the model predicts of held-out human
@@ -93,7 +93,7 @@ def _differences(folder: Path, antibodies: list[str]) -> Iterator[tuple[str, flo
 
 STAGE = Stage(
     name="antiberty",
-    summary="a trained model of antibodies from its wheel: vectors, scores and service beside transformers; training",
+    summary="a trained antibody model from its wheel: vectors, scores and service compared with transformers; training",
     cases=_rows,
     packages=("antiberty",),
     distributions=("antiberty", "transformers", "torch"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from xopen import xopen
 
 _KINDS: dict[bytes, str] = {
-    # Workbooks are zip files (those of other Office programs have other folders), old ones OLE2 files.
+    # Workbooks are zip files (other Office programs use other folders), old workbooks OLE2 files.
     rb"PK\x03\x04(?!.*(?:word|ppt)/).*(?:\[Content_Types\]\.xml|xl/)|\xd0\xcf\x11\xe0": (
         "an Excel workbook; save it as CSV UTF-8"
     ),
@@ -54,7 +54,7 @@ _OF_WANTED: dict[str, dict[bytes, str]] = {
 
 
 def kind_of(path: Path, wanted: str) -> str | None:
-    """What a file is, plain or compressed, and what to do; None where it may be what is wanted: FASTA, table, Parquet.
+    """Name the kind of a file, plain or compressed, and a remedy; None if it may be the wanted FASTA, table or Parquet.
 
     For refusals alone: the file is opened again.
     """

@@ -160,7 +160,7 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
                 f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
-    # What stays on one side: a distinct sequence, or a whole group.
+    # A distinct sequence or a whole group stays on one side.
     units_N = hashes_N
     if records.groups is not None:
         units_N = hashes_of([name.encode() for name in records.groups])

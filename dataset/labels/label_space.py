@@ -27,7 +27,7 @@ DECISION_THRESHOLD = 0.5
 """A label of several is predicted where its probability is above this."""
 
 UNKNOWN_LETTERS = LabelsSection().unknown_letters
-"""Where no settings say otherwise."""
+"""Default, if no setting says otherwise."""
 
 Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
 """Class names or strings of letters, lists of class names, or (N, C) numbers with NaN where one is not known."""

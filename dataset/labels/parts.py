@@ -27,7 +27,7 @@ from esmeray.dataset.table import Columns, Table, is_missing, is_table_name, mis
 _KEEPS = "data.labels.not_missing"
 
 FLIP_COLUMNS = ("validation", "VALIDATION", "Validation")
-"""Column or attribute beside that of the split; a true value turns train into validation."""
+"""Column or attribute next to the split column; a true value turns train into validation."""
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
 """The label in an id of the embedded labelled samples, where settings name no other."""
@@ -313,12 +313,12 @@ class LabelledSource:
         for setting, column in columns:
             if column is not None:
                 wanted.setdefault(column, f"data.labels.{setting}")
-        # Read beside the split column, if it is there.
+        # Read with the split column, if it exists.
         return dict.fromkeys(FLIP_COLUMNS if self._with_labels and settings.split_column else ()) | wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
-        # Of messages, as of names, NA may be one; no protein is called so.
+        # NA may be a message or a name, but never a protein.
         is_text = self._content == "text"
         kept_texts = settings.not_missing if is_text else []
         for first_row, columns in table.parts():

@@ -30,7 +30,7 @@ _TRUTHS = {
     **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0.0),
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1.0),
 }
-_MEND_LABEL = "mend it, or write nan in its place and give --data.labels.missing_labels skip"
+_MEND_LABEL = "correct it, or write nan in its place and give --data.labels.missing_labels skip"
 _LIST = re.compile(r"""\s*(?:\[.*\]|\{.*\}|\((?:.*,.*)?\)|(?:frozen)?set\(.*\)|(["']).*\1)\s*""", re.DOTALL)
 _NUMPY = re.compile(r"""["']\s+["']""")
 """Between names of a printed array, which Python would read as one."""
@@ -97,7 +97,7 @@ def labels_by_id(
 
 
 def labels_of(ids: Iterable[str], labels: Mapping[str, str], source: object, labels_source: object) -> dict[str, str]:
-    """The labels of ``ids`` of ``source``, matched to those of a table; ids without a label are left out.
+    """The labels of ``ids`` of ``source``, matched to the ids of a table; ids without a label are left out.
 
     Raises DataError as :func:`~esmeray.dataset.identifiers.match_ids`.
     """
@@ -145,7 +145,7 @@ def part(value: Any, validation: Any = None) -> str:
 
 
 def _letters(value: Any, keep: Collection[str]) -> str | None:
-    # As they stand, since a blank is a letter of DSSP.
+    # Not stripped, since a blank is a letter of DSSP.
     letters = text_of(value)
     return None if is_missing(letters, keep) else letters
 

@@ -228,10 +228,10 @@ def _store_name(data: DataSection) -> str:
 
 
 def file_identities(paths: list[Path]) -> list[tuple[str, int, int, int]]:
-    """Path, size, modification and change time of each file, by which it is known without being read.
+    """Path, size, modification and change time of each file, which identify it without reading it.
 
     The change time differs for a file that was edited in place or replaced, whatever its modification time. Inodes are
-    left out: some network file systems number them anew for each mount.
+    left out: some network file systems number them again for each mount.
     """
     return [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in paths

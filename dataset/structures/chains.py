@@ -45,7 +45,7 @@ FORCE_FIELDS = {
     # GROMACS, GROMOS, CHARMM and CYANA add a letter, a digit or a sign: ASPP, HISE, LYSH, CYS2, LYS+.
     **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits + "+-"},
 }
-"""Standard names by those of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
+"""Standard names by the names of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
 # AMBER names the ends of chains NALA, CHIE, NCYS2.
 FORCE_FIELDS |= {
     end + name: standard

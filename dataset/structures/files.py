@@ -73,13 +73,13 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
-    # Of ligands and water, which stand behind all chains, a second run is as it should be.
+    # Ligands and water follow all chains, so a second run of theirs is expected.
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     twice = [name for name, count in runs.items() if count > 1]
     if twice:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
-    # All chains are read, since a rule names those of amino acids, and messages what there is.
+    # All chains are read, since a rule names protein chains, and messages list all.
     chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")

@@ -103,7 +103,7 @@ class Structure:
 
     @property
     def packed_numbers(self) -> NDArray[np.int32]:
-        """(L,) :attr:`numbers`, or those of residues that are counted from 1."""
+        """(L,) :attr:`numbers`, or 1, 2, 3 ... for residues that are counted."""
         return np.arange(1, len(self.residues) + 1, dtype=np.int32) * 256 if self.numbers is None else self.numbers
 
     @property

@@ -37,7 +37,7 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
         first = packed_number(int(match["first"]), match["first_code"])
         last = first if match["last"] is None else packed_number(int(match["last"]), match["last_code"])
-        # By numbers and not by order: ends of a range may be missing, and loops of another protein be inserted.
+        # Numbers decide, not the order: ends of a range may be missing, and loops of another protein be inserted.
         inside = np.flatnonzero((numbers >= first) & (numbers <= last))
         if not inside.size:
             shown = f"{written_positions(structure, members)}, or #1-{len(members)} in order"
@@ -53,7 +53,7 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
         return ()
     names = dict.fromkeys(map(str.strip, text.split(",")))
     chains = [_members(structure, f"--generate.tie {text}", name) for name in names]
-    # Of equal length, chains may lack different residues: the numbers, from any first one, say which belong together.
+    # Chains of equal length may lack different residues: the numbers, from any first one, say which belong together.
     if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
         shown = " and ".join(written_positions(structure, chain) for chain in chains)
         raise ConfigError(

@@ -65,7 +65,7 @@ class EarlierOutput:
         ranks_U = np.searchsorted(hashes_N, store.sequence_hashes[records_U], sorter=order)
         found_U = order[np.minimum(ranks_U, order.size - 1)]
         is_other_U = differ(keys_N2[found_U], store.sequence_keys(records_U))
-        # Of two sequences with one hash the first is looked at alone: the other one is computed again.
+        # If two sequences share a hash, only the first is compared; the other one is computed again.
         is_known_U = (hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U
         return np.where(is_known_U, found_U, -1)
 

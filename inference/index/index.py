@@ -101,7 +101,7 @@ class Index(ABC):
         rows = []
         for name, start, stop in spans:
             same_hash = order_N[start:stop].tolist()
-            # By the id itself: several ids may have one hash.
+            # The id itself is compared: several ids may have one hash.
             same_id = (row for row, known in zip(same_hash, self.ids(same_hash), strict=True) if known == name)
             rows.append(next(same_id, -1))
         return np.array(rows, dtype=np.int64)

@@ -40,7 +40,7 @@ REMEDY = "make or copy the index again"
 class PartEntry(BaseModel, extra="forbid", frozen=True):
     """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
 
-    ``continues``: :meth:`IndexManifest.identity` of the index before it; None in those of earlier versions.
+    ``continues``: :meth:`IndexManifest.identity` of the index before it; None in parts of earlier versions.
     """
 
     rows: int
@@ -107,7 +107,7 @@ def read_index_manifest(folder: Path) -> IndexManifest:
 def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]], by_blocks: bool) -> dict[str, Any]:
     """The arrays of a part, verified, or ``by_blocks``. Raises DataError where one is missing or of another shape."""
     path = entry.path(folder, ".safetensors")
-    # By the index's own manifest: a part that was copied from another index has other checksums.
+    # The index's own manifest decides: a part that was copied from another index has other checksums.
     for name, checksum in entry.files.items():
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)

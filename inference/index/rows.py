@@ -57,7 +57,7 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
     for first, table in zip(firsts, tables, strict=False):
         for start, ids, sequences_n2 in _blocks(table):
             rows = slice(first + start, first + start + len(ids))
-            # The row comes last, so that of equal ids the earliest row comes first.
+            # The row comes last, so that among equal ids the earliest row comes first.
             keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in enumerate(ids, rows.start)]
             sequences_N2[rows] = sequences_n2
     keys.sort()
@@ -89,5 +89,5 @@ def _blocks(table: Index | Embeddings) -> Iterator[tuple[int, list[str], NDArray
 
 
 def _digest(record_id: str) -> bytes:
-    """16 bytes of BLAKE2b, of which no two texts with one digest are known; those with one XXH3 can be constructed."""
+    """16 bytes of BLAKE2b, for which no collision is known; XXH3 collisions can be constructed."""
     return blake2b(record_id.encode(), digest_size=16).digest()

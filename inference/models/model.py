@@ -92,7 +92,7 @@ class Model:
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
-            # Of batches in the ESM alphabet, whose tokenizer knows all, the backbone's own vocabulary counts.
+            # For batches in the ESM alphabet, whose tokenizer knows all letters, the backbone's own vocabulary decides.
             unknown=self.tokenizer.unknown_letters if backbone.residue_ids is None else backbone.unknown_letters,
         )
         self.limit = limited(limit or Limit(None), self.facts.longest)

@@ -174,7 +174,7 @@ def _are_substitutions(mutants: Sequence[Mutant]) -> bool:
 def predictions_of(
     sources: Sequence[str], variants: Sequence[Variant], section: MutationsSection, folder: Path, columns: Columns
 ) -> list[Prediction]:
-    """Of each model its scores as means, or what it predicts where it is fitted.
+    """Scores of each model as means, or predictions if the model is fitted.
 
     Raises as :class:`Scorer` and :meth:`Fitted.predict`.
     """

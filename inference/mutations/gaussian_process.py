@@ -129,7 +129,7 @@ class Posterior:
         self._measured = features
 
     def predict(self, features: Features, replicates_N: Floats | float = 1.0) -> Prediction:
-        """Means, deviations, and intervals of the mean of so many measurements."""
+        """Means, deviations, and intervals of the mean of that number of measurements."""
         mean_N = np.zeros(len(features))
         variance_N = self._variances(features)
         for rows, basis_NM in self._blocks(features):

@@ -31,7 +31,7 @@ from esmeray.inference.mutations.variants import WILD_TYPE, Protein, UnscoredErr
 PROTEIN_COLUMN = "protein"
 """Names of wild types, in tables of several."""
 _SEQUENCE_COLUMN = "mutated_sequence"
-"""Whole mutants in ProteinGym's assays, by which the wild type is known."""
+"""Column of whole mutants in ProteinGym's assays, from which the wild type is inferred."""
 _MUTANT_COLUMNS = ("mutant", "hgvs_pro", "variant", "mutation", "mutations", "mutants", "variants", "aa_substitutions")
 """Usual names of the column of mutants, in lower case; the first that a table has is read."""
 
@@ -132,7 +132,7 @@ def read_mutants(
             whole=section.sequence_column is not None,
             refuse=section.bad_mutants == "error",
         )
-        # As objects: integers stay integers next to missing values.
+        # Objects, so that integers stay integers next to missing values.
         tables.append(pd.DataFrame(columns, dtype=object))
     rows = pd.concat(tables, ignore_index=True)
     # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
@@ -181,7 +181,7 @@ def read_variants(
         try:
             mutant = protein.mutant_of(text) if whole else protein.mutant(text)
             variants[-1] = Variant(protein, mutant)
-            # Lower case is soft masking, or a habit; that of p.Ala24Gly is neither.
+            # Lower case is soft masking, or a habit; in p.Ala24Gly it is neither.
             counts["row{s} in lower case"] += text != text.upper() if whole else text.islower() and mutant != WILD_TYPE
         except UnscoredError as error:
             counts[f"row{{s}} without a score: {str(error).removesuffix(' has no score')}"] += 1
@@ -250,7 +250,7 @@ def _tables(
         header = _header(path) if every_column else []
         # Without trailing separators, which make several columns without a name.
         others = [other for other in header if other or header.count(other) == 1]
-        # What means a missing value is left as it is in columns that are only passed on.
+        # Columns that are only passed on keep their texts for missing values.
         columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
         names = [name] * len(columns[column])
         if by_column:

@@ -80,7 +80,7 @@ def read_changes(text: str) -> list[Change]:
     """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
     text = _TARGET.sub("", text.strip().upper(), count=1)
     if not text:
-        raise ValueError("is empty, or a text that tables mean a missing value by, such as NaN")
+        raise ValueError("is empty, or a text that means a missing value, such as NaN")
     if _TWO_ALLELES.search(text):
         raise ValueError("is of two alleles; write a row for each mutant")
     text = _MARKS.sub("", text)
@@ -88,7 +88,7 @@ def read_changes(text: str) -> list[Change]:
         text = _NAME.sub(lambda name: _LETTERS[name[0]], text)
     if text in _WILD_TYPES:
         return []
-    # Of several parts, = says that the rest is as in the wild type.
+    # Among several parts, = says that the rest is as in the wild type.
     return [_change(part) for part in _SEPARATOR.split(text) if part != _SAME]
 
 
@@ -189,7 +189,7 @@ class Protein:
         # Translations end in a stop, which is no residue; files of wild types are read so, too.
         sequence = sequence.strip().upper().removesuffix("*")
         if not sequence:
-            raise ValueError("the sequence is empty, or a text that tables mean a missing value by, such as NaN")
+            raise ValueError("the sequence is empty, or a text that means a missing value, such as NaN")
         if "*" in sequence:
             raise UnscoredError("a stop has no score")
         # What the wild type has itself (X) is no mistake of the table.

@@ -105,7 +105,7 @@ def calibrated(
         hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
     trained_n, training = in_training(index.folder, index.sequences(rows_n), "calibrating ")
     if trained_n is not None:
-        # As queries alone: a query of the search meets the proteins of the training in the database as well.
+        # Removed as queries only: a query of the search meets the proteins of the training in the database as well.
         others = [hits[number] for number in np.flatnonzero(~trained_n).tolist()]
         is_enough = len(others) + 1 >= 1 / error_rate
         threshold = f"{ascending(index.metric, calibrate(others, error_rate).threshold):.6g}" if is_enough else "-"

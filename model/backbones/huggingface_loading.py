@@ -106,7 +106,7 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
 def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Write config.json and model.safetensors with the names that tensors have on the hub.
 
-    ``state``: in place of the network's own. transformers 5.23 would write those of ESM under names that only it reads
+    ``state``: in place of the network's own. transformers 5.23 would write ESM's tensors under names that only it reads
     (``LayerNorm.gamma``, and one ``encoder.layer.*.attention.self.rotary_embeddings.inv_freq`` for all layers).
     """
     state = {**(network.state_dict() if state is None else state)}

@@ -74,7 +74,7 @@ one sequence at a time by a test."""
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
 MODEL_FILE = "esmeray_model.json"
-"""Of an exported model: the task, which opens it."""
+"""Task of an exported model, which opens it."""
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights of a local folder without safetensors, read without code (``weights_only``)."""
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]

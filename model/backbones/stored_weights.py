@@ -104,7 +104,7 @@ def _files(folder: Path) -> list[Path]:
 def warn_left_out(folder: Path, names: Iterable[str]) -> None:
     """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
     left_out = [name for name in names if not _NOT_NAMED.search(name)]
-    # An export's head lies beside the backbone, and Esmeray opens it.
+    # An export's head lies next to the backbone, and Esmeray opens it.
     if left_out and not (folder / MODEL_FILE).is_file():
         modules = ", ".join(sorted({".".join(name.split(".")[:2]) for name in left_out}))
         warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {modules}")

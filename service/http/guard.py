@@ -52,7 +52,7 @@ class Guard:
         # Probes send HEAD, which every GET route answers: the server, whose scope is another, leaves out the body.
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        # Of text-embeddings-inference. It is no public path, unlike the page.
+        # POST / of text-embeddings-inference is no public path, unlike the page.
         is_root = (scope["method"], scope["path"]) == ("POST", "/")
         if is_root:
             scope = {**scope, "path": "/embed"}

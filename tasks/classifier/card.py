@@ -81,7 +81,7 @@ class Opening:
     Attributes:
         text: an example, as the tokenizer takes it.
         base: of an adapter: folder or hub name of its base as Python source.
-        has_head: transformers opens the head, too; beside any other head it would draw one at random.
+        has_head: transformers opens the head, too; for any other head it would draw random weights.
         max_length: tokens of a text, without special ones, that are used; None for all.
     """
 

@@ -134,7 +134,7 @@ def write_head(model: LabelModel, folder: Path, architecture: str, **network: An
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *, with_head: bool = False) -> bool:
     """config.json and model.safetensors of the backbone, and of the head if a class of transformers computes the same.
 
-    Returns whether the head is there. Names of classes are in config.json in that case alone: beside another head
+    Returns whether the head is there. Names of classes are in config.json in that case only: for another head
     transformers would draw one at random, under these names.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING  # here: it takes seconds

@@ -229,7 +229,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, 
     eventually(lambda: encoded(client, ["MKT"]).status_code == 200)
     eventually(lambda: replica_metric(client, "tokens")[0] != before)
     assert not psutil.pid_exists(before)
-    # Its successor is refused while the files are others than those of the first replica.
+    # Its successor is refused while the files are not the first replica's.
     weights = served.folder / "esm" / "model.safetensors"
     served_weights = weights.read_bytes()
     answer = encoded(client, SEQUENCES).json()["data"]

@@ -82,12 +82,12 @@ def main(
     groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
     ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
     labelled = np.array([*numbers.values()])
-    # Of a list of hits there are no sequences.
+    # A list of hits has no sequences.
     sequences_n2 = np.zeros((len(labelled), 2), np.uint64) if index is None else index.sequences(labelled)
     trained_n, training = in_training(vectors if index is None else index.folder, sequences_n2)
     tables = {"levels": groups_NL}
     if trained_n is not None and not trained_n.all():
-        # Those to which the model was fitted are neither queries nor hits.
+        # Proteins that the model was fitted to are neither queries nor hits.
         tables["levels_without_training"] = groups_NL.copy()
         tables["levels_without_training"][labelled[trained_n]] = -1
     values = []

@@ -82,7 +82,7 @@ def main(
         return
     reports = run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)
     console.print(table(reports))
-    # Of an output that has grown the newest part's; a part of before has no such lines.
+    # The newest part's lines, if the output has grown; parts of earlier versions have none.
     changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]
     unknown = [f"  {report['model']}: {report['unknown']}" for report in reports if report.get("unknown")]
     written = f"written: {uri_of(embed.output) or embed.output}"

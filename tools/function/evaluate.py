@@ -67,7 +67,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     known = read(section.known) if section.known else {}
     if known:
-        # Of few or of all proteins something may be known; of none, the ids are of another kind.
+        # Something may be known for few or all proteins; if for none, the ids are of another kind.
         known_ids = {*chain(*(annotations.proteins for annotations in known.values()))}
         match_ids(chain(*proteins.values()), known_ids, section.truth, section.known, share=1e-9)
     terms = read_terms(section.terms, ontology, unknown) if section.terms else {}

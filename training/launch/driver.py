@@ -118,7 +118,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
-        # Of the nodes, whatever this machine is; a cluster that was started here is this machine.
+        # The nodes decide, not this machine; a cluster that was started here is this machine.
         default_precision = connection.default_precision if local is None else processor.default_precision
         config = with_precision(config, default_precision(workers.use_gpu))
         resumption = Resumption(config)

@@ -63,7 +63,7 @@ async def models(request: Request, service: Shared) -> Response:
 
 @router.get("/v1/models/{name:path}", name="models")
 async def model(request: Request, service: Shared, name: str) -> Response:
-    """One of the models; a name may hold slashes, as those of the hub."""
+    """One of the models; a name may hold slashes, as on the hub."""
     return json_answer(_shown(about_of(service, request, name, None), service.models.about_index.values()))
 
 

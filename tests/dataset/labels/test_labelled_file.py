@@ -363,9 +363,9 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or holds a line break"),
         ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': the id 'é' stands already in in.csv, row 1;"),
         (NUMBERS | {"id_column": "sequence"}, ["ML fast"], "row 1, record 'ML': column 'label': 'fast' is not a"),
-        (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; mend it, or write nan in its place and"),
+        (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; correct it, or write nan in its place"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
-        (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; mend it, or write nan"),
+        (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; correct it, or write nan"),
         (TWO_NUMBERS, ["0 1", "2 nan"], "row 2: no label in column 'label'; complete or remove the record, or give"),
         (
             {},

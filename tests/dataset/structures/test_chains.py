@@ -84,7 +84,7 @@ COLUMNS = {
     "pdbx_PDB_model_num": lambda atom: "1",
 }
 NEITHER = ({"label_seq_id", "auth_seq_id"}, {"label_comp_id", "auth_comp_id"}, {"label_atom_id", "auth_atom_id"})
-"""Columns of which one is needed."""
+"""Pairs of columns; one of each is needed."""
 
 
 def cif_text(atoms: Iterable[Atom], columns: Iterable[str] = COLUMNS) -> str:

@@ -353,7 +353,7 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
         answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
         assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
         assert "at least a letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
-        # What is cut are residues: a text is never cut at a wrong place.
+        # Residues are cut; a text is never cut at a wrong place.
         body = {"inputs": "a cell divides", "truncate": True}
         assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}
         long = client.post("/", json={**body, "inputs": "a cell divides " * 30})

@@ -326,7 +326,7 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
     assert len(evaluation) == 3
     for key, part in evaluation.items():
         assert part["records"] == size and abs(part["metrics"]["spearman"]) < 0.3, key
-    # As one measurement of each, also in the widths of intervals: all were measured equally often.
+    # Equal to one measurement of each, also in the widths of intervals: all were measured equally often.
     means = {}
     for text, score, prior in rows:
         means.setdefault((text, prior), []).append(score)
