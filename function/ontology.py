@@ -183,8 +183,8 @@ def _is_cut(terms: list[dict[str, Any]], default: str, last_line: str) -> bool:
 
 def _parents(stanza: dict[str, list[str]]) -> list[str]:
     relations = [f"is_a {parent}" for parent in stanza.get("is_a", [])] + stanza.get("relationship", [])
-    # Of the other relations (regulates ...) none hands annotations up. After the parent may come qualifiers; of a line
-    # that was cut off it is missing.
+    # Other relations (regulates ...) hand no annotations up. Qualifiers may follow the parent; a line that was cut off
+    # has no parent.
     words = [[*relation.split(), ""][:2] for relation in relations]
     return sorted({parent for relation, parent in words if relation in _UPWARDS})
 

@@ -115,7 +115,7 @@ def split_stratified(
     Of each class the distinct sequences that come first by hash are held out, as many as the share says, but at least
     one and not all where there are two; the only sequence of a class is trained on. Duplicates stay on one side. A
     sequence with records of several classes is settled by the one with the fewest sequences; only where this leaves
-    another class without a side do its records of one sequence part from those of the others, if they ``may_part``.
+    another class without a side are its records of one sequence divided from the other classes', if they ``may_part``.
 
     Raises DataError where no class has two distinct sequences and two sides were asked for.
     """

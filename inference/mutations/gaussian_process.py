@@ -1,7 +1,7 @@
 """A Gaussian process over mutants (Rasmussen and Williams 2006): what they measure, with its uncertainty.
 
-The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features`, and a level. Weights are
-those of the highest posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. The
+The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features`, and a level. Weights
+maximize the posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. The
 value of a mutant that was measured n times is a mean, with a variance of the noise by n. Of more
 than some thousand mutants the process is that of as many inducing ones (Quinonero-Candela and Rasmussen 2005), and the
 time is linear in the others.

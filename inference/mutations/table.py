@@ -236,9 +236,9 @@ def _tables(
     wanted: Mapping[str, str],
     every_column: bool,
 ) -> Iterator[tuple[Path, Columns, list[Protein]]]:
-    """Each table with its columns and the protein of each row: the only one of the FASTA file, which has no name then;
-    that of the column ``protein``; or, of a table in a folder, that of the table's name. Tables of several proteins
-    have a column of their names."""
+    """Each table with its columns and the protein of each row: the FASTA file's only one, which then has no name; the
+    one that the column ``protein`` names; or, for a table in a folder, the one named like the table. Tables of several
+    proteins have a column of their names."""
     of_gym = section.sequence is None and section.table.is_dir()
     proteins = [] if of_gym else read_proteins(section, folder)
     if len(proteins) == 1 and not any(name for _, name in paths):

@@ -1,4 +1,4 @@
-"""Files by which sentence-transformers pools an export as Esmeray does: the mean over residues, without special tokens.
+"""Files that make sentence-transformers pool an export as Esmeray does: the mean over residues, without special tokens.
 
     modules.json                the network, weights of its tokens, and the pooling, one after the other
     sentence_bert_config.json   the length of texts that the network takes

@@ -8,7 +8,6 @@ from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.table import Table
-from tests.clusters import REPOSITORY
 from tests.dataset.stores import contents, data_of, made
 
 SKIP = {"missing_labels": "skip", "empty_texts": "skip"}
@@ -19,11 +18,8 @@ LOCATIONS = ("Cytoplasm", "Nucleus")
 
 
 @pytest.fixture(scope="module")
-def field() -> Path:
-    folder = REPOSITORY.parent / "shared" / "field"
-    if not folder.is_dir():
-        pytest.skip(f"the field data of development are not at {folder}")
-    return folder
+def field(shared_data: Path) -> Path:
+    return shared_data.parent / "field"
 
 
 @pytest.mark.parametrize(
