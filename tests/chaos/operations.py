@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 from esmeray.common import remote
 from esmeray.common.compiled_code import load
+from esmeray.common.errors import read_json, reading
+from esmeray.common.publishing import MADE_FILE, file_xxh128
 from tests.chaos.forks import LIMIT_S, Call, command, ended
 
 ACTS = {"kill before": 1, "kill after": 2, "once": 3, "from there on": 4}
@@ -39,9 +41,11 @@ ACTS = {"kill before": 1, "kill after": 2, "once": 3, "from there on": 4}
 KILLS, ERRORS = ("kill before", "kill after"), ("EIO", "ENOSPC", "EDQUOT")
 COLUMNS = ("lost", "wrong end", "not resumed", "left over")
 PACKAGES = ("esmeray.", "torch", "transformers", "faiss", "sklearn.", "h5py", "pyarrow.", "matplotlib.")
+LIGHT = ("data convert", "align", "bad")
+"""Cases that need none of the modules that take seconds to import."""
 STANDARD = ("<", "pathlib", "shutil", "contextlib", "operations")
-VARYING = r'"(mtime_ns|ctime_ns|inode|created)": .*'
-"""Lines of results that no two runs agree on."""
+VARYING = r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n'
+"""Parts of results that no two runs agree on."""
 BUCKET = "bucket"
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -54,6 +58,7 @@ class Case(NamedTuple):
         run: the command. ``{folder}`` is that folder.
         read: prints the output, verified, or ends with an error.
         is_staged: what ``read`` prints is a number that may not decrease from operation to operation.
+        is_worker: the driver, which is not there, says in a line how it ended.
         on_s3: the output is in the bucket.
     """
 
@@ -61,6 +66,7 @@ class Case(NamedTuple):
     run: str | Call
     read: str | Call
     is_staged: bool = False
+    is_worker: bool = False
     on_s3: bool = False
 
 
@@ -85,7 +91,11 @@ def fasta(name: str, *numbers: int) -> Call:
 
 
 def printed(name: str) -> Call:
-    return lambda: print(Path(name).read_text())
+    def read() -> None:
+        with reading(name):
+            print(Path(name).read_text())
+
+    return read
 
 
 def read_vectors(output: str) -> Call:
@@ -112,7 +122,7 @@ def searched(index: str) -> Call:
     def search() -> int:
         hits = f"embed search {index} --search.queries vectors --search.output hits.tsv {CACHE}"
         code: int = called(hits)()
-        print(Path("hits.tsv").read_text())
+        printed("hits.tsv")()
         return code
 
     return search
@@ -122,10 +132,7 @@ def fingerprint(folder: str) -> Call:
     """Print the checksums of a folder that a manifest lists, verified."""
 
     def read() -> None:
-        from esmeray.common.publishing import MADE_FILE, file_xxh128
-
-        listed = importlib.import_module("json").loads((Path(folder) / MADE_FILE).read_text())["files"]
-        for name, checksum in listed.items():
+        for name, checksum in read_json(Path(folder) / MADE_FILE, "")["files"].items():
             is_sound = file_xxh128(Path(folder) / name) == checksum
             print(name, checksum if is_sound and not name.endswith((".md", ".json", ".png")) else is_sound)
 
@@ -264,8 +271,8 @@ GROUPS: dict[str, dict[str, Case]] = {
         "predict": Case((function_run,), function_prediction, printed("t.tsv")),
     },
     "train": {
-        "new": Case((), bits("train"), stage("tiny"), is_staged=True),
-        "resumed": Case((bits("train", 4),), bits("train"), stage("tiny"), is_staged=True),
+        "new": Case((), bits("train"), stage("tiny"), is_staged=True, is_worker=True),
+        "resumed": Case((bits("train", 4),), bits("train"), stage("tiny"), is_staged=True, is_worker=True),
         "export": Case((bits("train"),), "train export tiny --export.output exported", fingerprint("exported")),
     },
 }
@@ -310,7 +317,8 @@ class Subject:
 
     def __init__(self, root: Path, name: str, library: Any) -> None:
         self.name, self.case, self.library = name, CASES[name], library
-        self.root, self.here = root / name, root / name / "here"
+        self.root = root / re.sub(r"\W+", "-", name)
+        self.here = self.root / "here"
         self.here.mkdir(parents=True)
         self.files = [self.root / f"{stream}.txt" for stream in ("stdout", "stderr")]
         for number, work in enumerate(self.case.make):
@@ -323,7 +331,8 @@ class Subject:
         # What differs between two undisturbed runs, such as a time, is not compared.
         self._undisturbed()
         self.result = {path: same(content, self._content().get(path)) for path, content in self.result.items()}
-        assert self.new == self._read() and self.new.code == 0 and self.new != self.old, self.new
+        again = self._read()
+        assert self.new.code == 0 and self.old != self.new == again, f"{self.old}, {self.new}, {again}"[-2000:]
 
     def _undisturbed(self) -> list[str]:
         self._restore()
@@ -350,7 +359,7 @@ class Subject:
         stack = self._stack()
         wrong = {}
         if state not in (self.old, self.new) and not (self.case.is_staged and state.code == 0):
-            wrong["lost"] = state.text[-300:]
+            wrong["lost"] = last_lines(state.text)
         if problem := self._wrong_end(point, code, said, state):
             wrong["wrong end"] = problem
         again = self._call(called(self.case.run))
@@ -368,7 +377,7 @@ class Subject:
 
     def _wrong_end(self, point: Point, code: int, said: str, state: State) -> str:
         lines = [line for line in said.splitlines() if line.startswith("error: ")]
-        if code == -signal.SIGKILL and not point.error:
+        if (code == -signal.SIGKILL and not point.error) or (self.case.is_worker and code == 1):
             return ""
         if "Traceback" in said or code < 0:
             return f"{code}, {last_lines(said)}"
@@ -425,9 +434,7 @@ class Subject:
         """Esmeray's frames at the operation, innermost first."""
         frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', "\n".join(self._log()))
         own = [f"{Path(file).name}:{line} {name}" for file, line, name in frames if "site-packages" not in file]
-        return " < ".join(frame for frame in own if not frame.startswith(("<", "pathlib", "shutil", "operations")))[
-            :160
-        ]
+        return " < ".join(frame for frame in own if not frame.startswith(STANDARD))[:120]
 
     def _read(self) -> State:
         """What the reader says, in a copy of the folder, which stays as it is."""
@@ -507,7 +514,7 @@ def table(trials: list[Trial], counts: dict[str, int]) -> Iterator[str]:
         yield f"| {name} | {operations} | {kills} | {len(own) - kills} | {' | '.join(wrong)} |"
 
 
-def disturbed(names: Iterable[str], seed: int, minutes: float) -> tuple[list[str], list[str]]:
+def disturbed(names: Iterable[str], seed: int, minutes: float, most: int | None) -> tuple[list[str], list[str]]:
     """Lines of the table, and what was wrong. Points are drawn, of each case as many, until the time is up."""
     library, by_case, counts = ctypes.CDLL(None), dict[str, list[Trial]](), dict[str, int]()
     with tempfile.TemporaryDirectory(prefix="chaos-operations-") as folder, ExitStack() as servers:
@@ -515,6 +522,8 @@ def disturbed(names: Iterable[str], seed: int, minutes: float) -> tuple[list[str
             from tests.object_store import object_store
 
             servers.enter_context(object_store())
+        if not all(name.startswith(LIGHT) for name in names):
+            importlib.import_module("tests.chaos.bits")
         rounds, unmade = [], list[str]()
         for name in names:
             try:
@@ -527,7 +536,7 @@ def disturbed(names: Iterable[str], seed: int, minutes: float) -> tuple[list[str
             points, by_case[name] = subject.points(), []
             counts[name] = len(subject.operations)
             random.Random(seed).shuffle(points)
-            rounds.append((subject, points))
+            rounds.append((subject, points[:most]))
             print(f"{name}: {counts[name]} operations, {len(points)} points", flush=True)
         until = time.monotonic() + 60 * minutes
         while time.monotonic() < until and any(points for _, points in rounds):
@@ -553,22 +562,23 @@ def chosen(only: Iterable[str] | None) -> list[str]:
     return [name for name in CASES if only is None or name.startswith(tuple(only))]
 
 
-def preloaded(*arguments: str) -> int:
-    """Run this module with these arguments in a process that has the library."""
+def preloaded(*arguments: str, module: str = "tests.chaos.operations") -> int:
+    """Run this module's :func:`main` in a process that has the library."""
     library = load(Path(__file__).with_suffix(".cpp"))
     assert library is not None, "a C++ compiler is needed"
     settings = {**os.environ, "LD_PRELOAD": library._name}
-    return subprocess.run([sys.executable, "-m", "tests.chaos.operations", *arguments], env=settings).returncode
+    return subprocess.run([sys.executable, "-m", module, *arguments], env=settings).returncode
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--points", type=int, help="of a case, at most")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
-    lines, wrong = disturbed(chosen(given.only), given.seed, given.minutes)
+    lines, wrong = disturbed(chosen(given.only), given.seed, given.minutes, given.points)
     given.out.write_text("\n".join([*lines, "", *wrong, ""]))
     return bool(wrong)
 
