@@ -205,7 +205,7 @@ def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
     folder = ray_folder()
-    with _loopback(), closing(os.fdopen(take_lock(folder.with_name("starting.lock")))):
+    with _loopback(), closing(take_lock(folder.with_name("starting.lock"))):
         return ray.init(
             address=LOCAL,
             _temp_dir=str(folder),
