@@ -78,12 +78,7 @@ def attacked(given: argparse.Namespace) -> Results:
 
 def at_operations(given: argparse.Namespace) -> Results:
     """Kills and errors at file operations, for so many minutes."""
-    only = ["--only", *given.only] if given.only else []
-    with tempfile.TemporaryDirectory(prefix="chaos-operations-") as folder:
-        out = Path(folder) / "table.md"
-        operations.preloaded("--seed", str(given.seed), "--minutes", str(given.minutes), "--out", str(out), *only)
-        lines, _, wrong = out.read_text().partition("\n\n")
-    return lines.splitlines(), wrong.splitlines()
+    return operations.preloaded(only=given.only, seed=given.seed, minutes=given.minutes)
 
 
 def disturbed(given: argparse.Namespace) -> Results:

@@ -12,10 +12,10 @@ killed, or the operation fails with EIO, ENOSPC or EDQUOT, once or from there on
 Runs of writes to one file count as three operations: the first, the last, and one between.
 """
 
-import argparse
 import ctypes
 import errno
 import importlib
+import json
 import os
 import random
 import re
@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,84 +76,63 @@ def called(work: str | Call) -> Call:
 
 
 def bits(name: str, *given: Any) -> Call:
-    """A function of tests/chaos/bits.py, whose imports take seconds."""
-    return lambda: getattr(importlib.import_module("tests.chaos.bits"), name)(*given)
+    """A function of tests/chaos/bits.py, or a command there; its imports take seconds."""
+
+    def call() -> Any:
+        module = importlib.import_module("tests.chaos.bits")
+        module.small_pieces()
+        named = getattr(module, name)
+        return command(named)() if isinstance(named, str) else named(*given)
+
+    return call
 
 
-def fasta(name: str, *numbers: int) -> Call:
-    """Write proteins of these numbers: each number is a sequence of its own."""
-
-    def write() -> None:
-        draws = [(number, random.Random(number)) for number in range(*numbers)]
-        records = [(number, "".join(draw.choices(AMINO_ACIDS, k=draw.randint(5, 60)))) for number, draw in draws]
-        Path(name).write_text("".join(f">P{number:05d}\n{text}\n" for number, text in records))
-
-    return write
+def write_fasta(name: str, count: int) -> None:
+    """Write proteins of the numbers below ``count``: each number is a sequence of its own."""
+    draws = [random.Random(number) for number in range(count)]
+    sequences = ["".join(draw.choices(AMINO_ACIDS, k=draw.randint(5, 60))) for draw in draws]
+    Path(name).write_text("".join(f">P{number:05d}\n{text}\n" for number, text in enumerate(sequences)))
 
 
-def printed(name: str) -> Call:
-    def read() -> None:
-        with reading(name):
-            print(Path(name).read_text())
-
-    return read
+def read_text(name: str) -> None:
+    with reading(name):
+        print(Path(name).read_text())
 
 
-def read_vectors(output: str) -> Call:
+def read_vectors(output: str) -> None:
     """Print every value of the embeddings in a folder or at a URI."""
+    from esmeray.dataset.embeddings.reader import read_embeddings, read_manifest
 
-    def read() -> None:
-        from esmeray.dataset.embeddings.manifest import read_manifest
-        from esmeray.dataset.embeddings.reader import read_embeddings
-
-        remote.use(remote.Storage(cache_folder="cache", patience_s=1))
-        address = output.format(folder=Path.cwd())
-        folder = remote.local_path(address)
-        for name in read_manifest(folder).outputs:
-            embeddings = read_embeddings(address, name)
-            for record_id, values in zip(embeddings.ids, embeddings, strict=True):
-                print(name, record_id, values.tobytes().hex())
-
-    return read
+    remote.use(remote.Storage(cache_folder="cache", patience_s=1))
+    address = output.format(folder=Path.cwd())
+    for name in read_manifest(remote.local_path(address)).outputs:
+        embeddings = read_embeddings(address, name)
+        for record_id, values in zip(embeddings.ids, embeddings, strict=True):
+            print(name, record_id, values.tobytes().hex())
 
 
-def searched(index: str) -> Call:
+def search(index: str) -> None:
     """Print the hits of all vectors in an index."""
-
-    def search() -> int:
-        hits = f"embed search {index} --search.queries vectors --search.output hits.tsv {CACHE}"
-        code: int = called(hits)()
-        printed("hits.tsv")()
-        return code
-
-    return search
+    called(f"embed search {index} --search.queries vectors --search.output hits.tsv {CACHE}")()
+    read_text("hits.tsv")
 
 
-def fingerprint(folder: str) -> Call:
-    """Print the checksums of a folder that a manifest lists, verified."""
-
-    def read() -> None:
-        for name, checksum in read_json(Path(folder) / MADE_FILE, "")["files"].items():
-            is_sound = file_xxh128(Path(folder) / name) == checksum
-            print(name, checksum if is_sound and not name.endswith((".md", ".json", ".png")) else is_sound)
-
-    return read
+def read_folder(folder: str) -> None:
+    """Print the checksums of a folder that its manifest lists, verified."""
+    for name, checksum in read_json(Path(folder) / MADE_FILE, "")["files"].items():
+        is_sound = file_xxh128(Path(folder) / name) == checksum
+        print(name, checksum if is_sound and not name.endswith((".md", ".json", ".png")) else is_sound)
 
 
-def stage(run: str) -> Call:
+def read_run(run: str) -> None:
     """Print how far a run is: the step of its newest sound checkpoint, and more if its files are complete."""
+    from esmeray.run_folder.checkpoints import CheckpointStore
 
-    def read() -> None:
-        from esmeray.run_folder.checkpoints import CheckpointStore
-
-        folder = CheckpointStore(Path(run) / "checkpoints").newest_intact()
-        step = 0 if folder is None else folder.verify().position.step
-        exports = [path for path in (Path(run) / "export", Path(run) / "function") if path.is_dir()]
-        for path in exports:
-            fingerprint(str(path))()
-        print(step + 1000 * len(exports))
-
-    return read
+    folder = CheckpointStore(Path(run) / "checkpoints").newest_intact()
+    exports = [path for path in (Path(run) / "export", Path(run) / "function") if path.is_dir()]
+    for path in exports:
+        read_folder(str(path))
+    print((0 if folder is None else folder.verify().position.step) + 1000 * len(exports))
 
 
 CACHE = "--storage.cache_folder cache --storage.patience_s 1"
@@ -162,7 +142,7 @@ EMBED = (
     f"--embed.shard_tokens 256 {CACHE} --embed.output "
 )
 FEW, ALL = EMBED.format("few.fasta"), EMBED.format("proteins.fasta")
-PROTEINS = (fasta("few.fasta", 12), fasta("proteins.fasta", 24))
+PROTEINS = (partial(write_fasta, "few.fasta", 12), partial(write_fasta, "proteins.fasta", 24))
 INPUTS = (bits("inputs"), *PROTEINS)
 VECTORS = (*INPUTS, FEW + "old", ALL + "vectors", lambda: shutil.rmtree("cache", ignore_errors=True))
 CONVERT = "data convert --data.source {} --convert.store store"
@@ -189,15 +169,6 @@ def classifier() -> None:
     labelled_fasta(Path("labelled.fasta"), [20] * 12)
 
 
-def function_run() -> Any:
-    return command(importlib.import_module("tests.chaos.bits").FUNCTION)()
-
-
-def function_prediction() -> Any:
-    bits("small_pieces")()
-    return command(importlib.import_module("tests.chaos.bits").PREDICT)()
-
-
 def indexing(kind: str, output: str = "index", **more: Any) -> dict[str, Case]:
     """Cases of an index that is built, extended and replaced."""
     build = f"embed index {{}} --index.output {output} {CACHE}"
@@ -205,9 +176,9 @@ def indexing(kind: str, output: str = "index", **more: Any) -> dict[str, Case]:
     old = (*VECTORS, build.replace("{}", "old") + new)
     grow = build.replace("{}", "vectors")
     return {
-        "built": Case(VECTORS, grow + new, searched(output), **more),
-        "extended": Case(old, grow, searched(output), **more),
-        "replaced": Case(old, f"{grow}{new} --overwrite", searched(output), **more),
+        "built": Case(VECTORS, grow + new, partial(search, output), **more),
+        "extended": Case(old, grow, partial(search, output), **more),
+        "replaced": Case(old, f"{grow}{new} --overwrite", partial(search, output), **more),
     }
 
 
@@ -216,9 +187,9 @@ def embedding(output: str = "out", options: str = "", **more: Any) -> dict[str, 
     old = (*INPUTS, f"{FEW}{output}{options}")
     run = f"{ALL}{output}{options}"
     return {
-        "new": Case(INPUTS, run, read_vectors(output), **more),
-        "grown": Case(old, run, read_vectors(output), **more),
-        "replaced": Case(old, f"{run} --overwrite", read_vectors(output), **more),
+        "new": Case(INPUTS, run, partial(read_vectors, output), **more),
+        "grown": Case(old, run, partial(read_vectors, output), **more),
+        "replaced": Case(old, f"{run} --overwrite", partial(read_vectors, output), **more),
     }
 
 
@@ -232,11 +203,11 @@ GROUPS: dict[str, dict[str, Case]] = {
         ),
     },
     "align": {
-        "new": Case((*PROTEINS, CONVERT.format("proteins.fasta")), ALIGN, printed("hits.tsv")),
+        "new": Case((*PROTEINS, CONVERT.format("proteins.fasta")), ALIGN, partial(read_text, "hits.tsv")),
         "replaced": Case(
             (*PROTEINS, CONVERT.format("proteins.fasta"), f"{ALIGN} --align.hits 3"),
             f"{ALIGN} --overwrite",
-            printed("hits.tsv"),
+            partial(read_text, "hits.tsv"),
         ),
     },
     "embed run": embedding(),
@@ -247,7 +218,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "embed index, compressed": indexing("compressed"),
     "embed index at file://": indexing("exact", f"{AT_FILE}/index"),
     "embed index at s3://": indexing("exact", f"{AT_S3}/index", on_s3=True),
-    "embed fit": {"new": Case((*PROTEINS, labels), FIT, fingerprint("relatives"))},
+    "embed fit": {"new": Case((*PROTEINS, labels), FIT, partial(read_folder, "relatives"))},
     "data structures": {
         "new": Case(
             (structures,), "data structures --data.source pdb --structures.store structures", bits("read_structures")
@@ -258,22 +229,24 @@ GROUPS: dict[str, dict[str, Case]] = {
             (classifier,),
             "classify evaluate places --evaluate.input labelled.fasta --evaluate.output report "
             "--data.labels.header_field 1 --evaluate.device cpu",
-            fingerprint("report"),
+            partial(read_folder, "report"),
         ),
         "predict": Case(
             (classifier,),
             "classify predict places --predict.input labelled.fasta --predict.output classes.csv --predict.device cpu",
-            printed("classes.csv"),
+            partial(read_text, "classes.csv"),
         ),
     },
     "function": {
-        "train": Case((), function_run, stage("runs/function"), is_staged=True),
-        "predict": Case((function_run,), function_prediction, printed("t.tsv")),
+        "train": Case((), bits("FUNCTION"), partial(read_run, "runs/function"), is_staged=True),
+        "predict": Case((bits("FUNCTION"),), bits("PREDICT"), partial(read_text, "t.tsv")),
     },
     "train": {
-        "new": Case((), bits("train"), stage("tiny"), is_staged=True, is_worker=True),
-        "resumed": Case((bits("train", 4),), bits("train"), stage("tiny"), is_staged=True, is_worker=True),
-        "export": Case((bits("train"),), "train export tiny --export.output exported", fingerprint("exported")),
+        "new": Case((), bits("train"), partial(read_run, "tiny"), is_staged=True, is_worker=True),
+        "resumed": Case((bits("train", 4),), bits("train"), partial(read_run, "tiny"), is_staged=True, is_worker=True),
+        "export": Case(
+            (bits("train"),), "train export tiny --export.output exported", partial(read_folder, "exported")
+        ),
     },
 }
 CASES = {f"{group}, {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
@@ -514,8 +487,14 @@ def table(trials: list[Trial], counts: dict[str, int]) -> Iterator[str]:
         yield f"| {name} | {operations} | {kills} | {len(own) - kills} | {' | '.join(wrong)} |"
 
 
-def disturbed(names: Iterable[str], seed: int, minutes: float, most: int | None) -> tuple[list[str], list[str]]:
-    """Lines of the table, and what was wrong. Points are drawn, of each case as many, until the time is up."""
+def disturbed(
+    only: list[str] | None = None, seed: int = 0, minutes: float = 15, most: int | None = None
+) -> tuple[list[str], list[str]]:
+    """Lines of the table, and what was wrong. Points are drawn, of each case as many, until the time is up.
+
+    ``only``: of the cases that begin with these words; ``most``: points of a case.
+    """
+    names = [name for name in CASES if only is None or name.startswith(tuple(only))]
     library, by_case, counts = ctypes.CDLL(None), dict[str, list[Trial]](), dict[str, int]()
     with tempfile.TemporaryDirectory(prefix="chaos-operations-") as folder, ExitStack() as servers:
         if any(CASES[name].on_s3 for name in names):
@@ -557,31 +536,21 @@ def import_all(modules: Iterable[str]) -> None:
                 importlib.import_module(name)
 
 
-def chosen(only: Iterable[str] | None) -> list[str]:
-    """Names of the cases that begin with one of these words."""
-    return [name for name in CASES if only is None or name.startswith(tuple(only))]
-
-
-def preloaded(*arguments: str, module: str = "tests.chaos.operations") -> int:
-    """Run this module's :func:`main` in a process that has the library."""
+def preloaded(module: str = "tests.chaos.operations", **settings: Any) -> tuple[list[str], list[str]]:
+    """:func:`disturbed` in a process that has the library."""
     library = load(Path(__file__).with_suffix(".cpp"))
     assert library is not None, "a C++ compiler is needed"
-    settings = {**os.environ, "LD_PRELOAD": library._name}
-    return subprocess.run([sys.executable, "-m", module, *arguments], env=settings).returncode
+    with tempfile.NamedTemporaryFile("r") as results:
+        words = [sys.executable, "-m", module, results.name, json.dumps(settings)]
+        subprocess.run(words, env={**os.environ, "LD_PRELOAD": library._name}, check=True)
+        lines, wrong = json.load(results)
+    return lines, wrong
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=15)
-    parser.add_argument("--points", type=int, help="of a case, at most")
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    lines, wrong = disturbed(chosen(given.only), given.seed, given.minutes, given.points)
-    given.out.write_text("\n".join([*lines, "", *wrong, ""]))
-    return bool(wrong)
+def main() -> None:
+    results, settings = sys.argv[1:]
+    Path(results).write_text(json.dumps(disturbed(**json.loads(settings))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
