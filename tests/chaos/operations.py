@@ -101,7 +101,8 @@ def read_text(name: str) -> None:
 
 def read_vectors(output: str) -> None:
     """Print every value of the embeddings in a folder or at a URI."""
-    from esmeray.dataset.embeddings.reader import read_embeddings, read_manifest
+    from esmeray.dataset.embeddings.manifest import read_manifest
+    from esmeray.dataset.embeddings.reader import read_embeddings
 
     remote.use(remote.Storage(cache_folder="cache", patience_s=1))
     address = output.format(folder=Path.cwd())
