@@ -294,11 +294,13 @@ class Subject:
         self.root = root / re.sub(r"\W+", "-", name)
         self.here = self.root / "here"
         self.here.mkdir(parents=True)
+        (self.root / "kept").mkdir()
         self.files = [self.root / f"{stream}.txt" for stream in ("stdout", "stderr")]
+        self._restore()  # the bucket of all cases is empty
         for number, work in enumerate(self.case.make):
             assert self._call(called(work)) == 0, f"{name}, {number}: {self._said()}"
         self._pull()
-        shutil.copytree(self.here, self.root / "kept", symlinks=True)
+        shutil.copytree(self.here, self.root / "kept", symlinks=True, dirs_exist_ok=True)
         self.old = self._read()
         self.operations = self._undisturbed()
         self.new, self.result = self._read(), self._content()
