@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -303,10 +303,11 @@ class Subject:
         shutil.copytree(self.here, self.root / "kept", symlinks=True, dirs_exist_ok=True)
         self.old = self._read()
         self.operations = self._undisturbed()
-        self.new, self.result = self._read(), self._content()
+        self.new, self.content = self._read(), self._content()
+        self.names = {generic(path) for path in self.content}
         # What differs between two undisturbed runs, such as a time, is not compared.
         self._undisturbed()
-        self.result = {path: same(content, self._content().get(path)) for path, content in self.result.items()}
+        self.content = dict(self.content.items() & self._content().items())
         again = self._read()
         assert self.new.code == 0 and self.old != self.new == again, f"{self.old}, {self.new}, {again}"[-2000:]
 
@@ -317,15 +318,12 @@ class Subject:
 
     def points(self) -> list[Point]:
         """All of them, without most of a file's writes that follow each other."""
-        chosen = []
         lines = [line.split("\t")[1:3] for line in self.operations]
-        for number, line in enumerate(lines, 1):
-            is_inner = lines[max(0, number - 2)] == line and lines[number : number + 1] == [line]
-            if not (is_inner and line[0] == "write" and number % 16):
-                chosen += [Point(number, act) for act in KILLS]
-                errors = ERRORS if line[0] not in ("unlink", "rmdir", "chmod") else ERRORS[:1]
-                chosen += [Point(number, act, error) for error in errors for act in ("once", "from there on")]
-        return chosen
+        around = zip(["", *lines], lines, [*lines[1:], ""], strict=False)
+        is_inner = [before == line == after for before, line, after in around]
+        numbers = [n for n, line in enumerate(lines, 1) if not (is_inner[n - 1] and line[0] == "write" and n % 16)]
+        errors = [(act, error) for error in ERRORS for act in ("once", "from there on")]
+        return [Point(number, *act) for number in numbers for act in [*((kill, "") for kill in KILLS), *errors]]
 
     def trial(self, point: Point) -> Trial:
         self._restore()
@@ -339,28 +337,22 @@ class Subject:
         if problem := self._wrong_end(point, code, said, state):
             wrong["wrong end"] = problem
         again = self._call(called(self.case.run))
-        is_refused = again == 2 and state == self.new and "exists" in self._said()
-        resaid = self._said()
-        final, content = self._read(), self._content()
-        different = [path for path, expected in self.result.items() if same(expected, content.get(path)) != expected]
+        resaid, final, content = self._said(), self._read(), self._content()
+        is_refused = again == 2 and state == self.new and "exists" in resaid
+        different = [path for path, expected in self.content.items() if content.get(path) != expected]
         if (again and not is_refused) or final != self.new or different:
             wrong["not resumed"] = f"{again}, {final.code}, {different[:3]}: {last_lines(resaid)}"
-        names = {generic(path) for path in self.result}
-        if extra := sorted(path for path in content if generic(path) not in names):
-            wrong["left over"] = ", ".join(extra[:4]) + (f" after {last_lines(resaid)}" if is_refused else "")
+        if extra := {generic(path) for path in content} ^ self.names:
+            wrong["left over"] = ", ".join(sorted(extra)[:4]) + (f" after {last_lines(resaid)}" if is_refused else "")
         level = int(state.text.split()[-1]) if self.case.is_staged and state.code == 0 else 0
         return Trial(self.name, point, operation.replace(f"{self.here}/", "").strip(), wrong, level, stack)
 
     def _wrong_end(self, point: Point, code: int, said: str, state: State) -> str:
-        lines = [line for line in said.splitlines() if line.startswith("error: ")]
-        if (code == -signal.SIGKILL and not point.error) or (self.case.is_worker and code == 1):
-            return ""
-        if "Traceback" in said or code < 0:
-            return f"{code}, {last_lines(said)}"
-        if code == 0:
-            return "" if state == self.new else "success without its output"
-        is_right = code == 4 and len(lines) == 1 and "/" in lines[0]
-        return "" if is_right else f"{code}, {last_lines(said)}"
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        is_killed = code == -signal.SIGKILL and not point.error
+        is_refusal = code == 4 and len(errors) == 1 and "/" in errors[0]
+        is_right = is_killed or is_refusal or (code == 0 and state == self.new) or (code == 1 and self.case.is_worker)
+        return "" if is_right and ("Traceback" not in said or self.case.is_worker) else f"{code}, {last_lines(said)}"
 
     def _run(self, point: Point) -> int:
         """The command in a fork, with its operations counted, and disturbed."""
@@ -370,31 +362,13 @@ class Subject:
         def call() -> Any:
             names = [os.fsencode(self.root / name) for name in ("plan", "here/", "log.txt")]
             if self.case.on_s3:
-                self._count_uploads()
+                count_uploads(self.library)
             self.library.arm(*names, point.number, ACTS.get(point.act, 0), getattr(errno, point.error, 0))
             code = called(self.case.run)()
             (self.root / "modules.txt").write_text("\n".join(sys.modules))
             return code
 
         return self._call(call)
-
-    def _count_uploads(self) -> None:
-        from s3fs import S3FileSystem
-
-        def counted(name: str, original: Any) -> Any:
-            async def call(files: Any, *given: Any, **more: Any) -> Any:
-                code = self.library.disturb(name.encode(), f"s3://{given[:2]}"[:500].encode())
-                if code > 0:
-                    raise OSError(code, os.strerror(code), str(given[-1]))
-                result = await original(files, *given, **more)
-                if code < 0:
-                    self.library.disturb_after()
-                return result
-
-            return call
-
-        for name in ("_put_file", "_pipe_file", "_rm_file", "_bulk_delete", "_cp_file"):
-            setattr(S3FileSystem, name, counted(name, getattr(S3FileSystem, name)))
 
     def _call(self, call: Call, place: Path | None = None) -> int:
         return ended(call, place or self.here, LIMIT_S, *self.files)
@@ -455,9 +429,22 @@ class Subject:
         return {str(path.relative_to(self.here)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def same(expected: bytes | None, content: bytes | None) -> bytes | None:
-    """Content of a file that two runs agree on; None if they don't."""
-    return expected if expected == content else None
+def count_uploads(library: Any) -> None:
+    """Have what changes a bucket counted, and disturbed, as operations are."""
+    from s3fs import S3FileSystem
+
+    for name in ("_put_file", "_pipe_file", "_rm_file", "_bulk_delete", "_cp_file"):
+        setattr(S3FileSystem, name, partialmethod(counted_upload, library, getattr(S3FileSystem, name)))
+
+
+async def counted_upload(files: Any, library: Any, original: Any, *given: Any, **more: Any) -> Any:
+    code = library.disturb(original.__name__.encode(), f"s3://{given[:2]}"[:500].encode())
+    if code > 0:
+        raise OSError(code, os.strerror(code), str(given[-1]))
+    result = await original(files, *given, **more)
+    if code < 0:
+        library.disturb_after()
+    return result
 
 
 def generic(path: str) -> str:
@@ -506,14 +493,9 @@ def disturbed(
             servers.enter_context(object_store())
         if not all(name.startswith(LIGHT) for name in names):
             importlib.import_module("tests.chaos.bits")
-        rounds, unmade = [], list[str]()
+        rounds = []
         for name in names:
-            try:
-                subject = Subject(Path(folder).resolve(), name, library)
-            except AssertionError as error:
-                unmade.append(f"{name}: {error}")
-                print(unmade[-1], flush=True)
-                continue
+            subject = Subject(Path(folder).resolve(), name, library)
             import_all((subject.root / "modules.txt").read_text().split())
             points, by_case[name] = subject.points(), []
             counts[name] = len(subject.operations)
@@ -528,7 +510,7 @@ def disturbed(
                     if by_case[subject.name][-1].wrong:
                         print(by_case[subject.name][-1], flush=True)
     trials = [trial for name in by_case for trial in with_stages(by_case[name])]
-    return [*table(trials, counts)], [*unmade, *(str(trial) for trial in trials if trial.wrong)]
+    return [*table(trials, counts)], [str(trial) for trial in trials if trial.wrong]
 
 
 def import_all(modules: Iterable[str]) -> None:
@@ -550,10 +532,9 @@ def preloaded(module: str = "tests.chaos.operations", **settings: Any) -> tuple[
     return lines, wrong
 
 
-def main() -> None:
-    results, settings = sys.argv[1:]
+def main(results: str, settings: str) -> None:
     Path(results).write_text(json.dumps(disturbed(**json.loads(settings))))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

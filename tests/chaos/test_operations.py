@@ -1,6 +1,7 @@
 """Commands that are killed at their file operations lose nothing, and the harness notices one that does."""
 
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -47,4 +48,4 @@ def test_a_folder_that_is_replaced_in_steps_is_noticed_as_lost_and_not_resumed(r
 
 if __name__ == "__main__":
     operations.CASES["bad"] = BAD
-    operations.main()
+    operations.main(*sys.argv[1:])
