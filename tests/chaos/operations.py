@@ -448,7 +448,8 @@ async def counted_upload(files: Any, library: Any, original: Any, *given: Any, *
 
 
 def generic(path: str) -> str:
-    return re.sub(r"[0-9a-f]{8,}|\d[\dT-]*", "N", path)
+    """A name without what differs between runs; one name for all copies of objects, which stay in the cache."""
+    return re.sub(r"[0-9a-f]{8,}|\d[\dT-]*", "N", re.sub(r"^cache/files(/\w{24}(\.used|/.*)?)?$", "cache", path))
 
 
 def last_lines(text: str) -> str:
