@@ -143,13 +143,10 @@ def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     with exclusive(target), published(target, is_folder=False) as temporary:
         yield temporary
         refuse_file(target, made_by, overwrite)
-        manifest = temporary.with_name(MADE_FILE)
-        # The old file is still this tool's if the command is killed between the two renames.
-        replaced = _listed(_manifest_of(target), made_by)
-        _write_manifest(manifest, made_by, {target.name: file_xxh128(temporary)}, replaced)
-        _note_finished(target, manifest)
+        manifest = temporary.with_name(MADE_FILE)  # once the file has its name, the manifest gets its own; see _clear
+        _write_manifest(manifest, made_by, {target.name: file_xxh128(temporary)})
         sync(manifest)
-        manifest.replace(_manifest_of(target))
+        _note_finished(target, manifest)
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
@@ -177,7 +174,6 @@ def _not_made(target: Path, made_by: str, read: bool = True) -> str | None:
     files = _listed(manifest, made_by)
     if not files:
         return f"was not made by {made_by}"
-    replaced = _listed(manifest, made_by, "replaced")
     folder = target if target.is_dir() else target.parent
     # Parts alone: another output that lies in this folder is not replaced with it.
     of_parts = {path: _listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
@@ -189,7 +185,7 @@ def _not_made(target: Path, made_by: str, read: bool = True) -> str | None:
         name = str(path.relative_to(folder))
         if path.is_symlink() or not (path.is_dir() or name in files):
             return f"holds {name}, which {made_by} did not make"
-        if read and path.is_file() and file_xxh128(path) not in (files[name], replaced.get(name)):
+        if read and path.is_file() and file_xxh128(path) != files[name]:
             return f"{name} was changed since {made_by} made it"
     return None
 
@@ -199,11 +195,11 @@ def listed_names(folder: Path, made_by: str) -> set[str]:
     return {*_listed(folder / MADE_FILE, made_by), MADE_FILE}
 
 
-def _listed(manifest: Path, made_by: str, key: str = "files") -> dict[str, str]:
+def _listed(manifest: Path, made_by: str) -> dict[str, str]:
     """XXH3-128 by name, of a manifest of the tool; nothing of any other."""
     try:
         made = json.loads(manifest.read_text(encoding="utf-8"))
-        files = dict(made.get(key, {})) if made["made_by"] == made_by else {}
+        files = dict(made["files"]) if made["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         files = {}  # a damaged manifest says nothing: what it is of is not replaced
     check_names(files, manifest)
@@ -214,9 +210,8 @@ def _manifest_of(target: Path) -> Path:
     return target / MADE_FILE if target.is_dir() else target.with_name(f".{target.name}.{MADE_FILE}")
 
 
-def _write_manifest(path: Path, made_by: str, files: dict[str, str], replaced: dict[str, str] | None = None) -> None:
-    content = {"made_by": made_by, "files": files, **({"replaced": replaced} if replaced else {})}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
+    path.write_text(json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n", encoding="utf-8")
 
 
 def _note_finished(target: Path, manifest: Path) -> None:
@@ -284,7 +279,8 @@ def exclusive(target: Path) -> Iterator[None]:
         sweep(target)
         yield
     finally:
-        lock_path.unlink(missing_ok=True)  # while it is held: whoever waits sees the file gone and makes a new one
+        with suppress(OSError):
+            lock_path.unlink()  # while it is held: whoever waits sees the file gone and makes a new one
         lock.close()
 
 
@@ -366,12 +362,21 @@ def sweep(target: Path) -> None:
 
 
 def _clear(scratch: Path, target: Path) -> None:
-    """Remove a scratch folder, once an output that was set aside in it is back."""
-    replaced = scratch / _REPLACED
-    with suppress(OSError):  # it stays, for the next command
+    """Remove a scratch folder, once an output that was set aside in it, or the manifest of a new file, has its name."""
+    replaced, manifest = scratch / _REPLACED, scratch / MADE_FILE
+    with suppress(OSError):  # the folder stays, for the next command
         if replaced.exists() and not target.exists():
             replaced.rename(target)
+        if manifest.exists() and _is_of_file(manifest.read_text(encoding="utf-8"), target):
+            manifest.replace(_manifest_of(target))
         remove_folder(scratch, RECORD_FILE)
+
+
+def _is_of_file(manifest: str, target: Path) -> bool:
+    """Test for the manifest, which may be cut short, of a single file as it is."""
+    with suppress(ValueError, KeyError):
+        return target.is_file() and json.loads(manifest)["files"] == {target.name: file_xxh128(target)}
+    return False
 
 
 def recover(target: Path) -> None:
@@ -391,7 +396,7 @@ def _is_published(target: Path, manifest: str) -> bool:
     """Test whether this manifest is that of the target as it is."""
     if _manifest_of(target).read_text(encoding="utf-8") != manifest:
         return False
-    return target.is_dir() or json.loads(manifest)["files"] == {target.name: file_xxh128(target)}
+    return target.is_dir() or _is_of_file(manifest, target)
 
 
 def discard(folder: Path, target: Path) -> None:
@@ -435,11 +440,9 @@ def _concerns(error: OSError, target: Path) -> bool:
         return True
     target = target.absolute()
     path = Path(os.fsdecode(error.filename)).absolute()
+    names = f".{target.name}.", f"{target.name}{PARTIAL}"
     beside = [path, *path.parents]
-    return (
-        any(parent == target or parent.name.startswith(f".{target.name}.") for parent in beside)
-        or path in target.parents
-    )
+    return any(parent == target or parent.name.startswith(names) for parent in beside) or path in target.parents
 
 
 def is_disk_full(error: BaseException) -> bool:
