@@ -9,7 +9,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,11 @@ from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.monitoring.watch.progress import ProgressSink
 from esmeray.monitoring.watch.run_watcher import RunWatcher, Sink
-from esmeray.run_folder.checkpoints import CheckpointStore, check_data
+from esmeray.run_folder.checkpoints import CheckpointStore, check_data, saved_steps
 from esmeray.run_folder.job import held, refuse_foreign
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
-from esmeray.run_folder.paths import RESERVE_BYTES, RunFolder, no_space
+from esmeray.run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
 from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
@@ -115,7 +115,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
-            signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
         # The nodes decide, not this machine; a cluster that was started here is this machine.
@@ -144,7 +143,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
                 with connection.asked_for(workers):
                     error = attempts.train(mirror.with_outcome(start))
-        return _conclude(run, error, signals, config.ray.max_failures)
+    # Once a cluster of its own has ended: no worker saves a checkpoint any more.
+    return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def dry_run(config: Config) -> int:
@@ -286,39 +286,42 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome = run.read_outcome()
-    folder = run.uri or run.path
     # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
-    if outcome is not None and outcome.status == "finished":
+    outcome = run.read_outcome()
+    if outcome is None:
+        outcome = _without_outcome(run, error, signals, max_failures)
+        with suppress(OSError):  # the disk may be full, or gone
+            run.write_outcome(outcome)
+    folder = run.uri or run.path
+    if outcome.status == "finished":
         say(
             f"{outcome.message}\n  model        {folder}/export\n  checkpoints  {folder}/checkpoints\n"
             f"  metrics      {folder}/metrics.jsonl\n  curves       {folder}/curves.png"
         )
         return 0
-    if outcome is not None and outcome.status == "stopped":
+    if outcome.status == "stopped":
         say(outcome.message)
         return signals.exit_code
-    if outcome is not None:
-        print(f"error: {outcome.message}", file=sys.stderr)
-        return outcome.exit_code
+    print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> Outcome:
+    """The outcome of a run whose workers did not live to write it, by what they left on disk."""
+    step, saved = saved_steps(run)
     if error is None and signals.expired:
-        say(
-            "stopped without saving the last steps: the workers did not answer; "
-            f"the same command resumes from {run.checkpoints}"
-        )
-        return signals.exit_code
-    # Whatever reached the driver is a consequence of that.
-    if shutil.disk_usage(run.path).free < RESERVE_BYTES:
-        raise ResourceError(no_space(run.path)) from error
+        return Outcome("stopped", step, f"stopped before the workers had ended, {saved}", 0)
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
     # Better than Ray's reason, which is that a process ended.
-    if stacks := left_stacks(run.logs):
-        raise ResourceError(
-            f"training failed{tried}: workers made no progress, their stacks are in {', '.join(map(str, stacks))}"
-        ) from error
-    raise ResourceError(f"training failed{tried}: {last_line(cause)} (the workers' logs are in {run.logs})") from error
+    stacks = ", ".join(map(str, left_stacks(run.logs)))
+    hung = f"workers made no progress, their stacks are in {stacks}"
+    reason = hung if stacks else f"{last_line(cause)} (the workers' logs are in {run.logs})"
+    # Whatever reached the driver is a consequence of a full disk.
+    is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES
+    message = no_space(run.path) if is_full else f"training failed{tried}: {reason}; {saved}"
+    return Outcome("failed", step, message, ResourceError.exit_code)
 
 
 def _draw(run: RunFolder) -> None:

@@ -46,6 +46,13 @@ def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
 
 
+def test_names_that_are_no_text_are_files_and_stores_as_others(tmp_path, sample):
+    folder = tmp_path / os.fsdecode(b"\xd0\xb9\xff")
+    folder.mkdir()
+    convert([str(write_fasta(folder / "in.fasta", sample))], folder / "store", IngestSection())
+    assert contents(folder / "store") == sample
+
+
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
     source = write_fasta(tmp_path / "in.fasta", [*sample, ("bad", "MK-L")])
     with pytest.raises(DataError, match="record 3001 'bad'"):
