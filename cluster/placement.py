@@ -4,7 +4,6 @@ Imports no Ray, and torch only to count GPUs where there is a driver, so that a 
 """
 
 import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import warn
 from esmeray.common.errors import ResourceError
-from esmeray.common.processor import has_gpu_driver
+from esmeray.common.processor import has_gpu_driver, usable_cpus
 from esmeray.common.text import counted
 
 LOCAL, AUTO = "local", "auto"
@@ -131,7 +130,7 @@ def local_resources() -> list[NodeResources]:
         import torch  # here: it takes a second, which a machine without a driver need not wait for
 
         gpus = torch.cuda.device_count()
-    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), gpus)]
+    return [NodeResources(usable_cpus(), gpus)]
 
 
 def find(section: RaySection) -> str:
@@ -175,12 +174,3 @@ def _started_here() -> str:
 def address_file() -> Path:
     """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")
-
-
-def _cpu_quota() -> int:
-    """Cores that a container may use at once (cgroup v2), however many it sees."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return sys.maxsize
-    return sys.maxsize if quota == "max" else max(1, int(quota) // int(period))
