@@ -139,7 +139,10 @@ def find(section: RaySection) -> str:
     Raises ResourceError for one that is given and can't be used. One that was started here and no longer answers is
     reported, and ``local`` taken.
     """
-    wanted = section.address if section.address not in (None, AUTO) else os.environ.get("RAY_ADDRESS")
+    is_set = section.address not in (None, AUTO)
+    wanted = section.address if is_set else os.environ.get("RAY_ADDRESS")
+    # Where the address comes from: a variable that a shell or a job has from yesterday is not seen in the command.
+    source = "RAY_ADDRESS" if wanted and not is_set else "ray.address"
     is_given = bool(wanted) and wanted != AUTO
     # A local cluster of another run leaves no address: it is that run's own and would end with it.
     address = wanted if is_given else _started_here()
@@ -148,13 +151,16 @@ def find(section: RaySection) -> str:
 
         try:
             authentication_mode(address)
-        except NoAnswerError:
+        except NoAnswerError as error:
             if is_given:
-                raise
+                raise ResourceError(
+                    f"{source}: no Ray cluster answers at {address}; start it, correct the address (HOST:PORT or "
+                    "ray://HOST:PORT), or remove it: a cluster is then started here"
+                ) from error
             _warn_once(f"{address_file()}: no cluster answers at {address} any more, so it is not joined")
             address = ""
     if not address and AUTO in (section.address, wanted):
-        raise ResourceError("ray.address: auto, and no cluster runs here: start one by 'ray start --head'")
+        raise ResourceError(f"{source}: auto, and no cluster runs here: start one by 'ray start --head'")
     return address or LOCAL
 
 

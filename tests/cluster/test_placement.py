@@ -1,4 +1,5 @@
 import os
+import re
 import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -87,12 +88,21 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, ca
             assert find(RaySection()) == find(RaySection()) == LOCAL
             assert capsys.readouterr().err.count(f"no cluster answers at {stale} any more, so it is not joined") == 1
         other.shutdown()
-    with pytest.raises(ResourceError, match="auto, and no cluster runs here"):
+    with pytest.raises(ResourceError, match=r"^ray\.address: auto, and no cluster runs here"):
         find(RaySection(address="auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: auto, and no cluster runs here"):
+        find(RaySection())
+
+
+def test_an_address_at_which_no_cluster_answers_is_refused_by_the_name_of_its_source(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     assert find(RaySection(address=LOCAL)) == LOCAL
     for address in (None, "auto"):
-        with pytest.raises(ResourceError, match=r"at 127\.0\.0\.1:2 \(nothing answers there"):
+        with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: no Ray cluster answers at 127\.0\.0\.1:2; start it"):
+            find(RaySection(address=address))
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "no-such-host.invalid:6379", "http://127.0.0.1:1", "nonsense"):
+        with pytest.raises(ResourceError, match=f"^ray.address: no Ray cluster answers at {re.escape(address)}; start"):
             find(RaySection(address=address))
 
 
