@@ -6,6 +6,7 @@ is a fault of the program and leaves with code 1.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from esmeray.common.text import first_line, shortened
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class EsmerayError(Exception):
@@ -61,6 +64,26 @@ def check_path(path: object, name: str) -> None:
     """Raise ConfigError for an argument of Python that can't be a path, such as None."""
     if not isinstance(path, (str, PathLike)):
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
+
+
+@contextmanager
+def naming_variables() -> Iterator[None]:
+    """Errors of a new HTTP client, which reads proxies and CA files from the environment, as ConfigErrors.
+
+    They name the variables and not their values, which may hold a password.
+    """
+    import httpx  # here: few need it
+
+    names, remedy = _PROXIES, "write a proxy as http://HOST:PORT, and hosts in no_proxy without []"
+    try:
+        yield
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        if isinstance(error, ImportError):
+            remedy = "a SOCKS proxy needs the package socksio: pip install socksio"
+        elif isinstance(error, OSError):
+            names, remedy = ("ssl_cert_file",), f"it names no file of certificates ({first_line(error)})"
+        variables = " or ".join(name for name in os.environ if name.lower() in names) or "HTTP"
+        raise ConfigError(f"{variables}: can't be used: {remedy}; or unset it") from error
 
 
 @contextmanager
