@@ -66,6 +66,14 @@ def check_path(path: object, name: str) -> None:
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
 
 
+def expanded(path: str | PathLike[str]) -> Path:
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if this machine knows no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: this machine knows no such user; write the path without ~") from error
+
+
 @contextmanager
 def naming_variables() -> Iterator[None]:
     """Errors of a new HTTP client, which reads proxies and CA files from the environment, as ConfigErrors.

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded
+from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import (
     MADE_FILE,
     PARTS,
@@ -105,7 +106,7 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
     """
     uri = uri_of(source)
     if uri is None:
-        return Path(source).expanduser()
+        return expanded(source)
     items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
     if not items:
         raise DataError(f"{uri}: nothing is there; check the address")
@@ -316,8 +317,7 @@ def retried(
 
 def _cache() -> Path:
     folder = _storage.cache_folder
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder).expanduser().absolute() if folder else Path(home) / "esmeray" / "storage"
+    return expanded(folder).absolute() if folder else cache_folder("storage")
 
 
 def _opened(uri: str) -> tuple[Any, str]:

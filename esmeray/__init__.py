@@ -20,6 +20,16 @@ if (_checkout / "train_ray.py").is_file():
 # of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
+# Libraries fail without a home, ray.train (2.60) when it is imported. A container's user without HOME and without an
+# entry in passwd gets the home that Debian gives to users without one, which does not exist.
+try:
+    Path.home()
+except RuntimeError:
+    os.environ["HOME"] = "/nonexistent"
+_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+if not (os.access(_caches, os.W_OK) or os.access(_caches.parent, os.W_OK)):
+    import_module("esmeray.common.own_folders").move_caches(_caches)
+
 # Modules as texts, since importing them is what takes seconds.
 _MODULES = {
     "Client": "service.client",
