@@ -9,12 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from esmeray.common.errors import ResourceError
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
@@ -55,16 +52,9 @@ def prepare_environment() -> None:
 
     They describe the processes of that launcher. DeepSpeed (0.19.8), accelerate and transformers read them as this
     group's: DeepSpeed refuses to begin when its LOCAL_RANK is not OMPI_COMM_WORLD_LOCAL_RANK.
-
-    Raises ResourceError if GLOO_SOCKET_IFNAME names no interface of this machine: gloo (torch 2.13) waits for it.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHERS) or name in _RANKS]:
         del os.environ[name]
-    named = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    missing = {*filter(None, named.split(","))} - psutil.net_if_addrs().keys()
-    if missing:
-        interfaces = ", ".join(psutil.net_if_addrs())
-        raise ResourceError(f"GLOO_SOCKET_IFNAME: {named}: no such network interface here; there are {interfaces}")
 
 
 def join_alone(backend: str) -> None:

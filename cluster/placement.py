@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import warn
 from esmeray.common.errors import ResourceError
@@ -131,6 +133,19 @@ def local_resources() -> list[NodeResources]:
 
         gpus = torch.cuda.device_count()
     return [NodeResources(usable_cpus(), gpus)]
+
+
+def check_interface() -> None:
+    """Raise ResourceError if GLOO_SOCKET_IFNAME names no network interface of this machine.
+
+    Workers would end at that, and Ray Train would start them again and again.
+    """
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    there = psutil.net_if_addrs().keys()
+    if {*filter(None, named.split(","))} - there:
+        raise ResourceError(
+            f"GLOO_SOCKET_IFNAME: {named}: no such network interface here; there are {', '.join(there)}"
+        )
 
 
 def find(section: RaySection) -> str:

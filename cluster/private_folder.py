@@ -22,14 +22,14 @@ def ray_folder() -> Path:
 
     Raises ResourceError where it is a link, or another user owns it or may enter it.
     """
-    parents = (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
+    folders = [
+        Path(parent).absolute() / f"esmeray-{os.geteuid()}"
+        for parent in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
+        if parent
+    ]
     # Ray's sockets lie in it, and /tmp is short enough for any user's.
-    parent = next(parent for parent in parents if parent and _fits(Path(parent)))
-    return own_folder(parent) / "ray"
-
-
-def _fits(parent: Path) -> bool:
-    return len(os.fsencode(parent.absolute() / f"esmeray-{os.geteuid()}" / "ray")) <= _LONGEST_BYTES
+    folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
+    return own_folder(folder.parent) / "ray"
 
 
 def _runtime_folder() -> str | None:

@@ -15,8 +15,6 @@ from typing import Any
 
 from esmeray.common.text import first_line, shortened
 
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
 
 class EsmerayError(Exception):
     """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
@@ -82,16 +80,15 @@ def naming_variables() -> Iterator[None]:
     """
     import httpx  # here: few need it
 
-    names, remedy = _PROXIES, "write a proxy as http://HOST:PORT, and hosts in no_proxy without []"
     try:
         yield
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-        if isinstance(error, ImportError):
-            remedy = "a SOCKS proxy needs the package socksio: pip install socksio"
-        elif isinstance(error, OSError):
-            names, remedy = ("ssl_cert_file",), f"it names no file of certificates ({first_line(error)})"
-        variables = " or ".join(name for name in os.environ if name.lower() in names) or "HTTP"
-        raise ConfigError(f"{variables}: can't be used: {remedy}; or unset it") from error
+        ending = "_cert_file" if isinstance(error, OSError) else "_proxy"
+        variables = " or ".join(name for name in os.environ if name.lower().endswith(ending))
+        # httpx quotes what it takes for the port, which may be part of a password.
+        is_url = isinstance(error, httpx.InvalidURL)
+        reason = "no URL; in no_proxy, addresses have no []" if is_url else first_line(error)
+        raise ConfigError(f"{variables}: can't be used ({reason}); correct or unset it") from error
 
 
 @contextmanager

@@ -12,20 +12,6 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import writing
 
 
-def move_caches(unwritable: Path) -> None:
-    """Name a cache folder in the temporary folder to the libraries that keep caches in the home.
-
-    Of an ``unwritable`` one the models of Hugging Face are still used.
-    """
-    with suppress(ResourceError, OSError):  # without one, whoever needs a cache reports it
-        folder = own_folder(tempfile.gettempdir())
-        os.environ["XDG_CACHE_HOME"] = str(folder)
-        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
-        os.environ.setdefault("TRITON_HOME", str(folder))
-        if (unwritable / "huggingface").is_dir():
-            os.environ.setdefault("HF_HOME", str(unwritable / "huggingface"))
-
-
 def cache_folder(name: str) -> Path:
     """Folder ``esmeray/NAME`` in the user's cache folder, or, if that can't be written, in the temporary folder.
 

@@ -7,6 +7,7 @@ it is first used: ``import esmeray`` alone takes neither torch nor Ray. Type che
 import os
 from importlib import import_module
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 __version__ = "0.1.0"
@@ -20,15 +21,11 @@ if (_checkout / "train_ray.py").is_file():
 # of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# Libraries fail without a home, ray.train (2.60) when it is imported. A container's user without HOME and without an
-# entry in passwd gets the home that Debian gives to users without one, which does not exist.
-try:
-    Path.home()
-except RuntimeError:
-    os.environ["HOME"] = "/nonexistent"
-_caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-if not (os.access(_caches, os.W_OK) or os.access(_caches.parent, os.W_OK)):
-    import_module("esmeray.common.own_folders").move_caches(_caches)
+# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which can't be written. Libraries
+# then fail, ray.train (2.60) when it is imported, or have no caches: such a user gets a home in the temporary folder.
+_home = os.path.expanduser("~")
+if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
+    os.environ["HOME"] = str(import_module("esmeray.common.own_folders").own_folder(gettempdir()))
 
 # Modules as texts, since importing them is what takes seconds.
 _MODULES = {

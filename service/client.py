@@ -115,13 +115,12 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
         _Numbers.of(concurrency=concurrency, retries=retries, timeout_s=timeout_s)
-        headers = {} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"}
         # A proxy, which another machine may be, does not lead to this one.
         is_here = is_loopback(url.host)
         with naming_variables():
             self._http = httpx.AsyncClient(
                 base_url=address,
-                headers=headers,
+                headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
                 timeout=timeout_s,
                 limits=httpx.Limits(max_connections=concurrency),
                 trust_env=not is_here,

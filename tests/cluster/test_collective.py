@@ -2,11 +2,9 @@
 
 import os
 
-import psutil
 import pytest
 
 from esmeray.cluster.collective import prepare_environment
-from esmeray.common.errors import ResourceError
 
 
 def test_variables_of_another_launcher_are_removed_and_no_others(monkeypatch: pytest.MonkeyPatch):
@@ -18,12 +16,3 @@ def test_variables_of_another_launcher_are_removed_and_no_others(monkeypatch: py
         monkeypatch.setenv(name, "3")
     prepare_environment()
     assert others <= os.environ.keys() and not launchers & os.environ.keys()
-
-
-def test_an_interface_that_the_machine_has_not_is_named_with_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
-    there = next(iter(psutil.net_if_addrs()))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
-    prepare_environment()
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},ib7")
-    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; there are .*\b{there}\b"):
-        prepare_environment()

@@ -4,10 +4,11 @@ import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import psutil
 import pytest
 from ray._common.utils import get_ray_address_file
 
-from esmeray.cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
+from esmeray.cluster.placement import LOCAL, NodeResources, address_file, check_interface, find, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ResourceError
 
@@ -119,3 +120,12 @@ def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatc
         with pytest.raises(BlockingIOError):
             trap.accept()
     assert "is another user's, so" in capsys.readouterr().err
+
+
+def test_an_interface_that_the_machine_has_not_is_named_with_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
+    there = next(iter(psutil.net_if_addrs()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
+    check_interface()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},ib7")
+    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; there are .*\b{there}\b"):
+        check_interface()

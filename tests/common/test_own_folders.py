@@ -50,16 +50,6 @@ def test_a_user_without_an_entry_in_passwd_keeps_caches_in_the_temporary_folder(
     assert [variables[name] for name in NAMES] == [found, own, f"{own}/matplotlib", None]
 
 
-def test_models_of_a_cache_that_can_not_be_written_are_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("XDG_CACHE_HOME", "MPLCONFIGDIR", "TRITON_HOME"):
-        monkeypatch.setenv(name, "")  # so that they are restored
-    monkeypatch.delenv("HF_HOME", raising=False)
-    monkeypatch.setattr(own_folders.tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "cache" / "huggingface").mkdir(parents=True)
-    own_folders.move_caches(tmp_path / "cache")
-    assert os.environ.pop("HF_HOME") == str(tmp_path / "cache" / "huggingface")
-
-
 def test_a_cache_that_can_not_be_written_is_replaced_unless_another_user_may_enter_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
