@@ -21,9 +21,9 @@ if (_checkout / "train_ray.py").is_file():
 # of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which can't be written. Libraries
-# then fail, ray.train (2.60) when it is imported, or have no caches: such a user gets a home in the temporary folder.
-_home = os.path.expanduser("~")
+# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which can't be written.
+# Libraries then fail, ray.train (2.60) when it is imported, or have no caches: this gives one in the temporary folder.
+_home = os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises without a home
 if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
     os.environ["HOME"] = str(import_module("esmeray.common.own_folders").own_folder(gettempdir()))
 
