@@ -15,6 +15,8 @@ from typing import Any
 
 from esmeray.common.text import first_line, shortened
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
 
 class EsmerayError(Exception):
     """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
@@ -83,8 +85,8 @@ def naming_variables() -> Iterator[None]:
     try:
         yield
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-        ending = "_cert_file" if isinstance(error, OSError) else "_proxy"
-        variables = " or ".join(name for name in os.environ if name.lower().endswith(ending))
+        names = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXIES
+        variables = " or ".join(name for name in os.environ if name.lower() in names)
         # httpx quotes what it takes for the port, which may be part of a password.
         is_url = isinstance(error, httpx.InvalidURL)
         reason = "no URL; in no_proxy, addresses have no []" if is_url else first_line(error)
