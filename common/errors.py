@@ -6,6 +6,7 @@ is a fault of the program and leaves with code 1.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from esmeray.common.text import first_line, shortened
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class EsmerayError(Exception):
@@ -61,6 +64,33 @@ def check_path(path: object, name: str) -> None:
     """Raise ConfigError for an argument of Python that can't be a path, such as None."""
     if not isinstance(path, (str, PathLike)):
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
+
+
+def expanded(path: str | PathLike[str]) -> Path:
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if this machine knows no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: this machine knows no such user; write the path without ~") from error
+
+
+@contextmanager
+def naming_variables() -> Iterator[None]:
+    """Errors of a new HTTP client, which reads proxies and CA files from the environment, as ConfigErrors.
+
+    They name the variables and not their values, which may hold a password.
+    """
+    import httpx  # here: few need it
+
+    try:
+        yield
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        names = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXIES
+        variables = " or ".join(name for name in os.environ if name.lower() in names)
+        # httpx quotes what it takes for the port, which may be part of a password.
+        is_url = isinstance(error, httpx.InvalidURL)
+        reason = "no URL; in no_proxy, addresses have no []" if is_url else first_line(error)
+        raise ConfigError(f"{variables}: can't be used ({reason}); correct or unset it") from error
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from typing import Any, BinaryIO, TypeVar
 
 import xxhash
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded
+from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import (
     MADE_FILE,
     PARTIAL,
@@ -119,7 +120,7 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
     """
     uri = uri_of(source)
     if uri is None:
-        return Path(source).expanduser()
+        return expanded(source)
     items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
     if not items:
         raise DataError(f"{uri}: nothing is there; check the address")
@@ -393,8 +394,7 @@ def retried(
 
 def _cache() -> Path:
     folder = _storage.cache_folder
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder).expanduser().absolute() if folder else Path(home) / "esmeray" / "storage"
+    return expanded(folder).absolute() if folder else cache_folder("storage")
 
 
 def _opened(uri: str) -> tuple[Any, str]:

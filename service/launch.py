@@ -14,12 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from esmeray.cluster.placement import LOCAL, find
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import MADE_FILE
 from esmeray.common.remote import local_path
@@ -199,7 +198,7 @@ def _check_files(config: ServeSection) -> None:
     if config.access.keys is not None:
         read_keys(config.access.keys)
     for path in (config.access.tls_certificate, config.access.tls_key):
-        if path is not None and not Path(path).expanduser().is_file():
+        if path is not None and not expanded(path).is_file():
             raise ConfigError(f"access: {path}: there is no such file")
 
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
+from esmeray.common.processor import cgroup_folders
 
 
 class Memory(NamedTuple):
@@ -98,8 +97,9 @@ def memory_of_this_machine() -> Memory:
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
     # The tightest limit of all groups up to the root holds: a job's own may have none where the one above it has.
-    for folder, limit_file, used_file in _cgroup_folders():
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
+    for folder, is_v2 in cgroup_folders("memory"):
+        limit = _number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
+        used = _number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
         if limit is not None and used is not None:
             # cgroup v1 says "no limit" by a number near 2^63.
             total = min(total, limit)
@@ -119,27 +119,6 @@ def _counters() -> dict[str, float]:
     if (net := psutil.net_io_counters()) is not None:
         counters |= {"net/sent_bytes_per_s": net.bytes_sent, "net/received_bytes_per_s": net.bytes_recv}
     return counters
-
-
-def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Folders from this process's cgroup up to the root, with their files of limit and use."""
-    try:
-        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, files = _CGROUPS, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, files = _CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        # In a container that sees its own cgroup as the root, the path is the machine's and leads nowhere.
-        folder = root / path.lstrip("/")
-        folders += [(group, *files) for group in (folder, *folder.parents) if group.is_relative_to(root)]
-    return folders
 
 
 def _file_cache_bytes(folder: Path) -> int:

@@ -12,10 +12,9 @@ Examples:
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, ResourceError, expanded
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
@@ -33,7 +32,7 @@ def main(plan: PlanSection, made: Made) -> None:
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
-    output = Path(plan.json_output).expanduser() if plan.json_output else None
+    output = expanded(plan.json_output) if plan.json_output else None
     made.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))

@@ -16,7 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from esmeray.cluster.placement import (
+    LOCAL,
+    NodeResources,
+    Workers,
+    check_interface,
+    find,
+    local_resources,
+    place_workers,
+)
 from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common import processor
@@ -107,6 +115,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     size = task.measure(store_path)
     # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
+        check_interface()
         _plan(resumption, local, size)
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:

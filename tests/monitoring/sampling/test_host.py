@@ -7,7 +7,7 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from esmeray.monitoring.sampling import host
+from esmeray.common import processor
 from esmeray.monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
 
 HELD_BYTES = 64 << 20
@@ -73,11 +73,10 @@ LIMITS = {
 def test_limits_of_a_container_count(tmp_path, monkeypatch, limit):
     """Of a machine with 8 GiB, 6 of them available."""
     groups, folders, memory = LIMITS[limit]
-    monkeypatch.setattr(host, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(host, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(processor, "CGROUP", tmp_path / "group")
+    monkeypatch.setattr(processor, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 * GIB, 6 * GIB))
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
+    (tmp_path / "group").write_text(f"{groups}\n")
     for folder, files in folders.items():
         (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
