@@ -4,6 +4,7 @@ Each is raised once, and again only after its cause was over.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class AlertSink:
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
         elif record["kind"] == "sample":
-            host = {name.replace("mem/host_", "mem_"): value for name, value in record["metrics"].items()}
+            host = {name.removeprefix("host/"): value for name, value in record["metrics"].items()}
             remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
             self._check_memory(f"host {record['host']}", host, remedy, record)
             for index, values in self._gpus(record).items():
@@ -111,10 +112,9 @@ class AlertSink:
         known = own_uuids & set(uuids.values())
         gpus: dict[str, dict[str, float]] = {}
         for name, value in record["metrics"].items():
-            if value is not None and name.startswith("gpu/"):
-                _, index, metric = name.split("/")
-                if not known or uuids.get(index) in known:
-                    gpus.setdefault(index, {})[metric] = value
+            gpu = re.fullmatch(r"gpu/(\d+)/(\w+)", name)
+            if gpu and value is not None and (not known or uuids.get(gpu[1]) in known):
+                gpus.setdefault(gpu[1], {})[gpu[2]] = value
         return gpus
 
     def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:
