@@ -53,8 +53,10 @@ class AlertSink:
         # null in the file: JSON has no NaN.
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
-            remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
-            message = f"the loss is not finite at step {record['step']}: {remedy}"
+            message = (
+                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or look at the records "
+                "listed in the run's folder nonfinite"
+            )
             self._set("nonfinite_loss", "loss", True, message, record)
         elif self._finite_losses >= 3:  # in a row: one alone may be luck
             self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
