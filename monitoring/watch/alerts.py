@@ -54,8 +54,8 @@ class AlertSink:
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
             message = (
-                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or look at the records "
-                "listed in the run's folder nonfinite"
+                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or look at the "
+                "records listed in the run's folder nonfinite"
             )
             self._set("nonfinite_loss", "loss", True, message, record)
         elif self._finite_losses >= 3:  # in a row: one alone may be luck
