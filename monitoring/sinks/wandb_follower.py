@@ -65,8 +65,9 @@ def main(argv: list[str]) -> NoReturn:
     arguments = parser.parse_args(argv)
     replies = os.dup(1)  # the pipe to the driver, which wandb's service does not inherit; 1 then leads to the log
     os.dup2(2, 1)
-    # For wandb's temporary folders (0.31), which its atexit hook would remove.
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp()
+    # For wandb's temporary folders (0.31), which its atexit hook would remove, and for those that it would make in a
+    # home folder, which a container may lack.
+    os.environ["TMPDIR"] = os.environ["WANDB_DATA_DIR"] = tempfile.tempdir = tempfile.mkdtemp()
     try:
         problem = _Follower(arguments, replies).run()
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
@@ -101,7 +102,7 @@ class _Follower:
         run = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
         # After init, which would replace them: tags and notes that were edited at the server survive a resumption.
         run.tags = tuple(dict.fromkeys([*run.tags, *self._section.tags]))
-        run.notes = run.notes or self._section.notes
+        run.notes = (run.resumed and run.notes) or self._section.notes or run.notes
         for axis in ("step", ELAPSED):
             run.define_metric(axis, hidden=True)
         try:
