@@ -52,16 +52,16 @@ class HostSampler:
         self._has_read = False
 
     def read(self) -> dict[str, float]:
-        """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
+        """Return memory (``host/mem_*_bytes``), ``host/cpu_percent`` (all cores), and rates of disks and network."""
         total, available = map(float, memory_of_this_machine())
         metrics = {
-            "mem/host_total_bytes": total,
-            "mem/host_available_bytes": available,
-            "mem/host_used_bytes": total - available,
+            "host/mem_total_bytes": total,
+            "host/mem_available_bytes": available,
+            "host/mem_used_bytes": total - available,
         }
         busy_percent = psutil.cpu_percent()  # since the last call
         if self._has_read:  # psutil answers the first call with 0, which means nothing
-            metrics["cpu/percent"] = busy_percent
+            metrics["host/cpu_percent"] = busy_percent
         self._has_read = True
         return metrics | self._io.of(_counters())
 
@@ -114,10 +114,10 @@ def _counters() -> dict[str, float]:
     # What LVM, encryption or RAID make of disks would count the same bytes again.
     real = [disk for name, disk in every.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
     if disks := real or list(every.values()):  # a sandbox's /sys may show no device
-        counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
-        counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
+        counters["host/disk_read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
+        counters["host/disk_write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
-        counters |= {"net/sent_bytes_per_s": net.bytes_sent, "net/received_bytes_per_s": net.bytes_recv}
+        counters |= {"host/net_sent_bytes_per_s": net.bytes_sent, "host/net_received_bytes_per_s": net.bytes_recv}
     return counters
 
 

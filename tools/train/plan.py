@@ -2,8 +2,8 @@
 
 Nothing is trained, no GPU is needed. Values follow from formulas (training/launch/scale.py has their sources) and from
 what is assumed below; docs/gpu.md holds them to published runs. Set what you have measured: --plan.assume.mfu to a
-run's perf/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear scaling is that of one node with
-equal tokens on each GPU, or of one GPU where one node is all.
+run's throughput/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear scaling is that of one node
+with equal tokens on each GPU, or of one GPU where one node is all.
 
 Examples:
   esmeray train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.interconnect ib400

@@ -29,7 +29,7 @@ from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common import processor
 from esmeray.common.command_line import say, warn
-from esmeray.common.errors import DataError, ResourceError
+from esmeray.common.errors import ResourceError
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
@@ -38,10 +38,9 @@ from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.monitoring.watch.progress import ProgressSink
-from esmeray.monitoring.watch.run_watcher import RunWatcher, Sink
+from esmeray.monitoring.watch.run_watcher import CurvesSink, RunWatcher, Sink
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data, saved_steps
 from esmeray.run_folder.job import held, refuse_foreign
-from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
 from esmeray.run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
@@ -267,7 +266,7 @@ def _record_start(resumption: Resumption, task: TaskPlan, store_path: Path) -> N
 
 @contextmanager
 def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Iterator[RunMirror]:
-    """Follow a run while the block lasts: at its URI, at the terminal, in W&B; then draw its curves.
+    """Follow a run while the block lasts: at its URI, at the terminal, in its curves, in W&B.
 
     From here on a signal asks the workers to save and end.
     """
@@ -276,7 +275,7 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     mirror.begin()
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels())]
+    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels()), CurvesSink(run, metric_labels())]
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
     watcher = RunWatcher(run, sinks, warn=warn)
@@ -290,7 +289,6 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
         mirror.close()
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
-    _draw(run)
     mirror.save_files(run.alerts.name, run.curves.name, "wandb")
 
 
@@ -331,14 +329,3 @@ def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSigna
     is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES
     message = no_space(run.path) if is_full else f"training failed{tried}: {reason}; {saved}"
     return Outcome("failed", step, message, ResourceError.exit_code)
-
-
-def _draw(run: RunFolder) -> None:
-    """Draw the curves; a picture that can't be drawn hides no result."""
-    from esmeray.monitoring.watch.curves import draw_curves  # here: it loads matplotlib
-
-    try:
-        if run.metrics.exists():
-            draw_curves(read_metrics(run.metrics), run.curves, run.path.name, metric_labels())
-    except (OSError, DataError) as error:
-        warn(f"{run.curves}: not drawn ({error})")
