@@ -57,3 +57,14 @@ def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(
         monkeypatch.setattr(signals, "REPEAT_S", 0.0)
         send(signal.SIGTERM)
         assert stop.expired
+
+
+def test_later_signals_break_off_a_wait_that_asked_for_it(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "ending", interrupts=True)
+        send(signal.SIGTERM)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(KeyboardInterrupt) as interrupt:
+                send(signum)
+            assert stop.expired and stop.behind(interrupt.value) == signum
