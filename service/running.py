@@ -131,11 +131,13 @@ def drain(signals: StopSignals) -> None:
 
 
 def remove(at_once: bool = False) -> None:
-    """Remove the application from a cluster that goes on, and Serve if nobody else uses it and there is time."""
-    serve.delete(APPLICATION, _blocking=False)
-    # The answer also says that the deletion has arrived.
+    """Remove the application from a cluster that goes on, and Serve with it if nobody else uses it and there is time."""
     others = set(serve.status().applications) - {APPLICATION}
-    if not others and not at_once:
+    if others or at_once:
+        serve.delete(APPLICATION, _blocking=False)
+        serve.status()  # answered once the deletion has arrived
+    else:
+        # Not after a deletion: the proxy would answer 404 until it ends.
         serve.shutdown()
 
 
