@@ -39,6 +39,7 @@ class StopSignals:
         self._raised: int | None = None  # before the hand-over
         self._on_request: Callable[[], None] | None = None
         self._reply = "stopping"
+        self._interrupts = False
         self._deadline = float("inf")
         self._asked_at = float("-inf")
         self._before: dict[int, object] = {}
@@ -55,9 +56,12 @@ class StopSignals:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
-    def hand_over(self, on_request: Callable[[], None], reply: str) -> None:
-        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on."""
-        self._on_request, self._reply = on_request, reply
+    def hand_over(self, on_request: Callable[[], None], reply: str, interrupts: bool = False) -> None:
+        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on.
+
+        With ``interrupts`` each later signal raises KeyboardInterrupt, which breaks off any wait of the main thread.
+        """
+        self._on_request, self._reply, self._interrupts = on_request, reply, interrupts
 
     def reinstall(self) -> None:
         """Install the handler of SIGTERM again, which ray.init replaces by one that ends the process."""
@@ -98,6 +102,9 @@ class StopSignals:
             self._say()
         elif {signum, self.received} <= {*_INSISTENT} and now - self._asked_at > REPEAT_S:
             self._deadline = 0.0  # whoever asks again does not want to wait
+            if self._interrupts:
+                self._raised, self._asked_at = signum, now
+                raise KeyboardInterrupt
 
     def _say(self) -> None:
         # To the descriptor: the signal may have interrupted a print, which must not be entered twice.

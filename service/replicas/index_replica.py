@@ -35,7 +35,7 @@ class IndexReplica(Replica):
         start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
         # Before torch and faiss are loaded, which would take all cores.
-        os.environ["OMP_NUM_THREADS"] = str(self._settings.cpus)
+        os.environ["OMP_NUM_THREADS"] = str(max(1, int(self._settings.cpus)))
         self._index = open_index(self._settings.source, self._settings.probes)
         manifest = self._index.manifest
         self._about = AboutIndex(

@@ -85,7 +85,7 @@ class ModelReplica(Replica):
         self._model = ServedModel(**model)
         self._device = device
         # torch would take all cores, beside other replicas, whatever Ray has reserved.
-        torch.set_num_threads(self._model.cpus)
+        torch.set_num_threads(max(1, int(self._model.cpus)))
         self._computer = Computer(self._model, device)
         _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
         loaded_s = time.perf_counter()

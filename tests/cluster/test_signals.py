@@ -78,3 +78,14 @@ def test_hangup_that_nohup_ignores_stays_ignored():
         assert stop.exit_code == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_later_signals_break_off_a_wait_that_asked_for_it(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "ending", interrupts=True)
+        send(signal.SIGTERM)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(KeyboardInterrupt) as interrupt:
+                send(signum)
+            assert stop.expired and stop.behind(interrupt.value) == signum
