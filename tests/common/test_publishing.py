@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.common import publishing
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.publishing import (
     atomic_file,
     check_names,
     exclusive,
+    locks,
     made_file,
     made_folder,
+    outputs,
     published,
     take_lock,
     write_atomically,
@@ -81,7 +82,7 @@ def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sw
     target = tmp_path / "target"
     make_folder(target, "old")
     if not exchange:
-        monkeypatch.setattr(publishing, "_exchange", no_exchange)
+        monkeypatch.setattr(outputs, "_exchange", no_exchange)
 
     def killed() -> None:
         if moment == "building":
@@ -89,12 +90,12 @@ def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sw
                 die()
         step = {"exchanged": "sync", "removing": "remove_folder"}.get(moment)
         if step == "sync":  # of the folder that holds the target, the last
-            monkeypatch.setattr(publishing, "sync", lambda path: path == tmp_path and die())
+            monkeypatch.setattr(outputs, "sync", lambda path: path == tmp_path and die())
         elif step:
-            monkeypatch.setattr(publishing, step, die)
+            monkeypatch.setattr(outputs, step, die)
         else:
             monkeypatch.setattr(Path, "rename", lambda path, to, rename=Path.rename: (rename(path, to), die()))
-            monkeypatch.setattr(publishing, "_exchange", no_exchange)
+            monkeypatch.setattr(outputs, "_exchange", no_exchange)
         make_folder(target, "new", overwrite=True)
 
     in_a_fork(killed)
@@ -115,7 +116,7 @@ def no_exchange(first: Path, second: Path) -> None:
 
 def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch):
     make_folder(tmp_path / "target", "old")
-    monkeypatch.setattr(publishing, "_exchange", no_exchange)
+    monkeypatch.setattr(outputs, "_exchange", no_exchange)
     renames = []
 
     def second_fails(path: Path, to: Path, rename: Callable[..., Path] = Path.rename) -> Path:
@@ -183,7 +184,7 @@ def test_without_flock_a_file_keeps_the_second_process_away_and_a_killed_one_doe
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(publishing.fcntl, "flock", flock)
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
     lock = take_lock(tmp_path / ".lock", 0)
     with pytest.raises(BlockingIOError):
         take_lock(tmp_path / ".lock", 0)
