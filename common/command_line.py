@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,6 +27,8 @@ INTERRUPTED = 130
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals, next to Ctrl-C's SIGINT, that ask a command to end: from Kubernetes and Slurm; a terminal that closes; batch
 systems before a time limit (``--signal=USR1@120`` of Slurm, SGE, LSF); the kernel at a limit of CPU time."""
+_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}
+"""Errors of a disk, which are no faults of the program wherever they are met."""
 _UNWRAPPED_WIDTH = 10_000
 LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers")
 """Loggers that write to the terminal, whoever uses the library."""
@@ -43,6 +45,17 @@ class _Output(io.FileIO):
         except OSError as error:
             self.failure = self.failure or error
             return len(data)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that ends no command: the first error is a warning, and the lines after it are lost."""
+
+    _is_lost = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not self._is_lost:
+            warn(f"{self.baseFilename}: can't be written any more: {sys.exc_info()[1]}")
+        self._is_lost = True
 
 
 def end_process(main: Callable[[list[str]], int]) -> NoReturn:
@@ -131,6 +144,11 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return ConfigError.exit_code
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        print(f"error: {error.filename or 'a file'}: can't be read or written: {error.strerror}", file=sys.stderr)
+        return ResourceError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -166,7 +184,7 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
     So with Python's warnings, and with libraries whose loggers write to the terminal by handlers of their own, which
     they have made when they were imported: whoever enters the block has imported them.
     """
-    handler = logging.FileHandler(path, delay=True)  # no file where nothing is logged
+    handler = _LogFile(path, delay=True)  # no file where nothing is logged
     handler.setFormatter(logging.Formatter(line))
     root = logging.getLogger()
     level = root.level
@@ -185,7 +203,8 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
         root.setLevel(level)
         for library, handlers in own_handlers.items():
             library.handlers = handlers
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
 def result_console() -> Console:
