@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from esmeray.service.section import ServedIndex
 BATCH_QUERIES = 64
 QUEUED_QUERIES = 50_000
 MAX_WAIT_S = 0.002
+WIDE_HITS = 1_000
+_WIDE = ThreadPoolExecutor(1, thread_name_prefix="wide")
 
 
 class IndexReplica(Replica):
@@ -86,7 +89,11 @@ class IndexReplica(Replica):
             for hits_K2, own in zip(reply.results, own_N.tolist(), strict=False)
         ]
         reply.results = [hits_K2[:, 1].astype(np.float32) for hits_K2 in hits]
-        reply.ids = await asyncio.to_thread(lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits])
+        # Wide searches take turns in a thread of their own, so that others do not wait for all of them.
+        reply.ids = await asyncio.get_running_loop().run_in_executor(
+            _WIDE if sum(map(len, hits)) > WIDE_HITS else None,
+            lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits],
+        )
         return reply
 
     def _new_batcher(self) -> TokenBatcher:
