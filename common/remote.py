@@ -242,8 +242,10 @@ def upload(path: Path, uri: str) -> None:
         return
     # A store shows an object once it is whole; a folder would show the part that is copied.
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(Path(target)) as temporary:
-        shutil.copyfile(path, temporary)
+    # One name, which the same upload takes again after a kill.
+    temporary = Path(target).with_name(f".{Path(target).name}.uploading")
+    shutil.copyfile(path, temporary)
+    temporary.replace(target)
 
 
 def write(uri: str, text: str) -> None:
@@ -285,8 +287,7 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
         return resolved(target)
     work = work_path(uri)
     items = retried(lambda: listing(uri), uri)
-    shutil.rmtree(work, ignore_errors=True)
-    work.unlink(missing_ok=True)
+    leave(target)
     work.parent.mkdir(parents=True, exist_ok=True)
     # A file has its manifest beside it; a folder its own, or the record of work that is not finished.
     is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"))
@@ -313,7 +314,15 @@ def publish(target: Path) -> None:
             _publish_folder(work, uri)
 
     retried(replace, uri, _storage.patience_s, log.warning)
-    shutil.rmtree(work) if work.is_dir() else work.unlink()
+    leave(target)
+
+
+def leave(target: Path) -> None:
+    """Remove what :func:`target_path` has on this node's disk for a URI."""
+    if (uri := uri_of(target)) is not None:
+        shutil.rmtree(work_path(uri), ignore_errors=True)
+        with suppress(OSError):
+            work_path(uri).unlink()
 
 
 def _publish_folder(work: Path, uri: str) -> None:
@@ -325,7 +334,8 @@ def _publish_folder(work: Path, uri: str) -> None:
         write(record, made["made_by"])  # first: by it the same command resumes an upload that is cut short
     old, new = _listed_objects(uri, items), made["files"]
     unlisted = {name: item for name, item in items.items() if name in old.keys() - {*new, MADE_FILE}}
-    changed = {name for name in new.keys() & items.keys() if old.get(name) != new[name]}
+    kept = {name for name in new.keys() & items.keys() if old.get(name) == new[name]}
+    changed = (new.keys() & old.keys()) - kept
     if MADE_FILE not in items:
         upload_folder(work, uri, MADE_FILE)
     elif len(changed) > 1:
@@ -338,7 +348,7 @@ def _publish_folder(work: Path, uri: str) -> None:
         # The one file that changes is the output's own manifest. Until it is there, the one before it is right, too.
         made["replaced"] = {name: xxhash.xxh3_128_hexdigest(read(f"{current(uri)}/{name}")) for name in changed}
         write_atomically(work / MADE_FILE, json.dumps(made, indent=1) + "\n")
-        upload_folder(work, current(uri), MADE_FILE, new.keys() & items.keys())
+        upload_folder(work, current(uri), MADE_FILE, kept | changed)
         for name in changed:
             upload(work / name, f"{current(uri)}/{name}")
     for item in unlisted.values():

@@ -26,6 +26,7 @@ from esmeray.common.publishing import (
     PARTIAL,
     RECORD_FILE,
     discard,
+    recover,
     refuse_other_user,
     resolved,
     take_lock,
@@ -126,6 +127,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     is left as it is: what does not hold this command's record, this command did not make.
     """
     output = resolved(output)
+    recover(output)
     folder = output.with_name(f"{output.name}{PARTIAL}")
     shared = f"{uri}{PARTIAL}"
     record = folder / RECORD_FILE

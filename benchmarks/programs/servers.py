@@ -27,11 +27,11 @@ def server(command: Sequence[str], port: int, ready: str = "/ready") -> Iterator
 
 
 @contextmanager
-def service(folder: Path, model: dict[str, object]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address and the process of our service with one model, on a Ray cluster of its own."""
+def service(folder: Path, model: dict[str, object], **more: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address and the process of our service with one model, on a Ray cluster of its own; ``more`` settings."""
     port = free_port()
     path = folder / f"serve-{port}.yaml"  # a case may start several, one after the other
-    settings = {"serve": {"models": [model], "port": port}, "ray": {"address": "local"}}
+    settings = {"serve": {"models": [model], "port": port, **more}, "ray": {"address": "local"}}
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with server([sys.executable, "serve_ray.py", "--config", str(path)], port) as process:
         yield f"http://127.0.0.1:{port}", process

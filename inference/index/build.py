@@ -28,7 +28,7 @@ from esmeray.common.publishing import (
     resolved,
     write_atomically,
 )
-from esmeray.common.remote import local_path, publish, target_path
+from esmeray.common.remote import leave, local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
@@ -98,6 +98,7 @@ def build_index(
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
+            leave(section.output)
             return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),

@@ -4,8 +4,9 @@ channels takes 16 kB, as Arrow or .npy 4. Shape legend: N sequences, L residues 
 
 import asyncio
 import io
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -20,14 +21,17 @@ from pydantic_core import to_json
 from esmeray.service.http.refusals import RefusalError
 
 Arrays = NDArray | Sequence[NDArray]
+Result = TypeVar("Result")
 ARROW, NPY, PARQUET, CSV = (
     "application/vnd.apache.arrow.stream",
     "application/x-npy",
     "application/vnd.apache.parquet",
     "text/csv",
 )
-TOGETHER = 50_000
-"""Numbers that are written as JSON at a time, 50 ms: others are answered meanwhile."""
+TOGETHER = 10_000
+"""Numbers that are written as JSON at a time, in a millisecond for which the GIL is held."""
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="large")
+"""For all requests, which take turns: the event loop would be one of many that wait for the GIL otherwise."""
 GIVEN = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
     kind: kind for kind in (ARROW, NPY, PARQUET, CSV)
 }
@@ -44,8 +48,23 @@ async def wanted(request: Request) -> str:
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 
+async def beside(is_large: bool, work: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of ``work`` for a request; of a large one it is computed by a thread, next to the event loop."""
+    if is_large:
+        return await asyncio.get_running_loop().run_in_executor(_THREAD, work, *arguments)
+    return work(*arguments)  # at once: the thread may have large ones to do
+
+
+def are_many(arrays: Arrays) -> bool:
+    """Test for an answer that is large, and so built beside the event loop and sent in pieces."""
+    return sum(map(np.size, arrays)) > TOGETHER
+
+
 def json_answer(content: Any) -> Response:
-    """JSON of what has arrays at any depth; a large one is written by a thread, and sent meanwhile, never whole."""
+    """JSON of what has arrays at any depth; a large one is sent while it is written, never whole.
+
+    Lists may be generators, whose items are then made where this is called, and not before.
+    """
     arrays: list[NDArray] = []
     # The rest is written around marks, in which arrays are put later; random, so that no sequence's id can be one.
     mark = uuid4().hex
@@ -55,10 +74,15 @@ def json_answer(content: Any) -> Response:
         return mark
 
     pieces = _json_pieces(to_json(content, fallback=marked).split(f'"{mark}"'.encode()), arrays)
-    # A generator that is not async is run in a thread by Starlette.
-    if sum(values.size for values in arrays) <= TOGETHER:
+    if not are_many(arrays):
         return Response(b"".join(pieces), media_type="application/json")
-    return StreamingResponse(pieces, media_type="application/json")
+    return StreamingResponse(_written(pieces), media_type="application/json")
+
+
+async def _written(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    # Starlette would run the generator in one of forty threads.
+    while piece := await beside(True, next, pieces, b""):
+        yield piece
 
 
 def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
@@ -67,7 +91,7 @@ def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
     for values, text in zip(arrays, texts[1:], strict=True):
         for block in _json_blocks(values):
             piece += block
-            if len(piece) > TOGETHER:  # else each of many short arrays would wait for a thread
+            if len(piece) > 10 * TOGETHER:  # each of many short arrays would wait for the thread otherwise
                 yield piece
                 piece = b""
         piece += text
@@ -82,7 +106,7 @@ def _json_blocks(values: NDArray) -> Iterator[bytes]:
     yield b"]"
 
 
-async def arrays_answer(
+def arrays_answer(
     kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, channels: Sequence[str] = (), **columns: Any
 ) -> Response:
     """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON. Tables have further ``columns``,
@@ -102,10 +126,7 @@ async def arrays_answer(
     # A class may be called id.
     taken = {head: f"{name}_{head}" for head in ("id", *columns)}
     heads = ["id", *columns, *(taken.get(channel, channel) for channel in channels or [name])]
-    # Parquet and CSV of a large answer take the event loop for a while otherwise.
-    return await asyncio.to_thread(
-        table_answer, kind, pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads)
-    )
+    return table_answer(kind, pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads))
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:

@@ -14,6 +14,7 @@ from itertools import chain
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
 
 from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
 
@@ -23,6 +24,7 @@ GATHERED_BYTES, GATHERED_S = 65_536, 30.0
 """A body is passed on in pieces of this size or more, or of this time."""
 LARGE_BYTES = 1_000_000
 MOST_HEAD_BYTES = 65_536
+LARGE_HEAD = RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
 _FRAME_BYTES = 100
 """Of a body beside its residues."""
 _OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
@@ -50,8 +52,7 @@ class Door:
         refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
         if refusal is not None:
             request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
-            answer = refusal.response(scope, request_id)
-            answer.headers["x-request-id"] = request_id
+            answer = refusal.response(scope, request_id, {"x-request-id": request_id})
             await answer(scope, receive, send)
             return
         scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
@@ -110,11 +111,9 @@ class _Gathered:
 
 
 def head_refusal(scope: Scope) -> RefusalError | None:
-    """The refusal of too large an address and headers, whose size uvicorn bounds no more than Serve does."""
+    """The refusal of an address and headers that are too large although they arrived at once (see protocol.py)."""
     head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
-    if head_bytes <= MOST_HEAD_BYTES:
-        return None
-    return RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
+    return LARGE_HEAD if head_bytes > MOST_HEAD_BYTES else None
 
 
 def give_back_memory() -> None:
@@ -130,5 +129,7 @@ def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:
 
 
 def middlewares() -> list[Middleware]:
-    """For Serve's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
+    """For Serve's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, which it calls before its proxy makes a uvicorn server."""
+    # Serve (2.60) has no option for the protocol, so uvicorn's default is replaced.
+    HTTP_PROTOCOLS["auto"] = "esmeray.service.http.protocol:LimitedProtocol"
     return [Middleware(Door)]

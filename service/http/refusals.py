@@ -43,7 +43,7 @@ class RefusalError(Exception):
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(retry_after_s)
 
-    def response(self, scope: Scope, request_id: str) -> Response:
+    def response(self, scope: Scope, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
         # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
         detail = printable(self.detail, longest=500)
         other_types = ("Validation", "invalid_request_error") if self.status < 500 else ("Backend", "server_error")
@@ -66,7 +66,7 @@ class RefusalError(Exception):
                 "request_id": request_id,
             }
             media_type = "application/problem+json"
-        headers = dict(self.headers)  # the door answers with one refusal many times
+        headers = {**self.headers, **(headers or {})}  # a copy: the door answers with one refusal many times
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 asks for it
         return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)

@@ -18,12 +18,18 @@ import psutil
 
 from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
 from esmeray.benchmarks.programs.servers import PROXY, REPLICA, service
+from esmeray.inference.embedding.job import run_job
+from esmeray.inference.index.build import build_index
+from esmeray.inference.index.section import IndexSection
+from tests.inference.embedding.jobs import request
 from tests.model.support import random_sequences
 
 CLIENTS = 8
 SLOWER, MORE_MEMORY = 2.0, 1.1
 """Times that an attack may make the ordinary clients' 99th percentile, and the memory that is left after it."""
 PAUSE_S = 30.0
+PROTEINS = 20_000
+"""Of the index that the attacks by searches ask."""
 ORDINARY = [json.dumps({"sequences": [text]}) for text in random_sequences([100, 200, 300, 400] * 500)]
 
 
@@ -39,7 +45,8 @@ def post(path: str, body: bytes, kind: str = "Content-Type: application/json", *
 class Attack(NamedTuple):
     """Connections at once, what each sends, piece after piece, and the seconds between two pieces.
 
-    A connection that ``waits`` for its answer is followed by another, until ``times`` were made.
+    A connection that ``waits`` for its answer is followed by another, until ``times`` were made. ``path``: what the
+    ordinary clients ask meanwhile.
     """
 
     connections: int
@@ -47,6 +54,7 @@ class Attack(NamedTuple):
     pause_s: float = 0.0
     waits: bool = True
     times: int = 1_000_000
+    path: str = "/v1/encode"
 
 
 def attacks() -> dict[str, Attack]:
@@ -57,7 +65,21 @@ def attacks() -> dict[str, Attack]:
     masked = json.dumps({"sequences": [long], "method": "masked"}).encode()
     chunk = b"10000\r\n" + 2**16 * b" " + b"\r\n"
     get = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    trailer = head(encode, "Transfer-Encoding: chunked", json_type) + b"1\r\n{\r\n0\r\nX: "
+    piece = 2**16 * b"a"
+    wide, many = {"ids": ["P00000"], "top_k": PROTEINS - 1}, {"ids": [f"P{n:05d}" for n in range(1000)], "top_k": 20}
     return {
+        **{f"a header of {size} MB": Attack(4, [get + b"X: ", *16 * size * [piece], b"\r\n\r\n"]) for size in (5, 122)},
+        "a header, a byte a second": Attack(400, [get + b"X: ", *999 * [b"a"]], 1.0),
+        "a header after a request": Attack(4, [get + b"\r\n" + get + b"X: ", *800 * [piece], b"\r\n\r\n"]),
+        "an address of 50 MB": Attack(4, [b"GET /", *800 * [piece], b" HTTP/1.1\r\n\r\n"]),
+        "trailers of 50 MB": Attack(4, [trailer, *800 * [piece], b"\r\n\r\n"]),
+        "chunks of a byte": Attack(
+            4, [head(encode, "Transfer-Encoding: chunked", json_type), *90 * [30_000 * b"1\r\n \r\n"]]
+        ),
+        "pipelined requests": Attack(4, [9000 * (get + b"\r\n")]),
+        "wide searches": Attack(30, post("/v1/search", json.dumps(wide).encode()), path="/v1/search"),
+        "searches of many": Attack(30, post("/v1/search", json.dumps(many).encode()), path="/v1/search"),
         "16 MB of '>' lines": Attack(2, post(encode, 7_990_000 * b">\n", "Content-Type: text/plain")),
         "2.2 million mutations": Attack(2, post("/v1/masked", mutations)),
         "masked, 1,400 residues": Attack(2, post("/v1/masked", masked)),
@@ -96,9 +118,14 @@ class Trial(NamedTuple):
 def trial(folder: Path, name: str, seconds: float) -> Trial:
     """An attack of so many seconds on a service of its own: what one left undone would slow the next one's clients."""
     # Without a cache, which would answer the ordinary clients after their first round.
-    model = {"name": "esm", "source": "esm2_t6_8M", "random_weights": True, "cache_mb": 0}
-    with service(folder, model) as (address, process):
-        ordinary = Load(f"{address}/v1/encode", ORDINARY, connections=CLIENTS, seconds=seconds)
+    attack = attacks()[name]
+    model: dict[str, object] = {"name": "esm", "source": "esm2_t6_8M", "random_weights": True, "cache_mb": 0}
+    indexes = []
+    if attack.path == "/v1/search":
+        model = {"name": "small", "source": str(folder / "model"), "cache_mb": 0}
+        indexes = [{"name": "proteins", "source": str(indexed(folder))}]
+    with service(folder, model, indexes=indexes) as (address, process):
+        ordinary = Load(address + attack.path, ORDINARY, connections=CLIENTS, seconds=seconds)
         processes = psutil.Process(process.pid)
         with begun_load(ordinary) as warm_up:
             warm_up()
@@ -107,13 +134,24 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
         before = resident_bytes(processes)
         with begun_load(ordinary) as outcome:
             port = int(address.rpartition(":")[2])
-            answers, most = asyncio.run(attacked(port, attacks()[name], seconds, processes))
+            answers, most = asyncio.run(attacked(port, attack, seconds, processes))
             beside = outcome()
         # Memory goes back some time after its request.
         until = time.monotonic() + PAUSE_S
         while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
             time.sleep(1)
     return Trial(name, answers, calm, beside, (before, max(most, after), after))
+
+
+def indexed(folder: Path) -> Path:
+    """An index of short proteins by a small model, both made at the first call."""
+    index = folder / "index"
+    if not index.exists():
+        sequences = random_sequences([20] * PROTEINS)
+        embedding = request(folder, sequences=sequences, output=folder / "vectors", tokens=4096, shard_tokens=100_000)
+        run_job(embedding)
+        build_index([embedding.output], IndexSection(output=index))
+    return index
 
 
 async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.Process) -> tuple[Counter[str], int]:

@@ -23,6 +23,7 @@ from esmeray.service.http.app import build_app
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, IndexCall, Models
+from esmeray.service.http.protocol import LimitedProtocol
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedIndex, ServedModel, ServeSection
@@ -89,7 +90,8 @@ class Serving:
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:
         """A uvicorn server of the application, for the time of the block."""
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        how: dict[str, Any] = {"http": LimitedProtocol, "log_config": None, "lifespan": "off"}
+        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=5, **how))
         with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # else asyncio leaves delays of 40 ms
             listening.bind(("127.0.0.1", 0))
             ended = asyncio.run_coroutine_threadsafe(server.serve([listening]), self._loop)

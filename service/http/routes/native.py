@@ -18,7 +18,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
 from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
-from esmeray.service.http.answers import Arrays, arrays_answer, json_answer, table_answer
+from esmeray.service.http.answers import Arrays, are_many, arrays_answer, beside, json_answer, table_answer
 from esmeray.service.http.bodies import Body, SequencesBody
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import (
@@ -34,6 +34,8 @@ from esmeray.service.http.routes.common import (
 )
 
 router = APIRouter()
+MUTATIONS_AT_ONCE = 200
+"""Mutations that are read and scored in the event loop, at 20 us each; more are by the thread."""
 # By name, which needs no torch. Classes have an endpoint of their own, and so a scope of keys.
 _ENCODED = "|".join(name for name in output_names() if name != CLASSES)
 
@@ -73,7 +75,7 @@ async def encode(
     arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
     data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
     content = {"model": query.about.name, "output": body.output, "data": data}
-    return await arrays_answer(kind, query.ids, arrays, "embedding", content)
+    return await beside(are_many(arrays), arrays_answer, kind, query.ids, arrays, "embedding", content)
 
 
 @router.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False))
@@ -89,12 +91,16 @@ async def decode(
     if residues > service.limits.residues:
         raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
     charge(service, request, about.name, len(latents), residues)
-    shares = _amino_acid_shares(about, await service.models.run(about.name, DECODED, latents, request.state.caller))
-    texts = [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares]
+    shares = await _amino_acid_shares(
+        about, await service.models.run(about.name, DECODED, latents, request.state.caller)
+    )
+    texts = await beside(are_many(shares), lambda: [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares])
     data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
     content = {"model": about.name, "letters": AMINO_ACIDS, "data": data}
     numbers = [*map(str, range(len(texts)))]  # latents have no ids
-    return await arrays_answer(kind, numbers, shares, "probabilities", content, sequence=texts)
+    return await beside(
+        are_many(shares), lambda: arrays_answer(kind, numbers, shares, "probabilities", content, sequence=texts)
+    )
 
 
 @router.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody))
@@ -109,13 +115,16 @@ async def classify(
     about = query.about
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
-    data = [
+    data = (
         {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
         for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
-    ]
+    )
     content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
     classes = () if about.label_kind == "per_residue" else about.labels
-    return await arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped)
+    return await beside(
+        are_many(shares),
+        lambda: arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped),
+    )
 
 
 @router.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody))
@@ -127,16 +136,20 @@ async def masked(
     Tables and .npy hold the scores where there are mutations, else the probabilities.
     """
     query = ask(service, request, body.model, body.sequences, output=MASKED, masks=True)
-    mutations = _mutations(body.mutations, query.texts)  # a wrong one is refused before anything is computed
+    is_large = len(body.mutations or ()) > MUTATIONS_AT_ONCE
+    # A wrong one is refused before anything is computed.
+    mutations = await beside(is_large, _mutations, body.mutations, query.texts)
     shares = await _masked_probabilities(service, request, query, body.method)
     data = [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)]
     content = {"model": query.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
-    if mutations is not None:
-        table = pa.table({"mutation": body.mutations, "score": _scores(mutations, shares[0])})
+    if body.mutations is not None:
+        scores = await beside(is_large, _scores, mutations, shares[0])
         if kind:
-            return table_answer(kind, table)
-        content["mutations"] = table.to_pylist()
-    return await arrays_answer(kind, query.ids, shares, "probabilities", content)
+            return table_answer(kind, pa.table({"mutation": body.mutations, "score": scores}))
+        content["mutations"] = (
+            {"mutation": text, "score": score} for text, score in zip(body.mutations, scores.tolist(), strict=True)
+        )
+    return await beside(is_large or are_many(shares), arrays_answer, kind, query.ids, shares, "probabilities", content)
 
 
 @router.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody))
@@ -147,7 +160,7 @@ async def tokenize(
     query = ask(service, request, body.model, body.sequences)
     ids = await service.models.tokens(query.about.name, query.texts)
     data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
-    return json_answer({"model": query.about.name, "data": data})
+    return await beside(are_many(ids), json_answer, {"model": query.about.name, "data": data})
 
 
 async def _masked_probabilities(
@@ -156,7 +169,9 @@ async def _masked_probabilities(
     """(L, 20) of each sequence, as it is or with each position masked in turn."""
     model = query.about.name
     if method == "wild_type":
-        return _amino_acid_shares(query.about, await service.models.run(model, "logits", query.texts, query.caller))
+        return await _amino_acid_shares(
+            query.about, await service.models.run(model, "logits", query.texts, query.caller)
+        )
     if any(MASK_TEXT in text for text in query.texts):
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
     # A pass for each residue over all of them: a sequence of 50,000, which is within the limits, would take days.
@@ -167,7 +182,7 @@ async def _masked_probabilities(
     rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
     # A row for each residue of all sequences, end to end.
     ends = np.cumsum(list(map(len, query.texts)))[:-1]
-    return _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
+    return await _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
 
 
 def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | None:
@@ -204,11 +219,11 @@ def _latents(values: Any, channels: int, number: int) -> NDArray[np.float32]:
     return array
 
 
-def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.float32]]:
+async def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.float32]]:
     """(L, 20) probabilities of the amino acids, of (L, K) logits of the vocabulary."""
     # Of the 20 alone: special tokens and rare letters are no answer to what may stand at a position.
     columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
-    return [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits]
+    return await beside(are_many(logits), lambda: [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits])
 
 
 def _cropped(about: About, texts: list[str]) -> list[int]:

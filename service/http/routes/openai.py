@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.contract import About, AboutIndex
-from esmeray.service.http.answers import arrays_answer, json_answer
+from esmeray.service.http.answers import are_many, arrays_answer, beside, json_answer
 from esmeray.service.http.bodies import Body, OneOrMany
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, documented, reading
 
@@ -40,17 +40,17 @@ async def embeddings(
     """One vector for each sequence."""
     query = ask(service, request, body.model, body.input, output=body.pooling, dimensions=body.dimensions)
     vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
-    values = list(vectors)
+    values: Iterable[Any] = vectors
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
-        values = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
+        values = (base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors)
     tokens = sum(map(len, query.texts)) + 2 * len(query.texts)  # <cls> and <eos> of each
     content = {
         "object": "list",
-        "data": [{"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)],
+        "data": ({"object": "embedding", "index": number, "embedding": value} for number, value in enumerate(values)),
         "model": query.about.name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return await arrays_answer(kind, query.ids, vectors, "embedding", content)
+    return await beside(are_many(vectors), arrays_answer, kind, query.ids, vectors, "embedding", content)
 
 
 @router.get("/v1/models", name="models")

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from esmeray.service.http.answers import json_answer, table_answer
+from esmeray.service.http.answers import are_many, beside, json_answer, table_answer
 from esmeray.service.http.bodies import LONGEST_ID, Body, Sequences
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
@@ -56,20 +56,24 @@ async def search(
         names = body.ids
         charge(service, request, about.model, len(names), 0)
         reply = await service.models.search_ids(about, names, body.top_k, request.state.caller)
-    if kind:
-        counts_N = [len(ids) for ids in reply.ids]
-        columns = {
-            "query": np.repeat(names, counts_N),
-            "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
-            "target": [name for ids in reply.ids for name in ids],
-            "score": np.concatenate(reply.results),
-        }
-        return table_answer(kind, pa.table(columns))
-    data = [
-        {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
-        for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
-    ]
-    return json_answer({"index": about.name, "model": about.model, "metric": about.metric, "data": data})
+
+    def answer() -> Response:
+        if kind:
+            counts_N = [len(ids) for ids in reply.ids]
+            columns = {
+                "query": np.repeat(names, counts_N),
+                "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
+                "target": [name for ids in reply.ids for name in ids],
+                "score": np.concatenate(reply.results),
+            }
+            return table_answer(kind, pa.table(columns))
+        data = [
+            {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
+            for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
+        ]
+        return json_answer({"index": about.name, "model": about.model, "metric": about.metric, "data": data})
+
+    return await beside(are_many(reply.results), answer)
 
 
 def _neighbours(ids: list[str], scores: list[float]) -> list[dict[str, str | int | float]]:

@@ -4,6 +4,7 @@ They use the first model; ``POST /`` is /predict for a classifier, /embed for ot
 unless ``normalize`` is false. A field that would change the result is honored, or refused where this is not possible.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.contract import CLASSES
-from esmeray.service.http.answers import json_answer
+from esmeray.service.http.answers import are_many, beside, json_answer
 from esmeray.service.http.bodies import Body, Entry, OneOrMany
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
@@ -77,7 +78,7 @@ async def embed(
     if body.normalize:
         # A vector of zeros stays one.
         vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
-    return json_answer(vectors_ND)
+    return await beside(are_many(vectors_ND), json_answer, vectors_ND)
 
 
 @router.post("/embed_all", name="encode", openapi_extra=documented(TruncatedBody, fasta=False))
@@ -86,7 +87,8 @@ async def embed_all(
 ) -> Response:
     """A vector for each residue."""
     query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
-    return json_answer(await service.models.run(query.about.name, "residues", query.texts, query.caller))
+    rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
+    return await beside(are_many(rows), json_answer, rows)
 
 
 @router.post("/predict", name="classify", openapi_extra=documented(PredictBody, fasta=False))
@@ -100,11 +102,11 @@ async def predict(
     texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
     query = ask(service, request, None, texts, output=CLASSES, cut=body.cut)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
-    answer = [
+    answer = (
         [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
         for values in shares
-    ]
-    return json_answer(answer[0] if isinstance(body.inputs, str) else answer)
+    )
+    return await beside(are_many(shares), json_answer, next(answer) if isinstance(body.inputs, str) else answer)
 
 
 @router.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False))
@@ -116,15 +118,18 @@ async def tokenize(
     # Positions are known where a token is a residue.
     if not query.about.vocabulary:
         raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
-    answer = []
-    for ids in await service.models.tokens(query.about.name, query.texts):
-        tokens: list[dict[str, Any]] = []
-        for index, token in enumerate(ids):
-            special = index in (0, len(ids) - 1)
-            span = {} if special else {"start": index - 1, "stop": index}  # in the text, which <cls> is not part of
-            tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
-        answer.append(tokens if body.add_special_tokens else tokens[1:-1])
-    return json_answer(answer)
+    ids_N = await service.models.tokens(query.about.name, query.texts)
+
+    def answer() -> Iterator[list[dict[str, Any]]]:
+        for ids in ids_N:
+            tokens: list[dict[str, Any]] = []
+            for index, token in enumerate(ids):
+                special = index in (0, len(ids) - 1)
+                span = {} if special else {"start": index - 1, "stop": index}  # in the text, which <cls> is not part of
+                tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
+            yield tokens if body.add_special_tokens else tokens[1:-1]
+
+    return await beside(are_many(ids_N), json_answer, answer())
 
 
 @router.get("/info", name="models")
