@@ -131,7 +131,7 @@ def drain(signals: StopSignals) -> None:
 
 
 def remove(at_once: bool = False) -> None:
-    """Remove the application from a cluster that goes on, and Serve with it if nobody else uses it and there is time."""
+    """Remove the application from a cluster that goes on, and Serve too if nobody else uses it and there is time."""
     others = set(serve.status().applications) - {APPLICATION}
     if others or at_once:
         serve.delete(APPLICATION, _blocking=False)
