@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pytest
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, refuse_special
 from esmeray.common.publishing import MADE_FILE, file_xxh128
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, write_arrays, write_checksums
 from esmeray.inference.index import build
@@ -57,7 +57,9 @@ def sealed(folder: Path) -> None:
         content = json.loads(path.read_text())
         parts = content["parts"]
         for number, part in enumerate(parts):
-            part["files"] = {name: file_xxh128(folder / name) for name in part["files"]}
+            for name in part["files"]:
+                refuse_special(folder / name)
+                part["files"][name] = file_xxh128(folder / name)
             if part.get("continues"):
                 before = IndexManifest.model_validate({**content, "parts": parts[:number]})
                 part["continues"] = before.identity()
