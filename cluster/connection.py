@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -253,7 +252,7 @@ def _own_signals() -> Iterator[None]:
         try:
             yield
         finally:
-            if threading.current_thread() is threading.main_thread():
+            with suppress(ValueError):  # in a thread, where Ray has not set one either
                 signal.signal(signal.SIGTERM, handler)
 
 

@@ -70,7 +70,7 @@ class StopSignals:
 
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
         """The signal that led to this error before the hand-over; None where a program asked to exit."""
-        return self._raised or signal.SIGINT if isinstance(error, KeyboardInterrupt) else self._raised
+        return None if isinstance(error, SystemExit) else self._raised or signal.SIGINT
 
     def remaining_s(self, otherwise_s: float) -> float:
         """Seconds left for sinks to close after a signal; ``otherwise_s`` without one."""

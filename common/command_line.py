@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.errors import EsmerayError, ResourceError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + the number of SIGINT, as shells report it."""
@@ -64,6 +64,11 @@ def end_process(main: Callable[[list[str]], int]) -> NoReturn:
     What could not be written to stdout is reported after the work, with the exit code of ResourceError. A reader that
     has seen enough (``... | head``) is no error.
     """
+    if sys.getfilesystemencoding() == "ascii":
+        # Other people's file names can't be encoded in an ASCII locale. UTF-8 mode, also of child processes, reads and
+        # prints them.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     output = _open_streams()
     for signum in CLUSTER_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # below nohup SIGHUP stays ignored
@@ -88,23 +93,19 @@ def _open_streams() -> _Output:
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
-    output = _guard("stdout")
-    _guard("stderr")
-    return output
-
-
-def _guard(name: str) -> _Output:
-    stream = getattr(sys, name)
-    file = _Output(stream.fileno(), "w", closefd=False)
-    # A file name that the locale can't encode is no reason to fail either. write_through: of python -u.
-    text = io.TextIOWrapper(
-        io.BufferedWriter(file),
-        stream.encoding,
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering or stream.write_through,
-    )
-    setattr(sys, name, text)
-    return file
+    files = []
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        files.append(_Output(stream.fileno(), "w", closefd=False))
+        # A file name that the encoding lacks is no reason to fail either. write_through: of python -u.
+        text = io.TextIOWrapper(
+            io.BufferedWriter(files[-1]),
+            stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering or stream.write_through,
+        )
+        setattr(sys, name, text)
+    return files[0]
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
@@ -137,13 +138,6 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {problem.strip()}", file=sys.stderr)
         return error.exit_code
-    except UnicodeEncodeError as error:  # a file name: what is written to files is encoded as UTF-8
-        text = ascii(error.object[error.start : error.end])
-        print(
-            f"error: {text} can't be encoded as {error.encoding}; set LC_ALL=C.UTF-8 or another locale of UTF-8",
-            file=sys.stderr,
-        )
-        return ConfigError.exit_code
     except OSError as error:
         if error.errno not in _DISK:
             raise

@@ -28,7 +28,6 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
-from esmeray.common.text import counted
 from esmeray.run_folder.metrics_log import RecordTail
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.section import Section
@@ -209,14 +208,12 @@ class CheckpointStore:
 
 
 def saved_steps(run: RunFolder) -> tuple[int, str]:
-    """The newest checkpoint's step, 0 without one, and what a run without an outcome has saved and lost, in words."""
+    """The newest checkpoint's step, 0 without one, and what a run that ended without an outcome has saved, in words."""
     newest = CheckpointStore(run.checkpoints).newest_intact()
+    step = newest.step if newest else 0
     records = RecordTail(run.metrics, recent_bytes=1 << 20).poll()
     taken = max((record["step"] for record in records if record["kind"] == "train"), default=0)
-    if newest is None:
-        return 0, f"no checkpoint was saved of {counted(taken, 'step{s}')}; the same command begins again"
-    of_all = f" of {taken}" if taken > newest.step else ", the last one taken"
-    return newest.step, f"saved up to step {newest.step}{of_all}; the same command resumes it"
+    return step, f"saved up to step {step} of {max(step, taken)}; the same command resumes it"
 
 
 def installed_versions() -> dict[str, str]:

@@ -16,7 +16,7 @@
     monitoring/          samples of every worker
     alerts.jsonl         warnings of what went wrong
     memory_guard.json    into how many parts batches are split since a step was out of memory
-    stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
+    stop.requested       written by the driver on a signal, seen by rank 0
     resize.requested     likewise, for another number of workers
 """
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from pydantic_core import PydanticSerializationError
+
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.common.text import counted
 from esmeray.run_folder.checkpoints import CheckpointStore
@@ -40,6 +42,12 @@ class Resumption:
         Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
         """
         run, resume = self.run, self.config.run.resume
+        try:
+            self.config.model_dump_json()
+        except PydanticSerializationError as error:  # as a checkpoint's manifest would be refused later
+            raise ConfigError(
+                "a path of the config is not valid UTF-8, and checkpoints hold the config as text: rename the file"
+            ) from error
         if not run.config.exists():
             if resume == "must":
                 raise CheckpointError(

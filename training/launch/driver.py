@@ -7,6 +7,7 @@ Prepares the data, finds the workers, runs Ray Train and reports. The training i
 import math
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -83,12 +84,9 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     try:
         with signals, held(run.path):
             return work(signals)
-    except (KeyboardInterrupt, SystemExit) as error:
-        signum = signals.behind(error)
-        if signum is None:
-            raise
+    except KeyboardInterrupt as error:
         print(f"interrupted before {name} began", file=sys.stderr)
-        return 128 + signum
+        return 128 + (signals.behind(error) or signal.SIGINT)
 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:

@@ -92,13 +92,13 @@ def test_killed_run_is_said_to_have_saved_what_is_on_disk_as_soon_as_its_lock_is
     append(run.metrics, step(99))
     with held(run.path):
         assert lines(run)[0] == "mine: running"
-    ended = "mine: ended without an outcome (killed?), "
-    assert lines(run)[0] == f"{ended}no checkpoint was saved of 99 steps; the same command begins again"
-    for number, of in ((90, " of 99"), (99, ", the last one taken")):
+    ended = "mine: ended without an outcome (killed?), saved up to step"
+    assert lines(run)[0] == f"{ended} 0 of 99; the same command resumes it"
+    for number in (90, 99):
         folder = CheckpointStore(run.checkpoints).folder(number).path
         folder.mkdir(parents=True)
         (folder / MANIFEST).write_text(a_manifest(number).sealed().model_dump_json())
-        assert lines(run)[0] == f"{ended}saved up to step {number}{of}; the same command resumes it"
+        assert lines(run)[0] == f"{ended} {number} of 99; the same command resumes it"
     assert not any("left" in line for line in lines(run))
     run.lock.write_text(f"1 not-{socket.gethostname()}\n")
     assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"
