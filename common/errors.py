@@ -5,6 +5,7 @@ what to do, and is caught once, at the command line (:mod:`esmeray.common.comman
 is a fault of the program and leaves with code 1.
 """
 
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,10 +64,23 @@ def check_path(path: object, name: str) -> None:
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
 
 
+def refuse_special(path: Path | str) -> None:
+    """Raise OSError for a FIFO, a socket or a device in place of a file: opening or reading it may never end.
+
+    A pipe of the shell, ``<(COMMAND)`` or /dev/stdin, has no name in a folder and is accepted.
+    """
+    path = Path(path)
+    if path.is_file() or path.is_dir() or not path.exists():  # what is missing, or a URI, is for whoever opens it
+        return
+    if not path.is_fifo() or path.resolve().exists():
+        raise OSError(errno.EINVAL, "a named pipe, a socket or a device, not a file", str(path))
+
+
 @contextmanager
 def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
-    """The system's refusals to read a file, as DataErrors."""
+    """The system's refusals to read a file, as DataErrors, and those of :func:`refuse_special`."""
     try:
+        refuse_special(path)
         yield
     except OSError as error:
         advice = "" if remedy is None else f"; {remedy}"
