@@ -99,7 +99,7 @@ class _Follower:
         import wandb  # takes seconds
 
         self._imported.set()  # from here on the timeout counts: Python's own slowness is not W&B's
-        run = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
+        run: Any = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
         # After init, which would replace them: tags and notes that were edited at the server survive a resumption.
         run.tags = tuple(dict.fromkeys([*run.tags, *self._section.tags]))
         run.notes = (run.resumed and run.notes) or self._section.notes or run.notes
@@ -278,7 +278,7 @@ class WandbRows:
         if self._began_s is None:
             self._began_s = time_s
         self._step = max(self._step, record["step"])  # of the curves: the last that they show
-        values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
+        values: dict[str, Any] = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
         # Each stream has a position of its own: the samples of one worker may lag behind those of another.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
