@@ -1,7 +1,10 @@
 import io
+import time
+
+import pytest
 
 from esmeray.common import progress
-from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar
+from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar, status_line, until_progress
 
 
 class _Terminal(io.StringIO):
@@ -9,22 +12,59 @@ class _Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture
+def soon(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.01)
+    monkeypatch.setattr(progress, "LOG_S", 0.01)
+
+
+def lines_until(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Lines of stderr, as soon as one of them has the text."""
+    error = ""
+    while text not in error:
+        time.sleep(0.01)
+        error += capsys.readouterr().err
+    return error.splitlines()
+
+
 def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     for stream in (terminal := _Terminal(), pipe := io.StringIO()):
         monkeypatch.setattr(progress.sys, "stderr", stream)
-        with conversion_bar("converting") as show:
+        with conversion_bar("converting") as show, status_line("within"):
             show(ConversionProgress(500_000, 1_000_000, 1234))
-    for words in ("converting", "0.5/1.0 MB", "1,234 records"):
+    for words in ("converting", "0.5/1.0 MB", "1,234 records", "within"):
         assert words in terminal.getvalue()
     assert pipe.getvalue() == ""
 
 
-def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
-    times = iter([0.0, 29.0, 31.0, 31.0, 40.0, 62.0, 62.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+def test_a_log_has_lines_also_while_nothing_is_reported_and_the_time_that_is_left(soon, capsys):
     with record_bar("embedding") as show:
-        for done in (1, 2, 3, 4):
+        assert lines_until("embedding", capsys)[0] == "embedding: 0 records"
+        for done in (1, 2):
             show(done / 4, done * 1000)
-    assert capsys.readouterr().err == "embedding: 50%, 2,000 records\nembedding: 100%, 4,000 records\n"
+            time.sleep(0.1)  # of which speed is made
+        assert lines_until("left", capsys)[-1].startswith("embedding: 50%, 2,000 records, ")
+    with status_line() as show:
+        show("first")
+        show("loading [model]")
+        assert "loading [model]" in lines_until("loading", capsys)
+
+
+def test_of_displays_within_each_other_the_innermost_writes(soon, capsys):
+    with status_line("outer"):
+        with record_bar("inner"):
+            lines_until("inner", capsys)
+            assert {*lines_until("inner", capsys)} == {"inner: 0 records"}
+        lines_until("outer", capsys)
+
+
+def test_a_command_says_that_it_starts_until_it_shows_its_progress(soon, capsys):
+    with until_progress("embed plot: starting"):
+        lines_until("embed plot: starting", capsys)
+        with record_bar("drawing"):
+            lines_until("drawing", capsys)
+        capsys.readouterr()
+        time.sleep(0.1)
+        assert capsys.readouterr().err == ""
