@@ -7,9 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from threading import Event, Thread
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -30,8 +29,6 @@ FIRST_S, LOG_S = 2.0, 30.0
 _SPEED_S = 300.0
 """Seconds over which speed is averaged, for the time left: updates of a slow job are minutes apart."""
 
-_displays: list[Event] = []
-"""Displays that are open, each by the event of its end. The innermost one writes."""
 _starts: list[Event] = []
 """Ends of the blocks of :func:`until_progress` in which nothing has shown its own progress yet."""
 
@@ -68,7 +65,7 @@ def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
 @contextmanager
 def status_line(title: str = "starting") -> Iterator[Callable[[str], None]]:
     """A line on stderr that each call replaces; where stderr is no terminal, the newest text now and then."""
-    console = _console()
+    console = Console(file=sys.stderr)  # stdout is for results, which may go through a pipe
     if console.is_terminal:
         with _display(None), console.status(Text(title)) as status:
             yield lambda text: status.update(Text(text))  # Text: brackets in a name are no markup of rich's
@@ -98,7 +95,7 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
         TextColumn("{task.fields[records]:,} records"),
         TimeRemainingColumn(),
     )
-    console = _console()
+    console = Console(file=sys.stderr)
     is_log = not console.is_terminal
     # In a log it draws nothing, but estimates the time left.
     bar = Progress(*columns, console=console, transient=True, disable=is_log, speed_estimate_period=_SPEED_S)
@@ -106,11 +103,10 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
     (task,) = bar.tasks
 
     def line() -> str:
-        parts = [f"{task.percentage:.0f}%"] if task.total else []
-        parts.append(f"{task.fields['records']:,} records")
-        if task.time_remaining:
-            parts.append(f"{duration(task.time_remaining)} left")
-        return f"{title}: {', '.join(parts)}"
+        if task.total is None:
+            return f"{title}: {task.fields['records']:,} records"
+        left = f", {duration(task.time_remaining)} left" if task.time_remaining else ""
+        return f"{title}: {task.percentage:.0f}%, {task.fields['records']:,} records{left}"
 
     with _display(line if is_log else None), bar:
         yield lambda done, total, records: bar.update(number, completed=done, total=total, records=records)
@@ -125,7 +121,6 @@ def _display(line: Callable[[], str] | None) -> Iterator[Event]:
     while _starts:
         _starts.pop().set()
     end = Event()
-    _displays.append(end)
     if line is not None:
         # A thread, since a step of minutes may report nothing.
         Thread(target=_write_log, args=(line, end), daemon=True).start()
@@ -133,23 +128,10 @@ def _display(line: Callable[[], str] | None) -> Iterator[Event]:
         yield end
     finally:
         end.set()
-        _displays.remove(end)
-
-
-def _console() -> Console:
-    # stdout is for results, which may go through a pipe. rich puts a stream of its own in place of stderr while it draws.
-    return _console_of(getattr(sys.stderr, "rich_proxied_file", sys.stderr))
-
-
-@cache
-def _console_of(stream: TextIO) -> Console:
-    """The console of a stream: rich draws a display within another one only if they share it."""
-    return Console(file=stream)
 
 
 def _write_log(line: Callable[[], str], end: Event) -> None:
     wait_s = FIRST_S
     while not end.wait(wait_s):
+        print(line(), file=sys.stderr, flush=True)
         wait_s = LOG_S
-        if _displays[-1] is end:
-            print(line(), file=sys.stderr, flush=True)

@@ -32,9 +32,9 @@ def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(m
     monkeypatch.setenv("COLUMNS", "120")
     for stream in (terminal := _Terminal(), pipe := io.StringIO()):
         monkeypatch.setattr(progress.sys, "stderr", stream)
-        with conversion_bar("converting") as show, status_line("within"):
+        with conversion_bar("converting") as show:
             show(ConversionProgress(500_000, 1_000_000, 1234))
-    for words in ("converting", "0.5/1.0 MB", "1,234 records", "within"):
+    for words in ("converting", "0.5/1.0 MB", "1,234 records"):
         assert words in terminal.getvalue()
     assert pipe.getvalue() == ""
 
@@ -50,14 +50,6 @@ def test_a_log_has_lines_also_while_nothing_is_reported_and_the_time_that_is_lef
         show("first")
         show("loading [model]")
         assert "loading [model]" in lines_until("loading", capsys)
-
-
-def test_of_displays_within_each_other_the_innermost_writes(soon, capsys):
-    with status_line("outer"):
-        with record_bar("inner"):
-            lines_until("inner", capsys)
-            assert {*lines_until("inner", capsys)} == {"inner: 0 records"}
-        lines_until("outer", capsys)
 
 
 def test_a_command_says_that_it_starts_until_it_shows_its_progress(soon, capsys):
