@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import Event, Thread
 from typing import NamedTuple
 
@@ -29,8 +30,10 @@ FIRST_S, LOG_S = 2.0, 30.0
 _SPEED_S = 300.0
 """Seconds over which speed is averaged, for the time left: updates of a slow job are minutes apart."""
 
-_starts: list[Event] = []
-"""Ends of the blocks of :func:`until_progress` in which nothing has shown its own progress yet."""
+_lines: list[Callable[[], str] | None] = []
+"""Text of each open display for a log, the innermost last; None if rich draws it on a terminal."""
+_changed = Event()
+"""Set when a display begins or ends."""
 
 
 class ConversionProgress(NamedTuple):
@@ -76,13 +79,12 @@ def status_line(title: str = "starting") -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def until_progress(title: str) -> Iterator[None]:
-    """Lines with the title until something in the block shows its own progress: importing torch takes seconds.
+def working(title: str) -> Iterator[None]:
+    """Lines with the title while nothing in the block shows its own progress: importing torch takes seconds.
 
     Lines on a terminal as well: rich's displays would send to stderr what the block prints to stdout.
     """
-    with _display(lambda: title) as end:
-        _starts.append(end)
+    with _display(lambda: title):
         yield
 
 
@@ -113,25 +115,28 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
 
 
 @contextmanager
-def _display(line: Callable[[], str] | None) -> Iterator[Event]:
-    """A display for as long as the block lasts; gives the event of its end.
-
-    ``line`` gives the text of a log, None for what rich draws on a terminal.
-    """
-    while _starts:
-        _starts.pop().set()
-    end = Event()
-    if line is not None:
-        # A thread, since a step of minutes may report nothing.
-        Thread(target=_write_log, args=(line, end), daemon=True).start()
+def _display(line: Callable[[], str] | None) -> Iterator[None]:
+    _start_log()
+    _lines.append(line)
+    _changed.set()
     try:
-        yield end
+        yield
     finally:
-        end.set()
+        _lines.remove(line)
+        _changed.set()
 
 
-def _write_log(line: Callable[[], str], end: Event) -> None:
-    wait_s = FIRST_S
-    while not end.wait(wait_s):
-        print(line(), file=sys.stderr, flush=True)
-        wait_s = LOG_S
+@cache
+def _start_log() -> None:
+    # A thread, since a step of minutes may report nothing; one, so that only the innermost display writes.
+    Thread(target=_write_log, daemon=True).start()
+
+
+def _write_log() -> None:
+    while True:
+        wait_s = FIRST_S if _lines else None
+        while not _changed.wait(wait_s):
+            wait_s = LOG_S
+            for line in filter(None, _lines[-1:]):
+                print(line(), file=sys.stderr, flush=True)
+        _changed.clear()

@@ -143,6 +143,7 @@ class ResiduePlan(TaskPlan):
 
     def _model(self, longest: int = 0) -> Any:
         """The model without weights; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
+        source_type(self.model.backbone)  # refuses a wrong source within a second, before torch is loaded
         # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
         experiment = part_named(task_named(self.model.task).experiment)
         model = experiment.new_model(self.model, seed=0, empty=True)

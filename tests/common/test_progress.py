@@ -4,7 +4,7 @@ import time
 import pytest
 
 from esmeray.common import progress
-from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar, status_line, until_progress
+from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar, status_line, working
 
 
 class _Terminal(io.StringIO):
@@ -52,11 +52,10 @@ def test_a_log_has_lines_also_while_nothing_is_reported_and_the_time_that_is_lef
         assert "loading [model]" in lines_until("loading", capsys)
 
 
-def test_a_command_says_that_it_starts_until_it_shows_its_progress(soon, capsys):
-    with until_progress("embed plot: starting"):
-        lines_until("embed plot: starting", capsys)
+def test_of_displays_within_each_other_the_innermost_writes(soon, capsys):
+    with working("embed plot: working"):
+        lines_until("embed plot: working", capsys)
         with record_bar("drawing"):
             lines_until("drawing", capsys)
-        capsys.readouterr()
-        time.sleep(0.1)
-        assert capsys.readouterr().err == ""
+            assert {*lines_until("drawing", capsys)} == {"drawing: 0 records"}
+        lines_until("embed plot: working", capsys)
