@@ -199,12 +199,12 @@ class ProgressSink:
         return " · ".join(parts.values())
 
     def _text(self, record: Record) -> str | None:
-        """An event, an alert or a validation in words, the first one with its metrics' definitions; None for a step."""
+        """An event, an alert or a validation in words, the first one with its metrics' definitions; None for others."""
         if record["kind"] == "event":
             return describe_event(record)
         if record["kind"] == "alert":
             return describe_alert(record)
-        if record["kind"] == "train":
+        if record["kind"] != "validation":
             return None
         lines = [f"step {record['step']}: {describe_validation(record, self._labels)}"]
         if not self._defined:

@@ -23,6 +23,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
         sink.write(train(now_s))
     sink.write({"kind": "validation", "step": 100, "loss": 1.0, "residue_recovery": 0.5})
     sink.write(train(101))
+    sink.write({"kind": "sample", "step": 101, "time": 201.0, "host.cpu": 0.5})
     sink.close()
     lines = stream.getvalue().splitlines()
     assert 11 <= len(lines) <= 14  # one of them says what recovery is
