@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from esmeray.common.command_line import program_of
 from esmeray.common.errors import ConfigError
-from esmeray.common.progress import working
 from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.section import IngestSection
@@ -125,6 +124,8 @@ class Main:
             values["made"] = Made(self.made_by, values.pop("overwrite"))
         if "overrides" in parameters:
             values["overrides"] = overrides
+        from esmeray.common.progress import working  # here: a mistake in the command does not need it
+
         with working(f"{self.name}: working"):
             return self.work(**values) or 0
 
