@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from esmeray.common.errors import EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + the number of SIGINT, as shells report it."""
@@ -70,13 +70,24 @@ def end_process(main: Callable[[list[str]], int]) -> NoReturn:
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     output = _open_streams()
+    received = []
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        # Once: the kernel repeats SIGXCPU every second, and some tools signal a process and then its group. Ctrl-C
+        # still breaks off the clean-up. Ray's waits (2.60) pass on nothing else that a handler raises.
+        signal.signal(signum, signal.SIG_IGN)
+        received.append(signum)
+        raise KeyboardInterrupt
+
     for signum in CLUSTER_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # below nohup SIGHUP stays ignored
-            signal.signal(signum, _end)
+            signal.signal(signum, end)
     try:
         code: Any = run(main)
-    except SystemExit as error:  # after a signal or --help
+    except SystemExit as error:  # --help
         code = error.code
+    if received:
+        code = 128 + received[0]
     sys.stdout.flush()
     if output.failure is not None and output.failure.errno != errno.EPIPE:
         print(f"error: stdout can't be written: {output.failure.strerror}", file=sys.stderr)
@@ -108,14 +119,6 @@ def _open_streams() -> _Output:
     return files[0]
 
 
-def _end(signum: int, frame: FrameType | None) -> None:
-    """Raise SystemExit, so that what is half done is removed on the way out."""
-    # Once: the kernel repeats SIGXCPU every second, and some tools signal a process and then its group. Ctrl-C still
-    # breaks off the clean-up.
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)
-
-
 @contextmanager
 def kept_from_children() -> Iterator[None]:
     """Keep the signals of clusters from processes that are started in the block.
@@ -138,6 +141,10 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {problem.strip()}", file=sys.stderr)
         return error.exit_code
+    except UnicodeEncodeError as error:  # a file name; files themselves are written as UTF-8
+        name = ascii(error.object[max(0, error.start - 60) : error.end])
+        print(f"error: {name}: the end can't be encoded as {error.encoding}; rename the file", file=sys.stderr)
+        return ConfigError.exit_code
     except OSError as error:
         if error.errno not in _DISK:
             raise

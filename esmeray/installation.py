@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import esmeray
-from esmeray.common.command_line import TERMINATED, warn
+from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import UNUSABLE, first_line
 
@@ -89,8 +89,7 @@ def imported(load: Callable[[], Any], what: str) -> Any:
         with redirect_stdout(sys.stderr), status_line(f"importing {what}"):
             return load()
     except BaseException as error:  # an import may call sys.exit
-        # Ctrl-C and SIGTERM (tools/__main__.py) end the command.
-        if isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == TERMINATED:
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C and the signals of clusters end the command
             raise
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         raise ConfigError(f"{what} can't be used ({kind}{first_line(error)}); fix or uninstall it") from error

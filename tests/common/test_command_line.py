@@ -79,9 +79,11 @@ def test_closed_stdout_is_no_file_that_is_opened_later(in_folder):
 def test_names_of_any_file_can_be_opened_and_printed_in_an_ascii_locale(in_folder, monkeypatch):
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
         monkeypatch.setenv(name, value)
-    done = shell(r"""open("\\u0439", "w").close(); print("\\u0439", os.fsdecode(b"\\xff"))""", "")
+    done = shell(r"""open("\u0439", "w").close(); print("\u0439", os.fsdecode(b"\xff"))""", "")
     assert (done.returncode, done.stderr) == (0, "")
     assert (in_folder / "\u0439").exists() and done.stdout.splitlines()[1] == "\u0439 \\udcff"
+    done = shell(r"""os.fsdecode(b"\xff").encode()""", "")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
 def test_signal_of_a_cluster_ends_a_command_once_and_is_its_exit_code(in_folder):

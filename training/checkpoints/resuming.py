@@ -1,9 +1,8 @@
 """Checks before anything of a run is written: refuse, resume, or finished already."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
-
-from pydantic_core import PydanticSerializationError
 
 from esmeray.common.errors import CheckpointError, ConfigError
 from esmeray.common.text import counted
@@ -42,12 +41,8 @@ class Resumption:
         Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
         """
         run, resume = self.run, self.config.run.resume
-        try:
-            self.config.model_dump_json()
-        except PydanticSerializationError as error:  # as a checkpoint's manifest would be refused later
-            raise ConfigError(
-                "a path of the config is not valid UTF-8, and checkpoints hold the config as text: rename the file"
-            ) from error
+        # The manifest of the first checkpoint could not be written: UnicodeEncodeError for a path that is not UTF-8.
+        json.dumps(self.config.model_dump(mode="json"), ensure_ascii=False).encode()
         if not run.config.exists():
             if resume == "must":
                 raise CheckpointError(

@@ -14,9 +14,10 @@ from pathlib import Path
 import dnaio
 import pytest
 
-from esmeray.common import background_thread, publishing
+from esmeray.common import background_thread
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.progress import ConversionProgress
+from esmeray.common.publishing import outputs
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import conversion as store_conversion
@@ -130,7 +131,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
     target = folder / "store"
     folder.mkdir()
     conversion = partial(convert, [str(source)], target, IngestSection())
-    files = {module.__file__ for module in (publishing, store_conversion, store_writer)}
+    files = {module.__file__ for module in (outputs, store_conversion, store_writer)}
     whole = 0
     for line in count(1, 9):  # which meets the last ten lines, when the store is there already
         killed = partial(interrupted_at, line, conversion, files, partial(signal.raise_signal, signal.SIGKILL))
@@ -140,7 +141,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
         if not process.exitcode:
             break
         assert process.exitcode == -signal.SIGKILL
-        assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
+        assert len(list(folder.glob(".store.scratch-*"))) <= 1, "each conversion sweeps what the one before it left"
         if target.exists():
             assert contents(target) == [("a", "MKV"), ("b", "MKL")], f"killed at line {line}"
             shutil.rmtree(target)
