@@ -127,10 +127,9 @@ def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     """:func:`refuse_existing` for a single file, whose folder has to be there."""
-    target = resolved(target)
     if target.is_dir():
         raise ConfigError(f"{target}: is a folder; name a file in it")
-    if not target.parent.exists():
+    if not resolved(target).parent.exists():
         raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
     refuse_existing(target, made_by, overwrite)
 

@@ -64,5 +64,5 @@ def test_a_signal_leaves_nothing_behind(tmp_path):
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "written\n" and list(tmp_path.glob("out/.store.scratch-*/store/data.mdb"))
     process.send_signal(signal.SIGTERM)
-    assert process.communicate()[1] == "" and process.returncode == 143
+    assert process.communicate()[1] == "interrupted\n" and process.returncode == 143
     assert list((tmp_path / "out").iterdir()) == []
