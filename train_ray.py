@@ -1,8 +1,6 @@
 """Train an experiment on a Ray cluster, as ``esmeray train``; or search with ``--tune FILE``, as ``esmeray tune``."""
 
-import sys
-
-from esmeray.common.command_line import run
+from esmeray.common.command_line import end_process
 from esmeray.tools.train.run import main as train
 from esmeray.tools.tune.run import main as tune
 
@@ -12,4 +10,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    end_process(main)

@@ -17,7 +17,7 @@ import parasail
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, parsing
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 
@@ -187,10 +187,8 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
     Raises DataError, with the line, for anything else than a symmetric matrix of whole numbers with all amino acids
     and X.
     """
-    try:
+    with parsing(path, "give a matrix in NCBI's format"):
         lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read as text ({error}); give a matrix in NCBI's format") from error
     rows = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     letters = [letter.upper() for letter in rows[0][1]] if rows else []
     scores = np.zeros((len(letters), len(letters)), np.int32)

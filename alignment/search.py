@@ -13,7 +13,6 @@ A columns of an alignment.
 """
 
 import ctypes
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from esmeray.alignment.scoring import Scoring
 from esmeray.common import compiled_code
 from esmeray.common.errors import DataError
+from esmeray.common.processor import usable_cpus
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
 from esmeray.dataset.fasta.records import keys_of
@@ -131,7 +131,7 @@ class Search:
         if store.is_text:
             raise DataError(f"{store.path}: holds texts, which are not aligned; give a store of proteins")
         self.store, self.scoring = store, scoring
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cpus()
         self._all_scores = scores
         self._residues = int(store.lengths.sum(dtype=np.int64))
         self._pool = ThreadPoolExecutor(self.threads)  # starts no thread before it is asked to

@@ -18,13 +18,12 @@ import importlib
 import importlib.util
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from esmeray.benchmarks.harness.stage import Stage, check_names
-from esmeray.common.command_line import TERMINATED, run
+from esmeray.common.command_line import end_process
 from esmeray.common.errors import ConfigError
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
@@ -136,6 +135,4 @@ def list_stages(stages: Sequence[Stage]) -> None:
 
 
 if __name__ == "__main__":
-    # By an exception, so that temporary folders are removed on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    sys.exit(run(main))
+    end_process(main)

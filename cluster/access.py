@@ -12,8 +12,8 @@ from ray._common.tls_utils import load_certs_from_env
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
-from esmeray.cluster.private_folder import check_private
 from esmeray.common.errors import ResourceError
+from esmeray.common.own_folders import check_private
 
 _CLIENT = "ray://"
 _GCS_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"

@@ -4,6 +4,7 @@ That is four integers a step, and sums of metrics now and then. They travel thro
 memory, so that no GPU is synchronised for them.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,18 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
+
+_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "AZUREML_", "SM_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_")
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,22 @@ class WorkerContext:
     report: Callable[[dict[str, float]], None] = lambda metrics: None
     replaced: bool = False
     resized: dict[str, Any] | None = None
+
+
+def prepare_environment() -> None:
+    """Remove the variables of mpirun, torchrun, Azure ML and the like from the environment of this worker.
+
+    They describe the processes of that launcher. DeepSpeed (0.19.8), accelerate and transformers read them as this
+    group's: DeepSpeed refuses to begin when its LOCAL_RANK is not OMPI_COMM_WORLD_LOCAL_RANK.
+    """
+    for name in [name for name in os.environ if name.startswith(_LAUNCHERS) or name in _RANKS]:
+        del os.environ[name]
+
+
+def join_alone(backend: str) -> None:
+    """Make a process group of this process alone."""
+    prepare_environment()
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 @dataclass(frozen=True)

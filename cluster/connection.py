@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
 from esmeray.cluster.private_folder import ray_folder
 from esmeray.cluster.section import RaySection
+from esmeray.common.command_line import kept_from_children
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
@@ -205,7 +207,7 @@ def _start_local(section: RaySection) -> BaseContext:
     ((cpus, gpus),) = local_resources()
     # One after the other: two that start at once would choose the same port.
     folder = ray_folder()
-    with _loopback(), closing(os.fdopen(take_lock(folder.with_name("starting.lock")))):
+    with _loopback(), _own_signals(), closing(take_lock(folder.with_name("starting.lock"))):
         return ray.init(
             address=LOCAL,
             _temp_dir=str(folder),
@@ -236,6 +238,22 @@ def _loopback() -> Iterator[None]:
             yield
     finally:
         constants.ENABLE_RAY_CLUSTER = enabled
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Have signals to all processes of a job answered by this one, and by its own handlers.
+
+    Ray (2.60) keeps only SIGINT from a cluster that is started in the block: any other signal to the process group
+    ended the workers before they could save. And it sets a handler of SIGTERM that exits with code 1.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    with kept_from_children():
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # in a thread, where Ray has not set one either
+                signal.signal(signal.SIGTERM, handler)
 
 
 def _init(**arguments: Any) -> BaseContext:

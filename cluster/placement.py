@@ -4,17 +4,18 @@ Imports no Ray, and torch only to count GPUs where there is a driver, so that a 
 """
 
 import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import warn
 from esmeray.common.errors import ResourceError
-from esmeray.common.processor import has_gpu_driver
+from esmeray.common.processor import has_gpu_driver, usable_cpus
 from esmeray.common.text import counted
 
 LOCAL, AUTO = "local", "auto"
@@ -131,7 +132,20 @@ def local_resources() -> list[NodeResources]:
         import torch  # here: it takes a second, which a machine without a driver need not wait for
 
         gpus = torch.cuda.device_count()
-    return [NodeResources(min(len(os.sched_getaffinity(0)), _cpu_quota()), gpus)]
+    return [NodeResources(usable_cpus(), gpus)]
+
+
+def check_interface() -> None:
+    """Raise ResourceError if GLOO_SOCKET_IFNAME names no network interface of this machine.
+
+    Workers would end at that, and Ray Train would start them again and again.
+    """
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    there = psutil.net_if_addrs().keys()
+    if {*filter(None, named.split(","))} - there:
+        raise ResourceError(
+            f"GLOO_SOCKET_IFNAME: {named}: no such network interface here; there are {', '.join(there)}"
+        )
 
 
 def find(section: RaySection) -> str:
@@ -140,7 +154,10 @@ def find(section: RaySection) -> str:
     Raises ResourceError for one that is given and can't be used. One that was started here and no longer answers is
     reported, and ``local`` taken.
     """
-    wanted = section.address if section.address not in (None, AUTO) else os.environ.get("RAY_ADDRESS")
+    is_set = section.address not in (None, AUTO)
+    wanted = section.address if is_set else os.environ.get("RAY_ADDRESS")
+    # Where the address comes from: a variable that a shell or a job has from yesterday is not seen in the command.
+    source = "RAY_ADDRESS" if wanted and not is_set else "ray.address"
     is_given = bool(wanted) and wanted != AUTO
     # A local cluster of another run leaves no address: it is that run's own and would end with it.
     address = wanted if is_given else _started_here()
@@ -149,13 +166,16 @@ def find(section: RaySection) -> str:
 
         try:
             authentication_mode(address)
-        except NoAnswerError:
+        except NoAnswerError as error:
             if is_given:
-                raise
+                raise ResourceError(
+                    f"{source}: no Ray cluster answers at {address}; start it, correct the address (HOST:PORT or "
+                    "ray://HOST:PORT), or remove it: a cluster is then started here"
+                ) from error
             _warn_once(f"{address_file()}: no cluster answers at {address} any more, so it is not joined")
             address = ""
     if not address and AUTO in (section.address, wanted):
-        raise ResourceError("ray.address: auto, and no cluster runs here: start one by 'ray start --head'")
+        raise ResourceError(f"{source}: auto, and no cluster runs here: start one by 'ray start --head'")
     return address or LOCAL
 
 
@@ -175,12 +195,3 @@ def _started_here() -> str:
 def address_file() -> Path:
     """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")
-
-
-def _cpu_quota() -> int:
-    """Cores that a container may use at once (cgroup v2), however many it sees."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return sys.maxsize
-    return sys.maxsize if quota == "max" else max(1, int(quota) // int(period))

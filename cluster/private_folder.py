@@ -7,10 +7,10 @@ which its processes and the service would follow. Nobody else gets into a folder
 import os
 import pwd
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-from esmeray.common.errors import ResourceError
-from esmeray.common.publishing import writing
+from esmeray.common.own_folders import is_private, own_folder
 
 _OF_LOGINS = Path("/run/user")
 _LONGEST_BYTES = 39
@@ -29,16 +29,7 @@ def ray_folder() -> Path:
     ]
     # Ray's sockets lie in it, and /tmp is short enough for any user's.
     folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
-    with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_private(folder, "remove it, or name another place by RAY_TMPDIR")
-    return folder / "ray"
-
-
-def check_private(path: Path, remedy: str) -> None:
-    """Refuse a folder or file that another user could have made or changed, or can read."""
-    if not _is_private(path):
-        raise ResourceError(f"{path}: is a link, or another user owns it or has access to it; {remedy}")
+    return own_folder(folder.parent) / "ray"
 
 
 def _runtime_folder() -> str | None:
@@ -47,11 +38,11 @@ def _runtime_folder() -> str | None:
     systemd removes it at the logout, under a run that continues in tmux, unless the user lingers.
     """
     folder = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"))
-    lingering = Path("/var/lib/systemd/linger", pwd.getpwuid(os.geteuid()).pw_name)
-    is_removed = folder.parent == _OF_LOGINS and not lingering.exists()
-    return str(folder) if folder.is_dir() and _is_private(folder) and not is_removed else None
+    is_removed = folder.parent == _OF_LOGINS and not _lingers()
+    return str(folder) if folder.is_dir() and is_private(folder) and not is_removed else None
 
 
-def _is_private(path: Path) -> bool:
-    facts = path.lstat()  # a link's own mode is 0777
-    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+def _lingers() -> bool:
+    with suppress(KeyError):  # a container's user may have no entry in passwd
+        return Path("/var/lib/systemd/linger", pwd.getpwuid(os.geteuid()).pw_name).exists()
+    return False

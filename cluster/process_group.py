@@ -17,6 +17,8 @@ from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBacken
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
+from esmeray.cluster.collective import prepare_environment
+
 LOOPBACK = "127.0.0.1"
 _stores: list[dist.TCPStore] = []
 """Of the first worker: it lives as long as the process."""
@@ -40,6 +42,7 @@ def listen(address: str, workers: int) -> int:
 
 
 def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backend: str, timeout: timedelta) -> None:
+    prepare_environment()
     for interface, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             # gloo would take the address that the host's name stands for: on some machines every node's is 127.0.1.1.
@@ -61,7 +64,6 @@ class ProcessGroupConfig(TorchConfig):
 class _ProcessGroup(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         own = addresses(worker_group.execute(ray.util.get_node_ip_address))
-        worker_group.execute(_set_torch_distributed_env_vars)
         meeting = own[0], worker_group.execute_single(0, listen, own[0], len(own))
         timeout = timedelta(seconds=backend_config.timeout_s)
         joining = [
@@ -71,6 +73,7 @@ class _ProcessGroup(_TorchBackend):
             for rank, address in enumerate(own)
         ]
         ray.get(joining)
+        worker_group.execute(_set_torch_distributed_env_vars)  # Ray's own, after those of another launcher are gone
 
 
 class WithoutDatasets(TorchTrainer):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: say so at once, ask once, wait a while, then end in any case."""
+"""Ctrl-C and the signals of clusters: say so at once, ask once, wait a while, then end in any case."""
 
 import os
 import signal
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+
+from esmeray.common.command_line import CLUSTER_SIGNALS
 
 GRACE_S = 20.0
 """Seconds that workers get to save and end."""
@@ -18,12 +20,17 @@ CLOSING_S = 6.0
 """Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
 
 
+_INSISTENT = (signal.SIGINT, signal.SIGTERM)
+"""Signals whose second one ends at once. The kernel repeats SIGXCPU every second, and batch systems follow up on
+SIGUSR1 or SIGUSR2 with SIGTERM."""
+
+
 class StopSignals:
-    """Handles SIGINT and SIGTERM for the length of a ``with`` block in the main thread.
+    """Handles SIGINT and the signals of clusters for the length of a ``with`` block in the main thread.
 
     Before :meth:`hand_over`, while nothing is running that would have to be saved, a signal raises KeyboardInterrupt,
     the same request once; Ray's waits (2.60) pass on nothing else that a handler raises. After it, the first one calls
-    ``on_request`` and starts the grace period; a second one ends that at once.
+    ``on_request`` and starts the grace period; a second SIGINT or SIGTERM ends that at once.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
@@ -32,39 +39,38 @@ class StopSignals:
         self._raised: int | None = None  # before the hand-over
         self._on_request: Callable[[], None] | None = None
         self._reply = "stopping"
+        self._interrupts = False
         self._deadline = float("inf")
         self._asked_at = float("-inf")
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._before[signum] = signal.signal(signum, self._handle)
+            for signum in (signal.SIGINT, *CLUSTER_SIGNALS):
+                # SIGHUP below nohup stays ignored. SIGINT does not: a shell's background jobs are begun so.
+                if signum in _INSISTENT or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
-    def hand_over(self, on_request: Callable[[], None], reply: str) -> None:
-        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on."""
-        self._on_request, self._reply = on_request, reply
+    def hand_over(self, on_request: Callable[[], None], reply: str, interrupts: bool = False) -> None:
+        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on.
+
+        With ``interrupts`` each later signal raises KeyboardInterrupt, which breaks off any wait of the main thread.
+        """
+        self._on_request, self._reply, self._interrupts = on_request, reply, interrupts
 
     def reinstall(self) -> None:
-        """Install the handlers anew: ray.init replaces that of SIGTERM by one that ends the process."""
-        for signum in self._before:
-            signal.signal(signum, self._handle)
+        """Install the handler of SIGTERM again, which ray.init replaces by one that ends the process."""
+        if signal.SIGTERM in self._before:
+            signal.signal(signal.SIGTERM, self._handle)
 
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
-        """The signal that led to this error before the hand-over; None where a program asked to exit.
-
-        Until ray.init returns, SIGTERM is heard by a handler of Ray's, which raises SystemExit with its number.
-        """
-        if self._raised is not None:
-            return self._raised
-        if isinstance(error, KeyboardInterrupt):
-            return signal.SIGINT
-        return error.code if error.code in (signal.SIGINT, signal.SIGTERM) else None  # type: ignore[return-value]
+        """The signal that led to this error before the hand-over; None where a program asked to exit."""
+        return None if isinstance(error, SystemExit) else self._raised or signal.SIGINT
 
     def remaining_s(self, otherwise_s: float) -> float:
         """Seconds left for sinks to close after a signal; ``otherwise_s`` without one."""
@@ -84,7 +90,7 @@ class StopSignals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._on_request is None:
-            if now - self._asked_at <= REPEAT_S:
+            if self._raised and (now - self._asked_at <= REPEAT_S or signum not in _INSISTENT):
                 return  # the first one's exception is on its way through what ends workers and removes files
             self._raised, self._asked_at = signum, now
             self._say()
@@ -94,8 +100,11 @@ class StopSignals:
             self._deadline = now + self._grace_s
             self._on_request()
             self._say()
-        elif now - self._asked_at > REPEAT_S:
+        elif {signum, self.received} <= {*_INSISTENT} and now - self._asked_at > REPEAT_S:
             self._deadline = 0.0  # whoever asks again does not want to wait
+            if self._interrupts:
+                self._raised, self._asked_at = signum, now
+                raise KeyboardInterrupt
 
     def _say(self) -> None:
         # To the descriptor: the signal may have interrupted a print, which must not be entered twice.

@@ -12,11 +12,10 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import atomic_file
 
 _LOG = logging.getLogger(__name__)
@@ -52,21 +51,6 @@ def _reason(error: Exception) -> str:
     lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
     # Compilers begin with warnings and with where a file was included from.
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
-
-
-def cache_folder(name: str) -> Path:
-    """Folder of compiled code, by name; one of this process alone if the user's can't be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
-    with suppress(OSError):
-        # 0700: whoever can write there has his code run by everybody who loads it.
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder if os.access(folder, os.W_OK | os.X_OK) else Path(_private_folder(name).name)
-
-
-@functools.cache
-def _private_folder(name: str) -> tempfile.TemporaryDirectory[str]:
-    # Kept by the cache, and so removed when the process ends.
-    return tempfile.TemporaryDirectory(prefix=f"esmeray-{name}-")
 
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:

@@ -5,7 +5,9 @@ what to do, and is caught once, at the command line (:mod:`esmeray.common.comman
 is a fault of the program and leaves with code 1.
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from esmeray.common.text import first_line, shortened
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class EsmerayError(Exception):
@@ -63,10 +67,50 @@ def check_path(path: object, name: str) -> None:
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
 
 
+def expanded(path: str | PathLike[str]) -> Path:
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if this machine knows no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: this machine knows no such user; write the path without ~") from error
+
+
+@contextmanager
+def naming_variables() -> Iterator[None]:
+    """Errors of a new HTTP client, which reads proxies and CA files from the environment, as ConfigErrors.
+
+    They name the variables and not their values, which may hold a password.
+    """
+    import httpx  # here: few need it
+
+    try:
+        yield
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        names = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXIES
+        variables = " or ".join(name for name in os.environ if name.lower() in names)
+        # httpx quotes what it takes for the port, which may be part of a password.
+        is_url = isinstance(error, httpx.InvalidURL)
+        reason = "no URL; in no_proxy, addresses have no []" if is_url else first_line(error)
+        raise ConfigError(f"{variables}: can't be used ({reason}); correct or unset it") from error
+
+
+def refuse_special(path: Path | str) -> None:
+    """Raise OSError for a FIFO, a socket or a device in place of a file: opening or reading it may never end.
+
+    A pipe of the shell, ``<(COMMAND)`` or /dev/stdin, has no name in a folder and is accepted.
+    """
+    path = Path(path)
+    if path.is_file() or path.is_dir() or not path.exists():  # what is missing, or a URI, is for whoever opens it
+        return
+    if not path.is_fifo() or path.resolve().exists():
+        raise OSError(errno.EINVAL, "a named pipe, a socket or a device, not a file", str(path))
+
+
 @contextmanager
 def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
-    """The system's refusals to read a file, as DataErrors."""
+    """The system's refusals to read a file, as DataErrors, and those of :func:`refuse_special`."""
     try:
+        refuse_special(path)
         yield
     except OSError as error:
         advice = "" if remedy is None else f"; {remedy}"

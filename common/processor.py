@@ -1,11 +1,18 @@
-"""The machine at hand, as far as a default of the settings depends on it. Imports nothing heavy."""
+"""The machine at hand, as far as a default of the settings depends on it, and the cgroups that limit this process.
+
+Imports nothing heavy.
+"""
 
 import ctypes
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 CPU_INFO = Path("/proc/cpuinfo")
+CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 _BF16 = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
 """Flags of x86 and, the last, of Arm processors."""
 
@@ -34,3 +41,38 @@ def cpu_computes_bf16() -> bool:
         return _BF16.search(CPU_INFO.read_text(encoding="utf-8", errors="replace")) is not None
     except OSError:
         return False
+
+
+def usable_cpus() -> int:
+    """Number of CPU cores that this process may use at once, however many the machine has; at least 1.
+
+    A quota of half a core counts as one: nothing can be placed on less.
+    """
+    cpus = [float(len(os.sched_getaffinity(0)))]
+    # The tightest quota of all groups up to the root holds: a job's own may have none where the one above it has.
+    for folder, is_v2 in cgroup_folders("cpu"):
+        names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        # The file is missing, or says "max": no quota.
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota_us, period_us = map(int, " ".join((folder / name).read_text() for name in names).split())
+            if quota_us > 0:  # cgroup v1 says "no quota" by -1
+                cpus.append(quota_us / period_us)
+    return max(1, int(min(cpus)))
+
+
+def cgroup_folders(controller: str) -> list[tuple[Path, bool]]:
+    """Folders from this process's cgroup up to the root that may limit memory or cpu, and whether each is of v2."""
+    try:
+        lines = CGROUP.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUPS / controller if controllers else CGROUPS
+        # In a container that sees its own cgroup as the root, the path is the machine's and leads nowhere.
+        folder = root / path.lstrip("/")
+        folders += [(group, not controllers) for group in (folder, *folder.parents) if group.is_relative_to(root)]
+    return folders

@@ -1,12 +1,14 @@
 """Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line.
 
-A terminal has a bar; a log a line now and then, so that a job of hours is not silent there.
+A terminal has a bar; a log a line after two seconds and then now and then, also while a long step reports nothing.
 """
 
 import sys
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from threading import Event, Thread
 from typing import NamedTuple
 
 from rich.console import Console
@@ -21,8 +23,17 @@ from rich.progress import (
 )
 from rich.text import Text
 
-LOG_S = 30.0
-"""Seconds between lines of a log; what takes less writes none."""
+from esmeray.common.text import duration
+
+FIRST_S, LOG_S = 2.0, 30.0
+"""Seconds until the first line of a log, and between the lines after it."""
+_SPEED_S = 300.0
+"""Seconds over which speed is averaged, for the time left: updates of a slow job are minutes apart."""
+
+_lines: list[Callable[[], str] | None] = []
+"""Text of each open display for a log, the innermost last; None if rich draws it on a terminal."""
+_changed = Event()
+"""Set when a display begins or ends."""
 
 
 class ConversionProgress(NamedTuple):
@@ -55,22 +66,30 @@ def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
 
 
 @contextmanager
-def status_line() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that each call replaces; nothing where stderr is no terminal."""
+def status_line(title: str = "starting") -> Iterator[Callable[[str], None]]:
+    """A line on stderr that each call replaces; where stderr is no terminal, the newest text now and then."""
     console = Console(file=sys.stderr)  # stdout is for results, which may go through a pipe
-    if not console.is_terminal:
-        yield lambda _: None
+    if console.is_terminal:
+        with _display(None), console.status(Text(title)) as status:
+            yield lambda text: status.update(Text(text))  # Text: brackets in a name are no markup of rich's
         return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(text))  # Text: brackets in a name are no markup of rich's
+    newest = deque([title], maxlen=1)
+    with _display(lambda: newest[0]):
+        yield newest.append
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Lines with the title while nothing in the block shows its own progress: importing torch takes seconds.
+
+    Lines on a terminal as well: rich's displays would send to stderr what the block prints to stdout.
+    """
+    with _display(lambda: title):
+        yield
 
 
 @contextmanager
 def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield _lines(title)
-        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,18 +97,46 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
         TextColumn("{task.fields[records]:,} records"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None, records=0)
-        yield lambda done, total, records: bar.update(task, completed=done, total=total, records=records)
+    console = Console(file=sys.stderr)
+    is_log = not console.is_terminal
+    # In a log it draws nothing, but estimates the time left.
+    bar = Progress(*columns, console=console, transient=True, disable=is_log, speed_estimate_period=_SPEED_S)
+    number = bar.add_task(title, total=None, records=0)
+    (task,) = bar.tasks
+
+    def line() -> str:
+        if task.total is None:
+            return f"{title}: {task.fields['records']:,} records"
+        left = f", {duration(task.time_remaining)} left" if task.time_remaining else ""
+        return f"{title}: {task.percentage:.0f}%, {task.fields['records']:,} records{left}"
+
+    with _display(line if is_log else None), bar:
+        yield lambda done, total, records: bar.update(number, completed=done, total=total, records=records)
 
 
-def _lines(title: str) -> Callable[[float, float | None, int], None]:
-    """An update that writes a line to stderr where the last is :data:`LOG_S` ago."""
-    written_s = [time.monotonic()]
+@contextmanager
+def _display(line: Callable[[], str] | None) -> Iterator[None]:
+    _start_log()
+    _lines.append(line)
+    _changed.set()
+    try:
+        yield
+    finally:
+        _lines.remove(line)
+        _changed.set()
 
-    def update(done: float, total: float | None, records: int) -> None:
-        if time.monotonic() - written_s[-1] >= LOG_S:
-            written_s[:] = [time.monotonic()]
-            print(f"{title}: {done / (total or done or 1):.0%}, {records:,} records", file=sys.stderr, flush=True)
 
-    return update
+@cache
+def _start_log() -> None:
+    # A thread, since a step of minutes may report nothing; one, so that only the innermost display writes.
+    Thread(target=_write_log, daemon=True).start()
+
+
+def _write_log() -> None:
+    while True:
+        wait_s = FIRST_S if _lines else None
+        while not _changed.wait(wait_s):
+            wait_s = LOG_S
+            for line in filter(None, _lines[-1:]):
+                print(line(), file=sys.stderr, flush=True)
+        _changed.clear()

@@ -5,6 +5,10 @@ changed object is another copy; what is made of large local files may lie there,
 processes of a node share copies; the least recently used ones are removed where the cache is full, but for those that a
 living process uses. What is to be uploaded is made in ``CACHE/work``. Credentials and endpoints are never settings:
 each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
+
+A store of objects renames nothing, so an output at a URI changes by its manifest: new objects are uploaded first, the
+manifest last, and then the objects that no manifest lists any more are removed (:func:`publish`). An output that is
+replaced gets a folder of its own, ``version-XXXXXXXX``, to which ``version.txt`` points; :func:`listing` follows it.
 """
 
 import hashlib
@@ -14,25 +18,34 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
+import xxhash
+
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded
+from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import (
     MADE_FILE,
+    PARTIAL,
     PARTS,
     RECORD_FILE,
+    Lock,
     atomic_file,
     check_names,
     disk_full,
     exclusive,
+    inner_name,
     is_disk_full,
     published,
+    resolved,
     take_lock,
+    write_atomically,
 )
 from esmeray.common.text import first_line
 
@@ -44,7 +57,9 @@ AT_ONCE_S = 20.0
 """Patience with a store where somebody waits for something to start, in seconds."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 """A wait for a store that is as long as the first is reported."""
-_locks: dict[Path, int] = {}
+VERSION_FILE = "version.txt"
+"""Names the folder below a URI that holds the current version of an output that was replaced."""
+_locks: dict[Path, Lock] = {}
 """Copies that this process uses: no process removes them while it lives."""
 
 Returned = TypeVar("Returned")
@@ -105,7 +120,7 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
     """
     uri = uri_of(source)
     if uri is None:
-        return Path(source).expanduser()
+        return expanded(source)
     items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
     if not items:
         raise DataError(f"{uri}: nothing is there; check the address")
@@ -147,7 +162,7 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
     for folder in folders:
         if sum(sizes.values()) > room:
             # Where a process uses it, it stays.
-            with suppress(BlockingIOError), os.fdopen(take_lock(folder.with_suffix(".used"), 0)):
+            with suppress(BlockingIOError), closing(take_lock(folder.with_suffix(".used"), 0)):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.with_suffix(".used").unlink()
                 del sizes[folder]
@@ -156,7 +171,25 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
 
 
 def listing(uri: str) -> Items:
-    """The objects below a URI, or its own by the name ''; nothing where there is none."""
+    """The objects below a URI, or its own by the name ''; nothing where there is none.
+
+    Of an output that was replaced the objects of its current version, by their names in it.
+    """
+    items = _objects(uri)
+    prefix = f"{_version(uri)}/" if VERSION_FILE in items else ""
+    return {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}
+
+
+def current(uri: str) -> str:
+    """Return the URI of the current version of an output, which is its own unless it was replaced."""
+    return f"{uri}/{_version(uri)}" if listing(f"{uri}/{VERSION_FILE}") else uri
+
+
+def _version(uri: str) -> str:
+    return inner_name(read(f"{uri}/{VERSION_FILE}").decode().strip())
+
+
+def _objects(uri: str) -> Items:
     files, root = _opened(uri)
     files.invalidate_cache()  # fsspec keeps listings, and other nodes write
     with suppress(FileNotFoundError):
@@ -204,47 +237,60 @@ def open_ranges(uri: str, cache: str = "readahead") -> BinaryIO:
 
 def upload(path: Path, uri: str) -> None:
     files, target = _opened(uri)
-    files.put_file(str(path), target)
+    if "file" not in files.protocol:
+        files.put_file(str(path), target)
+        return
+    # A store shows an object once it is whole; a folder would show the part that is copied.
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    # One name, which the same upload takes again after a kill.
+    temporary = Path(target).with_name(f".{Path(target).name}.uploading")
+    shutil.copyfile(path, temporary)
+    temporary.replace(target)
 
 
 def write(uri: str, text: str) -> None:
-    files, path = _opened(uri)
-    files.pipe_file(path, text.encode())
+    files, target = _opened(uri)
+    if "file" not in files.protocol:
+        files.pipe_file(target, text.encode())
+        return
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(target), text)
 
 
 def upload_folder(folder: Path, uri: str, last: str, kept: Collection[str] = ()) -> None:
     """Copy a folder to a URI, the file ``last`` at the end: without it, what is there is not complete.
 
-    ``kept``: names of files that are there as they are here.
+    ``kept``: names of files that are not copied.
     """
     for path in sorted(folder.rglob("*"), key=lambda path: path == folder / last):
         if path.is_file() and str(path.relative_to(folder)) not in kept:
             upload(path, f"{uri}/{path.relative_to(folder)}")
 
 
-def remove(uri: str) -> None:
-    """Remove an object, or all below a URI, where there is any."""
+def remove(uri: str, last: str = "") -> None:
+    """Remove an object, or all below a URI, where there is any; the object ``last`` after all others."""
     files, root = _opened(uri)
+    if others := [item["name"] for name, item in _objects(uri).items() if last and name != last]:
+        files.rm(others)
     files.invalidate_cache()
     with suppress(FileNotFoundError):
         files.rm(root, recursive=True)
 
 
 def target_path(target: Path, overwrite: bool = False) -> Path:
-    """Where to make a file or folder: of a URI a place on this node's disk, for :func:`publish`.
+    """Where to make a file or folder, resolved: of a URI a path on this node's disk, for :func:`publish`.
 
     A folder's .json files are fetched: by them what exists is recognised as it is on a disk. Raises ConfigError for
     what is none of Esmeray's, and for a file that exists and is not to be replaced.
     """
     if (uri := uri_of(target)) is None:
-        return target
+        return resolved(target)
     work = work_path(uri)
     items = retried(lambda: listing(uri), uri)
-    shutil.rmtree(work, ignore_errors=True)
-    work.unlink(missing_ok=True)
+    leave(target)
     work.parent.mkdir(parents=True, exist_ok=True)
     # A file has its manifest beside it; a folder its own, or the record of work that is not finished.
-    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}.partial/{RECORD_FILE}"))
+    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
     retried(lambda: download(uri, {n: item for n, item in items.items() if n.endswith(".json")}, work), uri)
@@ -252,7 +298,10 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
 
 
 def publish(target: Path) -> None:
-    """Replace what a URI holds by what :func:`target_path` was made for; waits for a store that is away."""
+    """Replace what a URI holds by what :func:`target_path` was made for; waits for a store that is away.
+
+    A reader sees the old output or the new one at every moment; see the module.
+    """
     if (uri := uri_of(target)) is None:
         return
     work = work_path(uri)
@@ -261,24 +310,63 @@ def publish(target: Path) -> None:
         if work.is_file():
             upload(work_path(_beside(uri)), _beside(uri))  # first: a file without its manifest is nobody's to replace
             upload(work, uri)
-            return
-        items = listing(uri)
-        # The folder's own and those of its parts: a part that stayed would look like one of what is made now.
-        old: dict[str, str | None] = {}
-        for made in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
-            root = made.removesuffix(MADE_FILE)
-            old |= {root + name: checksum for name, checksum in json.loads(read(f"{uri}/{made}"))["files"].items()}
-            old[made] = ""
-        new = json.loads((work / MADE_FILE).read_text(encoding="utf-8"))["files"]
-        # What a folder that grows has already is not sent again.
-        kept = {name for name in old.keys() & items.keys() if old[name] == new.get(name)}
-        # Of what lies there that alone which Esmeray made; a name that leads elsewhere is in no listing.
-        for name in (old.keys() & items.keys()) - kept:
-            _opened(uri)[0].rm_file(items[name]["name"])
-        upload_folder(work, uri, MADE_FILE, kept)
+        else:
+            _publish_folder(work, uri)
 
     retried(replace, uri, _storage.patience_s, log.warning)
-    shutil.rmtree(work) if work.is_dir() else work.unlink()
+    leave(target)
+
+
+def leave(target: Path) -> None:
+    """Remove what :func:`target_path` has on this node's disk for a URI."""
+    if (uri := uri_of(target)) is not None:
+        shutil.rmtree(work_path(uri), ignore_errors=True)
+        with suppress(OSError):
+            work_path(uri).unlink()
+
+
+def _publish_folder(work: Path, uri: str) -> None:
+    made = json.loads((work / MADE_FILE).read_text(encoding="utf-8"))
+    every_object, items = _objects(uri), listing(uri)
+    record = f"{uri}{PARTIAL}/{RECORD_FILE}"
+    is_recorded = bool(listing(record))
+    if MADE_FILE not in items and not is_recorded:
+        write(record, made["made_by"])  # first: by it the same command resumes an upload that is cut short
+    old, new = _listed_objects(uri, items), made["files"]
+    unlisted = {name: item for name, item in items.items() if name in old.keys() - {*new, MADE_FILE}}
+    kept = {name for name in new.keys() & items.keys() if old.get(name) == new[name]}
+    changed = (new.keys() & old.keys()) - kept
+    if MADE_FILE not in items:
+        upload_folder(work, uri, MADE_FILE)
+    elif len(changed) > 1:
+        version = f"version-{uuid.uuid4().hex[:8]}"
+        upload_folder(work, f"{uri}/{version}", MADE_FILE)
+        write(f"{uri}/{VERSION_FILE}", version)
+        unlisted = {name: item for name, item in items.items() if name in old}
+        unlisted |= {name: item for name, item in every_object.items() if name.startswith("version-")}
+    else:
+        # The one file that changes is the output's own manifest. Until it is there, the one before it is right, too.
+        made["replaced"] = {name: xxhash.xxh3_128_hexdigest(read(f"{current(uri)}/{name}")) for name in changed}
+        write_atomically(work / MADE_FILE, json.dumps(made, indent=1) + "\n")
+        upload_folder(work, current(uri), MADE_FILE, kept | changed)
+        for name in changed:
+            upload(work / name, f"{current(uri)}/{name}")
+    for item in unlisted.values():
+        _opened(uri)[0].rm_file(item["name"])
+    if not is_recorded:
+        remove(f"{uri}{PARTIAL}")
+
+
+def _listed_objects(uri: str, items: Items) -> dict[str, str]:
+    """XXH3-128 of the objects that the manifests of an output list, "" of the manifests; "" if one may be older."""
+    old: dict[str, str] = {}
+    # The folder's own and those of its parts.
+    for name in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
+        made = json.loads(_opened(uri)[0].cat_file(items[name]["name"]))
+        root = name.removesuffix(MADE_FILE)
+        old |= {root + file: checksum for file, checksum in made["files"].items()}
+        old |= {root + file: "" for file in made.get("replaced", {})} | {name: ""}
+    return old
 
 
 def _beside(uri: str) -> str:
@@ -316,8 +404,7 @@ def retried(
 
 def _cache() -> Path:
     folder = _storage.cache_folder
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder).expanduser().absolute() if folder else Path(home) / "esmeray" / "storage"
+    return expanded(folder).absolute() if folder else cache_folder("storage")
 
 
 def _opened(uri: str) -> tuple[Any, str]:

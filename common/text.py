@@ -11,8 +11,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun.format(**endings)}"
 
 
+UNUSABLE: dict[str, str] = {}
+"""Reasons why additions of other packages can't be used, by name; esmeray/installation.py fills it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question in brackets with the known name that is most like ``name``, in any case; empty where none is."""
+    """A hint in brackets about a name that is not known: the one that is most like it, in any case; empty if none is.
+
+    Of the name of another package's addition, or an option of one, the reason why it can't be used.
+    """
+    reasons = [UNUSABLE[part] for part in name.lstrip("-").split(".") if part in UNUSABLE]
+    if reasons:
+        return f" ({reasons[0]})"
     spelled = {word.lower(): word for word in sorted(known)}  # sorted: of two that are as near, always the same
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" (did you mean {spelled[near[0]]}?)" if near else ""
@@ -39,6 +49,8 @@ def amount(value: float) -> str:
 def refusal(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in words, with the value that is refused unless the message is our own."""
     message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "literal_error":
+        message += did_you_mean(str(error["input"]), ())
     own = error["type"] == "value_error"
     return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
 

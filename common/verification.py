@@ -52,17 +52,23 @@ def verified(path: Path) -> Path:
             continue
         remedy = f"make or copy {folder} again; if you changed it yourself, remove its {MADE_FILE}"
         status = manifest.stat()
-        checksum = _checksums(manifest, status.st_mtime_ns, status.st_size).get(str(whole.relative_to(folder)))
-        if checksum is not None:
-            check_file(whole, remedy, xxh128=checksum)
+        name = str(whole.relative_to(folder))
+        files, replaced = _checksums(manifest, status.st_mtime_ns, status.st_size)
+        if name in files:
+            if name not in replaced or replaced[name] != file_xxh128(whole):
+                check_file(whole, remedy, xxh128=files[name])
             break
     return path
 
 
 @lru_cache(maxsize=64)
-def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> dict[str, str]:
-    """XXH3-128 by name; read once while the file is the same, since it may list thousands of shards."""
+def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, str], dict[str, str]]:
+    """XXH3-128 by name, and those before of files that may not be replaced yet.
+
+    Read once while the manifest is the same, since it may list thousands of shards.
+    """
     remedy = f"make or copy {manifest.parent} again, or remove this file, by which the others are verified"
     made = read_json(manifest, remedy)
     with parsing(manifest, remedy):
-        return {str(name): str(checksum) for name, checksum in made["files"].items()}
+        files, replaced = dict(made["files"]), dict(made.get("replaced", {}))
+        return {str(name): str(checksum) for name, checksum in files.items()}, replaced

@@ -15,6 +15,7 @@ import io
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -216,7 +217,7 @@ def csv_rows(text: IO[bytes], path: Path, separator: str) -> Iterator[list[str]]
     """
     csv.field_size_limit(_LONGEST_TEXT)  # of the process; 131,072 characters by default, and texts may be longer
     # Strict, as a stray quote makes a value that reaches to the next quote, over the ends of rows.
-    reader = csv.reader(_decoded(text, newline=""), delimiter=separator, strict=True)
+    reader = csv.reader(_decoded(text, path, newline=""), delimiter=separator, strict=True)
     number = -1
     length = 0
     try:
@@ -241,14 +242,19 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises DataError where the file can't be read, or is not UTF-8.
     """
     with reading(path), ReadAhead(path) as raw:
-        for number, line in enumerate(_decoded(io.BufferedReader(TextStream(raw))), 1):
+        for number, line in enumerate(_decoded(io.BufferedReader(TextStream(raw)), path), 1):
             _check_utf8(line, f"{path}, line {number}")
             yield number, line.removesuffix("\n")
 
 
-def _decoded(text: IO[bytes], newline: str | None = None) -> io.TextIOWrapper:
+def _decoded(text: IO[bytes], path: Path, newline: str | None = None) -> Iterator[str]:
+    """Lines with their ends. Raises DataError for one that is too long, before more of it is in memory."""
     # Bytes that are no UTF-8 become surrogates, so that it is known where they are.
-    return io.TextIOWrapper(text, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    lines = io.TextIOWrapper(text, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    for line in iter(partial(lines.readline, _LONGEST_TEXT), ""):
+        if len(line) == _LONGEST_TEXT:
+            raise DataError(f"{path}: a line of {_LONGEST_TEXT:,} characters or more; is it the right file?")
+        yield line
 
 
 def _check_utf8(text: str, place: str) -> None:

@@ -7,6 +7,7 @@ it is first used: ``import esmeray`` alone takes neither torch nor Ray. Type che
 import os
 from importlib import import_module
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 __version__ = "0.1.0"
@@ -19,6 +20,12 @@ if (_checkout / "train_ray.py").is_file():
 # Torch, which reads this at its first large tensor, then asks for memory in pages of 2 MB: with pages of 4 kB a layer
 # of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which can't be written.
+# Libraries then fail, ray.train (2.60) when it is imported, or have no caches: this gives one in the temporary folder.
+_home = os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises without a home
+if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
+    os.environ["HOME"] = str(import_module("esmeray.common.own_folders").own_folder(gettempdir()))
 
 # Modules as texts, since importing them is what takes seconds.
 _MODULES = {

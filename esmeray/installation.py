@@ -4,14 +4,19 @@ In a checkout the rooms lie beside the folder ``esmeray``, in a wheel within it.
 """
 
 import os
-from functools import cache
-from importlib.metadata import entry_points
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import esmeray
+from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError
-from esmeray.common.text import first_line
+from esmeray.common.text import UNUSABLE, first_line
 
 PACKAGE = Path(esmeray.__file__).parent
 CHECKOUT = PACKAGE.parent if len(esmeray.__path__) > 1 else None
@@ -28,25 +33,70 @@ def python_path() -> str:
 
 _entry_points = cache(entry_points)
 """Of all installed packages: reading them takes 30 ms."""
+_WARNS = "ESMERAY_WARNING_PROCESS"
+"""Environment variable with the id of the process that warns of broken packages."""
 
 
 # Cached, also so that a class of another package stays the same object.
 @cache
-def added(kind: str, shipped: tuple[str, ...]) -> dict[str, Any]:
+def added(
+    kind: str, shipped: tuple[str, ...], of_type: type, checked: Callable[[str, Any], Any] | None = None
+) -> dict[str, Any]:
     """Additions of other packages to what is ``shipped``, by name: entry points of the group ``esmeray.KIND``.
 
-    Raises ConfigError where one can't be imported, or has a name that is taken: it would be used in another's place.
+    Each is of a type; ``checked`` turns its name and the object into what is used, or raises. What can't be imported or
+    used is left out with a warning; who asks for it by name gets the reason (:data:`esmeray.common.text.UNUSABLE`).
     """
-    additions: dict[str, Any] = {}
-    for point in _entry_points().select(group=f"esmeray.{kind}"):
-        package = point.dist.name if point.dist else point.module
-        adds = f"the installed package {package} adds {point.name} to esmeray.{kind}"
-        if point.name in shipped or point.name in additions:
-            raise ConfigError(f"{adds}, where this name is taken; rename it, or uninstall the package")
+    points = _entry_points().select(group=f"esmeray.{kind}")
+    names = [point.name for point in points]
+    additions = {}
+    for point in points:
+        what = f"{point.name!r} of esmeray.{kind}, by the package {point.dist.name if point.dist else point.value},"
+        objections = {
+            # Names become options and names of files.
+            "a name has letters, digits, - and _ only": not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", point.name),
+            "this name is taken": point.name in shipped,
+            # The order of packages differs between machines, so that none of them is used.
+            "this name is added more than once": names.count(point.name) > 1,
+        }
+        objection = next((text for text, holds in objections.items() if holds), None)
         try:
-            additions[point.name] = point.load()
-        except Exception as error:  # whatever breaks in a package of somebody else's
-            raise ConfigError(
-                f"{adds}, and can't be imported ({first_line(error)}); mend it, or uninstall it"
-            ) from error
+            additions[point.name] = imported(partial(_load, point, of_type, checked, objection), what)
+        except ConfigError as error:
+            if point.name not in shipped:
+                UNUSABLE[point.name] = "; ".join(filter(None, (UNUSABLE.get(point.name), str(error))))
+            # Processes that this one starts import the same packages, and would warn again.
+            this = str(os.getpid())
+            if os.environ.setdefault(_WARNS, this) == this:
+                warn(str(error))
     return additions
+
+
+def _load(point: EntryPoint, of_type: type, checked: Callable[[str, Any], Any] | None, objection: str | None) -> Any:
+    if objection is not None:
+        raise ConfigError(objection)
+    loaded = point.load()
+    expect(loaded, of_type, "it")
+    return checked(point.name, loaded) if checked else loaded
+
+
+def imported(load: Callable[[], Any], what: str) -> Any:
+    """Return what ``load`` imports of another package. Raises ConfigError, whatever the import raises."""
+    from esmeray.common.progress import status_line  # here: most processes import nothing of others
+
+    try:
+        # What an import prints is no result.
+        with redirect_stdout(sys.stderr), status_line(f"importing {what}"):
+            return load()
+    except BaseException as error:  # an import may call sys.exit
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C and the signals of clusters end the command
+            raise
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{what} can't be used ({kind}{first_line(error)}); fix or uninstall it") from error
+
+
+def expect(value: Any, kind: Any, name: str) -> None:
+    """Raise ConfigError unless a value of another package is of this type."""
+    if not isinstance(value, kind):
+        expected = "class" if kind is type else getattr(kind, "__name__", kind)
+        raise ConfigError(f"{name} is {value!r:.100}, not a {expected}")

@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, expanded
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, published
 from esmeray.common.text import counted
@@ -97,7 +97,7 @@ def location(data: DataSection, root: Path) -> Path:
     if data.source == [SAMPLE]:
         return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
     files = (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)
-    paths = [Path(name).expanduser() for name in files if name]
+    paths = [expanded(name) for name in files if name]
     if missing := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{missing}: no such file; check data.terms")
     return root / name_of_content(

@@ -4,12 +4,11 @@ Shape legend: R records, N sequences, C channels.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, expanded
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, kmers
 from esmeray.dataset.identifiers import match_ids
@@ -47,7 +46,7 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
     """
     if settings.model == COMPOSITION:
         return composition([store.text(record) for record in range(len(store))])
-    folder = Path(str(settings.store)).expanduser()
+    folder = expanded(str(settings.store))
     embeddings = open_vectors(folder, "mean")
     ids = [store.id(record) for record in range(len(store))]
     # By id and not by order: the folder may hold other proteins besides, of the sequences to predict for.

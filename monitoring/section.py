@@ -21,12 +21,20 @@ class WandbSection(Section):
     """User or team that the W&B project is of. Default: that of the API key."""
     group: str | None = None
     """W&B group that the run belongs to."""
+    job_type: str | None = None
+    """W&B job type of the run, such as pretraining."""
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field([])
+    """W&B tags of the run. A resumed run also keeps the tags that it has at the server."""
+    notes: str | None = None
+    """W&B notes on the run, in Markdown. A resumed run keeps the notes that it has at the server."""
+    log_model: bool = False
+    """Upload the exported model as an artifact when the run has finished; raise finish_timeout_s for a large model."""
     runs: Literal["one", "per_worker"] = "one"
     """one: a W&B run holds every worker's metrics; per_worker: each has its own, in one group."""
     init_timeout_s: PositiveFloat = 10.0
     """Seconds to wait for the server at the start."""
     finish_timeout_s: PositiveFloat = 10.0
-    """Seconds to wait for uploads at the end."""
+    """Seconds to wait for uploads at the end, an artifact included."""
 
 
 class AlertsSection(Section):

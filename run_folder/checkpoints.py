@@ -28,6 +28,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
+from esmeray.run_folder.metrics_log import RecordTail
 from esmeray.run_folder.paths import RunFolder
 from esmeray.train_config.section import Section
 
@@ -204,6 +205,15 @@ class CheckpointStore:
                 if (cost := folder.manifest().validation_cost) is not None:
                     scored.append((cost, folder.step))
         return [self.folder(step) for _, step in sorted(scored)]
+
+
+def saved_steps(run: RunFolder) -> tuple[int, str]:
+    """The newest checkpoint's step, 0 without one, and what a run that ended without an outcome has saved, in words."""
+    newest = CheckpointStore(run.checkpoints).newest_intact()
+    step = newest.step if newest else 0
+    records = RecordTail(run.metrics, recent_bytes=1 << 20).poll()
+    taken = max((record["step"] for record in records if record["kind"] == "train"), default=0)
+    return step, f"saved up to step {step} of {max(step, taken)}; the same command resumes it"
 
 
 def installed_versions() -> dict[str, str]:

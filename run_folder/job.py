@@ -12,7 +12,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,18 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import xxhash
 
 from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError, read_json
-from esmeray.common.publishing import MADE_FILE, RECORD_FILE, take_lock, write_atomically, writing
+from esmeray.common.publishing import (
+    MADE_FILE,
+    PARTIAL,
+    RECORD_FILE,
+    discard,
+    recover,
+    refuse_other_user,
+    resolved,
+    take_lock,
+    write_atomically,
+    writing,
+)
 from esmeray.common.remote import listing, remove, retried, upload
 
 log = logging.getLogger(__name__)
@@ -68,26 +78,27 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises ResourceError where another process holds it, or it can't be written.
     """
-    lock = folder / LOCK_FILE
+    path = folder / LOCK_FILE
     with writing(folder):
+        if folder.exists():
+            refuse_other_user(folder, folder.stat())
         try:
-            descriptor = take_lock(lock, PATIENCE_S)
+            lock = take_lock(path, PATIENCE_S)
         except BlockingIOError as error:
-            holder = lock.read_text(errors="replace").strip()
+            holder = path.read_text(errors="replace").strip()
             raise ResourceError(
                 f"{folder}: process {holder} works on it: wait for it, or choose another name"
             ) from error
     try:
         with writing(folder):
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode())
+            lock.write(f"{os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         with suppress(OSError):
-            if [*folder.iterdir()] == [lock]:  # the command was refused before it began
-                lock.unlink()  # while it is held: whoever waits sees the file gone
+            if [*folder.iterdir()] == [path]:  # the command was refused before it began
+                path.unlink()  # while it is held: whoever waits sees the file gone
                 folder.rmdir()
-        os.close(descriptor)
+        lock.close()
 
 
 def lock_state(folder: Path) -> Literal["held", "left", "unknown"]:
@@ -115,8 +126,10 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     output, where other nodes have the work, too. Raises ConfigError where something else has the folder's name, which
     is left as it is: what does not hold this command's record, this command did not make.
     """
-    folder = output.with_name(f"{output.name}.partial")
-    shared = f"{uri}.partial"
+    output = resolved(output)
+    recover(output)
+    folder = output.with_name(f"{output.name}{PARTIAL}")
+    shared = f"{uri}{PARTIAL}"
     record = folder / RECORD_FILE
     # All is refused before the lock is taken, which would leave a file in what is somebody else's.
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
@@ -150,11 +163,11 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
             # Refused before anything was computed, a job would only be in the way of the one that is mended.
             is_useless = is_refused and not _has_pieces(folder)
             if is_finished or is_useless or not is_accepted:
-                _remove(folder)
+                discard(folder, output)
                 # What was there before this start may be work that it did not get to see.
                 if uri and (is_finished or is_new):
                     with suppress(EsmerayError):  # the store is away: what stays there has its record
-                        retried(lambda: remove(shared), shared)
+                        retried(lambda: remove(shared, RECORD_FILE), shared)
 
 
 def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> None:
@@ -169,13 +182,6 @@ def _has_pieces(folder: Path) -> bool:
     """Test for results of a job's pieces, or of a job that it began in its folder."""
     patterns = (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE)
     return any(path.stat().st_size for pattern in patterns for path in folder.rglob(pattern))
-
-
-def _remove(folder: Path) -> None:
-    # The record is among the last that go: without it, what a kill leaves of the folder would be refused.
-    for path in folder.glob("*/"):
-        shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:

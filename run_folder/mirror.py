@@ -17,13 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from esmeray.common.errors import CheckpointError, EsmerayError, ResourceError
-from esmeray.common.publishing import take_lock
+from esmeray.common.publishing import Lock, take_lock
 from esmeray.common.remote import (
     AT_ONCE_S,
     Items,
@@ -75,7 +75,7 @@ class RunMirror:
         self._asked, self._idle, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._error: EsmerayError | None = None
         self._thread: threading.Thread | None = None
-        self._lock: int | None = None
+        self._lock: Lock | None = None
 
     def pull(self, patience_s: float | None = None, checkpoints_only: bool = False) -> None:
         """Make the working copy anew, as the run is at the URI; of checkpoints only the manifests."""
@@ -154,7 +154,7 @@ class RunMirror:
         self._closing.set()
         self._asked.set()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def save_files(self, *names: str) -> None:
@@ -189,7 +189,7 @@ class RunMirror:
     def _follow(self) -> None:
         # Where worker 0 uses this folder, nothing is to be done. Closed also after an error, or no later look would get
         # the lock.
-        with suppress(BlockingIOError), os.fdopen(take_lock(self.run.first_worker, 0)):
+        with suppress(BlockingIOError), closing(take_lock(self.run.first_worker, 0)):
             items, before = listing(self._uri), self._followed
             followed = [name for name in items if name in (_METRICS, _OUTCOME) or name.endswith(f"/{MANIFEST}")]
             self._fetch(items, [name for name in followed if items[name] != before.get(name)])

@@ -16,7 +16,7 @@
     monitoring/          samples of every worker
     alerts.jsonl         warnings of what went wrong
     memory_guard.json    into how many parts batches are split since a step was out of memory
-    stop.requested       written by the driver on Ctrl-C or SIGTERM, seen by rank 0
+    stop.requested       written by the driver on a signal, seen by rank 0
     resize.requested     likewise, for another number of workers
 """
 
@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from esmeray.common.errors import expanded
 from esmeray.common.publishing import write_atomically
 from esmeray.common.remote import uri_of, work_path
 from esmeray.train_config.section import STORES
@@ -63,7 +64,7 @@ class RunFolder:
     def __init__(self, storage_path: str | Path, name: str):
         storage = uri_of(storage_path)
         self.uri = storage and f"{storage}/{name}"
-        self.path = (work_path(storage) if storage else Path(storage_path).expanduser().resolve()) / name
+        self.path = (work_path(storage) if storage else expanded(storage_path).resolve()) / name
         self.stores = self.path.parent / STORES
         self.config = self.path / "config.yaml"  # by it a run is known from any other folder
         self.metrics = self.path / METRICS

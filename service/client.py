@@ -27,8 +27,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from esmeray.common.errors import FORKED, ConfigError, DataError, EsmerayError, ForkedError, ResourceError
+from esmeray.common.errors import (
+    FORKED,
+    ConfigError,
+    DataError,
+    EsmerayError,
+    ForkedError,
+    ResourceError,
+    naming_variables,
+)
 from esmeray.dataset.sequence_list import checked_list, checked_text, checked_texts
+from esmeray.service.section import is_loopback
 from esmeray.train_config.section import Section
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -106,12 +115,18 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
             raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
         _Numbers.of(concurrency=concurrency, retries=retries, timeout_s=timeout_s)
-        self._http = httpx.AsyncClient(
-            base_url=address,
-            headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
-            timeout=timeout_s,
-            limits=httpx.Limits(max_connections=concurrency),
-        )
+        # A proxy, which another machine may be, does not lead to this one.
+        is_here = is_loopback(url.host)
+        with naming_variables():
+            self._http = httpx.AsyncClient(
+                base_url=address,
+                headers={} if key is None else {"Authorization": f"Bearer {checked_key(key, 'key')}"},
+                timeout=timeout_s,
+                limits=httpx.Limits(max_connections=concurrency),
+                trust_env=not is_here,
+                # Without trust_env httpx would also ignore SSL_CERT_FILE, which may name the service's own authority.
+                verify=httpx.create_ssl_context() if is_here and url.scheme == "https" else True,
+            )
         self._process = os.getpid()
         self._model = model
         self._concurrency = concurrency

@@ -56,6 +56,7 @@ class AboutIndex:
         space: identity of what the channels of its vectors mean.
         vectors: how many there are.
         link: address of a neighbour's page, with ``{id}``; empty for UniProt's.
+        problem: of its files, for which it can't be searched now; '' for none.
     """
 
     name: str
@@ -65,6 +66,7 @@ class AboutIndex:
     vectors: int
     metric: str
     link: str
+    problem: str = ""
 
 
 @dataclass
@@ -76,7 +78,8 @@ class Reply:
         ids: of the neighbours of each payload, by an index.
         space: identity of what channels of the results mean.
         refused: ``overloaded`` (the replica has room after ``retry_after_s``, and now for a request of ``room_tokens``
-            of somebody who waits for nothing else), ``memory``, ``model``, or ``unknown`` (an id, which is the detail).
+            of somebody who waits for nothing else), ``memory``, ``model``, ``unavailable`` (files of an index), or
+            ``unknown`` (an id, which is the detail).
         statistics: of the replica, for the ingress' metrics.
     """
 

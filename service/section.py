@@ -13,6 +13,10 @@ from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, Posit
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
+# Ray counts cores in steps of 0.0001.
+Cores = Annotated[float, Field(ge=0.01)]
+
+
 class ServedModel(Section):
     """A model, and the replicas that compute with it."""
 
@@ -31,8 +35,8 @@ class ServedModel(Section):
     """Number of replicas; the smallest number where max_replicas is set."""
     max_replicas: PositiveInt | None = None
     """Largest number of replicas, which are started as tokens queue up. Default: replicas."""
-    cpus: PositiveInt = 1
-    """CPU cores of each replica."""
+    cpus: Cores = 1.0
+    """CPU cores of each replica. With 0.5 two replicas share a core; each computes with at least one thread."""
     gpus: PositiveFloat = 1.0
     """GPUs of each replica; with 0.5 two replicas share a GPU."""
     tokens: Tokens | None = None
@@ -69,8 +73,8 @@ class ServedIndex(Section):
     """Clusters of a compressed index that are searched for a query. Default: 32."""
     replicas: PositiveInt = 1
     """Number of replicas; those of a machine share the pages of the index's files."""
-    cpus: PositiveInt = 1
-    """CPU cores of each replica."""
+    cpus: Cores = 1.0
+    """CPU cores of each replica. With 0.5 two replicas share a core; each computes with at least one thread."""
     queue_s: PositiveFloat = 5.0
     """Seconds of searching that may wait for a replica; further requests are refused with 429."""
 

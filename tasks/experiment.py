@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,7 +29,7 @@ from esmeray.model.export.backbone import export
 from esmeray.model.task_model import ResidueModel, TaskModel, TaskOutput
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tasks.registry import task_named
+from esmeray.tasks.registry import part_named, task_named
 from esmeray.tasks.section import ModelSection, TaskSettings
 
 Model = TypeVar("Model", bound=TaskModel)
@@ -240,7 +239,7 @@ class Experiment(ABC):
 
 def experiment_class(model: ModelSection) -> type[Experiment]:
     """Return the workers' side of the task that the model is of."""
-    experiment = resolve_name(task_named(model.task).experiment)
+    experiment = part_named(task_named(model.task).experiment)
     # A task with several experiments names the function that chooses one.
     return experiment if isinstance(experiment, type) else experiment(model)
 

@@ -6,10 +6,10 @@ In: a folder, a hub name or a size. Out: backbone, tokenizer and heads, in fp32 
 
 from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from esmeray.common.errors import DataError
+from esmeray.common.text import did_you_mean
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
@@ -23,7 +23,7 @@ from esmeray.model.backbones.source import (
 )
 from esmeray.model.export import relatives
 from esmeray.model.section import BackboneSection
-from esmeray.tasks.registry import task_named, task_names
+from esmeray.tasks.registry import part_named, task_named, task_names
 from esmeray.train_config.section import Weights
 
 
@@ -50,14 +50,14 @@ def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Wei
         return Opened(backbone, EsmSequenceTokenizer(), {task: fitted})
     if task not in task_names():
         raise DataError(
-            f"{folder}: a model of task {task}, which is not installed here; install its package, or choose another "
-            "model"
+            f"{folder}: a model of task {task}, which is not installed here{did_you_mean(task, ())}; install its "
+            "package, or choose another model"
         )
     opener = task_named(task).opener
     # A folder of transformers, with nothing of Esmeray's that the model needs.
     if opener is None:
         return open_network(str(folder), with_head=True, stream=stream, weights=weights)
-    model, tokenizer = resolve_name(opener)(folder)
+    model, tokenizer = part_named(opener)(folder)
     heads: dict[str, Any] = {task: model}
     # A model of another task may be a masked language model as well, as sequence diffusion is.
     if (head := getattr(model, "lm_head", None)) is not None:

@@ -8,7 +8,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from esmeray.model.backbones.source import is_padded, source_type
 from esmeray.model.cost.memory import ParameterCount, count_parameters
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tasks.registry import task_named
+from esmeray.tasks.registry import part_named, task_named
 from esmeray.tasks.section import ModelSection
 
 
@@ -111,7 +110,7 @@ class TaskPlan(ABC):
 
 def task_plan(data: DataSection, model: ModelSection) -> TaskPlan:
     """Return the driver's side of the task that the model is of."""
-    return resolve_name(task_named(model.task).plan)(data, model)
+    return part_named(task_named(model.task).plan)(data, model)
 
 
 class ResiduePlan(TaskPlan):
@@ -144,8 +143,9 @@ class ResiduePlan(TaskPlan):
 
     def _model(self, longest: int = 0) -> Any:
         """The model without weights; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
+        source_type(self.model.backbone)  # refuses a wrong source within a second, before torch is loaded
         # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
-        experiment = resolve_name(task_named(self.model.task).experiment)
+        experiment = part_named(task_named(self.model.task).experiment)
         model = experiment.new_model(self.model, seed=0, empty=True)
         check_length(self.data, model.backbone.longest, SPECIAL_TOKENS_PER_SEQUENCE, longest)
         return model

@@ -4,9 +4,9 @@ A part of a task is imported when it is first used: the driver must not wait for
 """
 
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from esmeray.installation import added
+from esmeray.installation import added, expect, imported
 from esmeray.run_folder.metrics_log import MetricLabel, MetricLabels
 from esmeray.train_config.section import Section
 
@@ -50,14 +50,35 @@ class Task(NamedTuple):
 
 def task_names() -> tuple[str, ...]:
     """Names of all tasks, those of other installed packages last."""
-    return (*TASKS, *added("tasks", TASKS))
+    return (*TASKS, *_added())
 
 
 def task_named(name: str) -> Task:
     # By its package's name: no second list of modules is kept in step with the first.
-    return added("tasks", TASKS).get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
+    return _added().get(name) or resolve_name(f"esmeray.tasks.{name}.task:TASK")
+
+
+def part_named(name: str) -> Any:
+    """A part of a task, ``module:name``. Raises ConfigError if it is another package's and can't be imported."""
+    if name.startswith("esmeray."):
+        return resolve_name(name)
+    return imported(lambda: resolve_name(name), name)
 
 
 def metric_labels() -> MetricLabels:
     """Return the words for the metrics of all tasks, by the metric's name."""
     return {name: label for task in task_names() for name, label in task_named(task).metrics.items()}
+
+
+def _added() -> dict[str, Task]:
+    # A task's settings stand beside those of all models, as a field of a section.
+    return added("tasks", (*TASKS, "task", "backbone", "tokenizer", *dir(Section)), Task, _checked)
+
+
+def _checked(name: str, task: Task) -> Task:
+    task.section.of()  # each setting has a default, since every experiment has the section
+    for field in ("plan", "experiment", "summary"):
+        expect(getattr(task, field), str, field)
+    for label in task.metrics.values():
+        expect(label, MetricLabel, "a metric")
+    return task

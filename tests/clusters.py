@@ -46,6 +46,10 @@ class StartedCluster:
         # Ray (2.60) gives a node's processes 15 to 30 s, too little beside tests that keep the machine busy.
         ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
         ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100"}
+        # Nodes as mpirun and torchrun start them, whose variables mean nothing to the workers of a run.
+        ours |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "6"}
+        ours |= {"PMI_RANK": "1", "AZUREML_EXPERIMENT_ID": "1", "SM_TRAINING_ENV": "{}", "ACCELERATE_USE_FSDP": "true"}
+        ours |= {"RANK": "5", "LOCAL_RANK": "3", "WORLD_SIZE": "7", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
         # Workers that Ray starts ahead have no runtime environment, so that no run takes them.
         ours |= {"RAY_prestart_worker_first_driver": "0"}
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}

@@ -91,7 +91,7 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
         (tmp_path / "file").write_bytes(bytes([number]) * 100)
         upload(tmp_path / "file", "s3://bucket/changing/file")
         paths.append(local_path("s3://bucket/changing/file"))
-        os.close(remote._locks.pop(paths[-1].parent))  # as if this process ended: until then a copy stays
+        remote._locks.pop(paths[-1].parent).close()  # as if this process ended: until then a copy stays
     assert [path.exists() for path in paths] == [False, True, True]
     assert paths[2].read_bytes() == bytes([2]) * 100
     use_node("cache", tmp_path, cache_gb=50e-9)

@@ -8,12 +8,10 @@ A command is a package of this one. Its modules are its subcommands, each with `
 import ast
 import importlib
 import pkgutil
-import signal
-import sys
 from pathlib import Path
 
 from esmeray import __version__
-from esmeray.common.command_line import TERMINATED, program_of, run
+from esmeray.common.command_line import end_process, program_of
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean
 
@@ -120,10 +118,7 @@ def _docstring(command: str, module: str) -> str:
 
 def entry_point() -> None:
     """Run the process's command line and end with its exit code."""
-    # Slurm and Kubernetes end jobs by SIGTERM, whose default leaves no time to clean up. By an exception what is half
-    # done is removed on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    sys.exit(run(main))
+    end_process(main)
 
 
 if __name__ == "__main__":

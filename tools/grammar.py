@@ -124,7 +124,10 @@ class Main:
             values["made"] = Made(self.made_by, values.pop("overwrite"))
         if "overrides" in parameters:
             values["overrides"] = overrides
-        return self.work(**values) or 0
+        from esmeray.common.progress import working  # here: a mistake in the command does not need it
+
+        with working(f"{self.name}: working"):
+            return self.work(**values) or 0
 
 
 def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callable[..., int | None]], Main]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, refuse_special
 from esmeray.common.text import did_you_mean, refusal
 from esmeray.train_config.bounded_yaml import BoundedLoader
 from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
@@ -66,6 +66,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     path = Path(path)
     candidates = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
+        refuse_special(path)
         # Composed for the lines of the keys, which the loaded values have lost.
         text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=BoundedLoader)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
+from esmeray.common.errors import expanded
 from esmeray.common.remote import uri_of
 from esmeray.train_config.section import Section, is_section
 
@@ -77,7 +78,7 @@ def absolute_path(value: str, kind: PathKind = PATH) -> str:
     """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name or a URI as it is."""
     if (uri := uri_of(value)) is not None:
         return uri
-    path = Path(value).expanduser()  # here: a worker may be another user, with another home
+    path = expanded(value)  # here: a worker may be another user, with another home
     if kind is PATH_OR_NAME and not path.exists():
         return value
     if kind is SHIPPED_PATH and not path.exists():

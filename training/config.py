@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import model_validator
 
 from esmeray.cluster.section import RaySection
+from esmeray.common.errors import expanded
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, BatchSection, DataSection
 from esmeray.monitoring.section import MonitoringSection, WandbSection
 from esmeray.run_folder.section import RunSection, StorageSection
@@ -86,6 +87,6 @@ def _without_sizes(overrides: Overrides) -> Overrides:
     """Drop the file's size of random weights where the command line names trained weights, which have their own."""
     source = overrides.get(("model", "backbone", "source"))
     # A name without a slash is a size of random weights, unless a folder has it.
-    if not source or not ("/" in source or Path(source).expanduser().is_dir()):
+    if not source or not ("/" in source or expanded(source).is_dir()):
         return overrides
     return {**{("model", "backbone", size): None for size in ("layers", "hidden_size", "heads")}, **overrides}

@@ -73,7 +73,6 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
     folder = job.folder
     search = job.search
     with connection.connected(job.config.ray, folder.path) as dashboard:
-        signals.reinstall()  # ray.init has replaced that of SIGTERM
         _check_hardware(folder)
         nodes = connection.cluster_resources()
         precision = connection.default_precision(any(node.gpus for node in nodes))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from esmeray.common import errors
+from esmeray.common.command_line import kept_from_children
 
 _KEPT_BYTES = 32 << 20
 """The most that glibc allows to be kept (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
@@ -42,14 +43,15 @@ class LoaderProcess:
 
     def __init__(self, prepare: Callable[..., Any]) -> None:
         """Start the process; it unpickles ``prepare``, which opens its own stores."""
-        self._process = subprocess.Popen(
-            # -P: a module of the user's working folder must not hide one of Python's.
-            [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-            process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
-        )
+        with kept_from_children():
+            self._process = subprocess.Popen(
+                # -P: a module of the user's working folder must not hide one of Python's.
+                [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
+            )
         # What was prepared, or an exception; None at the end.
         self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A daemon, as it waits on the pipe for as long as the process lives.

@@ -27,6 +27,8 @@ _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.ite
 BLOCKS = ".blocks"
 """Suffix of the file of a file's checksums, one for each of its blocks."""
 _ALIGNMENT = 64
+_LONGEST_HEADER = 100_000_000
+"""Bytes, as the safetensors library has it."""
 _BLOCK = 2**16
 """Bytes of a checksum: the fewer, the less is read for a row; the more, the fewer checksums are in memory."""
 
@@ -81,6 +83,9 @@ class CheckedFile:
         self._path = path
         self.content = np.memmap(path, np.uint8, "r")
         self._digests = np.fromfile(verified(_checksums(path)), "<u8")
+        blocks = -(-len(self.content) // _BLOCK)
+        if len(self._digests) != blocks:  # before a page is touched
+            raise ValueError(f"{len(self._digests):,} checksums of {blocks:,} blocks")
         self._is_checked = np.zeros(len(self._digests), bool)
 
     def check_range(self, start: int, size: int) -> None:
@@ -103,6 +108,7 @@ class CheckedArray:
         self._file = file
         self._array = array
         self.shape = array.shape
+        self.dtype = array.dtype
         self._row_bytes = array.itemsize * math.prod(array.shape[1:])
         # One in each block that has a part of the first row.
         within = np.append(np.arange(0, self._row_bytes, _BLOCK), self._row_bytes - 1)
@@ -168,7 +174,7 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
     """Those of the bytes of a safetensors file."""
     length = int.from_bytes(content[:8].tobytes(), "little")
-    if length > len(content) - 8:  # before so much is read
+    if length > min(_LONGEST_HEADER, len(content) - 8):  # before so much is read
         raise ValueError(f"a header of {length:,} bytes")
     header = json.loads(content[8 : 8 + length].tobytes())
     arrays: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveI
 
 from esmeray.common.errors import DataError, parsing
 from esmeray.common.publishing import MADE_FILE, PARTS, file_xxh128, inner_name, write_atomically, writing
-from esmeray.common.remote import local_path, open_ranges, uri_of
+from esmeray.common.remote import current, local_path, open_ranges, uri_of
 from esmeray.common.verification import verified
 from esmeray.run_folder.job import differences
 
@@ -218,7 +218,8 @@ class Index:
         self.folder = local_path(source, lambda name: PurePath(name).name in _ALWAYS_FETCHED)
         self.source = uri or self.folder
         folders = part_folders(self.folder)
-        self.parts = [Part(path, uri and "/".join([uri, *path.relative_to(self.folder).parts])) for path in folders]
+        base = uri and current(uri)
+        self.parts = [Part(path, base and "/".join([base, *path.relative_to(self.folder).parts])) for path in folders]
         self.manifest = self.parts[0].manifest
         for before, part in pairwise(self.parts):
             _refuse_foreign(part, before, self.manifest)

@@ -104,7 +104,8 @@ class Embeddings(Index):
         if missing and part.uri is None:
             raise DataError(f"{folder}: damaged: {missing[0]} is missing; {REMEDY}")
         if output.format not in FORMATS:
-            raise DataError(f"{folder}: output {self.name!r} is {output.format}; {', '.join(FORMATS)} are read")
+            known = f"{', '.join(FORMATS)} are read{did_you_mean(output.format, ())}"
+            raise DataError(f"{folder}: output {self.name!r} is {output.format}; {known}")
         return self._patiently(lambda: FORMATS[output.format].read(output, part))
 
     def _patiently(self, read: Callable[[], Returned]) -> Returned:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, expanded
 from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import LabelsSection
@@ -263,7 +263,7 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
     # Taken out as they are met, so that a name that comes twice is missing the second time.
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)
-    for number, line in numbered_lines(path.expanduser()):
+    for number, line in numbered_lines(expanded(path)):
         name, _, value = line.partition("\t")
         try:
             weights_C[codes.pop(name.strip())] = weight(value)

@@ -151,7 +151,7 @@ class _OpenFile:
         check_file(path / layout.DATA_FILE, layout.STORE_REMEDY, num_bytes=manifest.data_bytes)
         try:
             # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
-            environment = lmdb.open(str(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
+            environment = lmdb.open(os.fsencode(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
             self._transaction = environment.begin(buffers=True)  # views of the map and no copies; held open for them
         except lmdb.Error as error:
             raise self._damaged(str(error)) from error

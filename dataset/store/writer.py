@@ -9,6 +9,7 @@ Python's global lock. What fails there is raised by the next call that has somet
 
 import ctypes
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -170,7 +171,7 @@ class StoreWriter:
         # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
         with self._disk():
             return lmdb.open(
-                str(self._folder),
+                os.fsencode(self._folder),  # lmdb (3.0) encodes a str by the locale, strictly
                 map_size=map_size,
                 lock=False,
                 sync=False,

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, expanded
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
 from esmeray.dataset.fasta.records import keys_of
@@ -117,7 +117,7 @@ def predictions_of(data: DataSection) -> PredictedStructures | None:
     section = data.predictions
     if section.folder is None:
         return None
-    return PredictedStructures(Path(section.folder).expanduser(), section.on_miss, data.max_length)
+    return PredictedStructures(expanded(section.folder), section.on_miss, data.max_length)
 
 
 def predictor_folder(cache: Path) -> Path:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError, read_json
+from esmeray.common.errors import ConfigError, ResourceError, naming_variables, read_json
 from esmeray.common.remote import local_path
 from esmeray.common.text import did_you_mean
 from esmeray.common.verification import verified
@@ -54,20 +54,25 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
 
     Raises ConfigError where there is no such public model, ResourceError where the hub can't be reached.
     """
-    from huggingface_hub import errors, snapshot_download  # here, since few need it and importing it takes a while
+    # Here, since few need them, and importing them takes a while.
+    import httpx
+    from huggingface_hub import errors, snapshot_download
 
-    unreachable = ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}")
+    failure: Exception
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
     # Before EntryNotFoundError, whose subclass it is: not in the cache, and not known whether it is on the hub.
     except errors.LocalEntryNotFoundError as error:
-        raise unreachable from error
+        failure = error
     except errors.EntryNotFoundError as error:
         raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
-    except (OSError, errors.HTTPError) as error:  # refused, timed out, offline mode, proxy
-        raise unreachable from error
+    except (OSError, ImportError, errors.HTTPError) as error:  # refused, timed out, offline mode, proxy
+        failure = error
+    with naming_variables():  # which may be the reason
+        httpx.Client().close()
+    raise ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}") from failure
 
 
 def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = CONFIG_FILE) -> Path:

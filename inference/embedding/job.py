@@ -27,8 +27,8 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import logged_to
 from esmeray.common.errors import ConfigError, ResourceError, read_json
 from esmeray.common.progress import status_line
-from esmeray.common.publishing import made_folder, refuse_existing, sync, writing
-from esmeray.common.remote import publish, retried, storage, target_path, upload_folder, uri_of
+from esmeray.common.publishing import made_folder, recover, refuse_existing, sync, writing
+from esmeray.common.remote import current, publish, retried, storage, target_path, upload_folder, uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, Index, part_name
 from esmeray.dataset.section import IngestSection
@@ -67,7 +67,8 @@ def run_job(
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
     uri = uri_of(job.output)
-    output = target_path(job.output).absolute()
+    output = target_path(job.output)
+    recover(output)
     # Of one model the output is its folder: a second model is another job, so that none has to be moved.
     folders = names if len(names) > 1 else [""]
     before = [] if overwrite else _finished(job, output, folders)
@@ -143,7 +144,8 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
             ready.rename(part)
             sync(folder)
         if uri is not None:
-            upload = partial_call(upload_folder, part, f"{uri}/{part.relative_to(output)}", MANIFEST_FILE)
+            there = f"{current(uri)}/{part.relative_to(output)}"
+            upload = partial_call(upload_folder, part, there, MANIFEST_FILE)
             retried(upload, uri, storage().patience_s, log.warning)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
     if uri is not None:

@@ -213,8 +213,8 @@ def check_registered(settings: EmbedSection) -> None:
     for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
         if name not in known:
             raise ConfigError(
-                f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; choose of "
-                f"{', '.join(known)}"
+                f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; "
+                f"choose of {', '.join(known)}"
             )
     FORMATS[settings.format].check()
 

@@ -17,8 +17,18 @@ import numpy as np
 
 from esmeray.common.errors import ConfigError, parsing, read_json
 from esmeray.common.progress import record_bar
-from esmeray.common.publishing import file_xxh128, grown_folder, link, made_folder, refuse_existing, write_atomically
-from esmeray.common.remote import local_path, publish, target_path
+from esmeray.common.publishing import (
+    file_xxh128,
+    grown_folder,
+    link,
+    listed_names,
+    made_folder,
+    recover,
+    refuse_existing,
+    resolved,
+    write_atomically,
+)
+from esmeray.common.remote import leave, local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
@@ -69,12 +79,15 @@ def build_index(
     one; DataError for damaged sources, for vectors of another model, layer or pooling, and for those that can't be
     compared; ResourceError where the disk is full.
     """
-    output = target_path(section.output, overwrite).absolute()
+    output = target_path(section.output, overwrite)
+    recover(output)
     is_there = (output / INDEX_FILE).is_file() and not overwrite
     if not is_there:
         refuse_existing(output, made_by, overwrite)
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
-    base = local_path(section.output).absolute() if is_there else None
+    # Objects that no manifest lists are left of an upload that was cut short.
+    listed = listed_names(output, made_by)
+    base = resolved(local_path(section.output, listed.__contains__)) if is_there else None
     with unfinished(output, made_by) as partial:
         # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
@@ -85,6 +98,7 @@ def build_index(
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
+            leave(section.output)
             return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),

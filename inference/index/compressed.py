@@ -8,7 +8,9 @@ Shape legend: n rows, Q queries, p of them that are scored together, P clusters 
 again, K hits of a query, C channels.
 """
 
+import struct
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,15 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import parsing
+from esmeray.common.errors import DataError, parsing
 from esmeray.common.publishing import atomic_file
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index
-from esmeray.inference.index.metric import MetricName, scores
-from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, PartEntry, open_part
+from esmeray.inference.index.metric import LONGEST, MetricName, scores
+from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, Kinds, PartEntry, open_part
 
 PROBES = 32
 _FEWEST = 100
@@ -32,25 +34,65 @@ _TIMES = 10
 _OF_CLUSTER = 3
 """Rows that are scored again: so many, or so many times the hits, or as many as this part of a cluster has."""
 _BLOCK = 16_384
+_LARGEST_OF_ROTATION = 1.001
+"""Of an orthonormal matrix."""
 _SCORED_AT_ONCE = 16
 """Queries whose rows are scored together, for a cache; faiss itself is 1.4 times as fast by 512 than by 64."""
 
 
-def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
-    """The shapes of a part's arrays."""
-    channels = (manifest.channels,)
-    return {"codes": (part.rows, *channels), "deviations": channels, "centre": channels}
+def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
+    """Of a part's arrays."""
+    channels = ("float32", (manifest.channels,))
+    return {"codes": ("float16", (part.rows, manifest.channels)), "deviations": channels, "centre": channels}
 
 
 def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None:
     """Write an index without rows, whose clusters are those of a sample of prepared vectors."""
-    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    channels = sample_nC.shape[1]
-    # A random rotation first: bits of channels that differ in size would be worth different amounts.
-    index = faiss.index_factory(channels, f"RR{channels},IVF{lists},RaBitQ", kind)
+    index = _untrained(metric, sample_nC.shape[1], lists)
     index.train(sample_nC)
     with atomic_file(path) as building:
         faiss.write_index(index, str(building))
+
+
+def _untrained(metric: MetricName, channels: int, lists: int) -> Any:
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    # A random rotation first: bits of channels that differ in size would be worth different amounts.
+    return faiss.index_factory(channels, f"RR{channels},IVF{lists},RaBitQ", kind)
+
+
+def _read_trained(path: Path, manifest: IndexManifest) -> Any:
+    """The index of :func:`train`. Raises DataError for any other: faiss reads all kinds, and searches them somehow."""
+    with parsing(verified(path), REMEDY, SystemError), ExitStack() as restored:
+        # Before memory is taken: a file says how long its vectors are.
+        restored.callback(faiss.set_deserialization_vector_byte_limit, faiss.get_deserialization_vector_byte_limit())
+        faiss.set_deserialization_vector_byte_limit(path.stat().st_size)
+        # Mapped, so that lists are not opened that lie in another file.
+        index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+        rotation, clusters, centroids = _pieces(index)
+        trained = index.is_trained, index.ntotal + clusters.ntotal, rotation.A.size(), centroids.ntotal
+        if (
+            _described(index) != _described(_untrained(manifest.metric, manifest.channels, 1))
+            or trained != (True, 0, manifest.channels**2, clusters.nlist)
+            # Written so that NaN is refused, too.
+            or not abs(faiss.vector_to_array(rotation.A)).max() <= _LARGEST_OF_ROTATION
+            or not abs(centroids.reconstruct_n()).max() <= LONGEST
+        ):
+            raise ValueError(f"not the clusters of an index of {manifest.channels:,} channels by {manifest.metric}")
+    return index
+
+
+def _pieces(index: Any) -> tuple[Any, Any, Any]:
+    """Rotation, clusters, and the index of their centroids, all inside the index."""
+    clusters = faiss.downcast_index(index.index)
+    return faiss.downcast_VectorTransform(index.chain.at(0)), clusters, faiss.downcast_index(clusters.quantizer)
+
+
+def _described(index: Any) -> tuple[Any, ...]:
+    """What a code means, but for what training finds."""
+    rotation, clusters, centroids = _pieces(index)
+    types = index.chain.size(), type(rotation), type(clusters), isinstance(centroids, faiss.IndexFlat)
+    sizes = rotation.d_in, rotation.d_out, rotation.have_bias, clusters.d, centroids.d, clusters.code_size
+    return *types, *sizes, clusters.metric_type, centroids.metric_type, clusters.by_residual, clusters.qb
 
 
 def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -> None:
@@ -87,11 +129,20 @@ def _widened(codes_nC: NDArray[np.float16]) -> Values:
     return bits_nC.view(np.float32) * np.float32(2.0 ** (127 - 15))
 
 
-def _open_lists(path: Path, clusters: int) -> tuple[CheckedFile, Any]:
-    """The lists of a part, mapped, of which only their sizes have been compared with the checksums."""
-    with parsing(path, REMEDY):
+def _open_lists(path: Path, rows: int, clusters: int, code_size: int) -> tuple[CheckedFile, Any]:
+    """The lists of a part, mapped, of which only their sizes have been compared with the checksums.
+
+    Raises DataError for lists of another kind, of another number or size of codes, or of more or fewer rows.
+    """
+    with parsing(path, REMEDY, SystemError):
         content = CheckedFile(path)
-        content.check_range(0, 32 + 8 * clusters)  # the header, which has the size of each list
+        header = content.content[:32].tobytes()
+        kind = b"ilar" + struct.pack("<QQ", clusters, code_size)
+        header_bytes = 32 + 8 * int.from_bytes(header[24:], "little")  # with the size of each list
+        # faiss believes it, and would read behind each code. Behind codes are ids of 8 bytes.
+        if header[:20] != kind or len(content.content) != header_bytes + rows * (code_size + 8):
+            raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes a row")
+        content.check_range(0, header_bytes)
         lists: Any = faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP)
         return content, faiss.downcast_InvertedLists(lists)
 
@@ -103,18 +154,17 @@ class CompressedIndex(Index):
         self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
     ) -> None:
         """``rows``: of the whole index, of which ``manifest`` may have some parts."""
-        parts = [open_part(folder, part, shapes(manifest, part), by_blocks=True) for part in manifest.parts]
+        parts = [open_part(folder, part, kinds(manifest, part), by_blocks=True) for part in manifest.parts]
         for part in parts:
             part.update({name: part[name][:] for name in ("deviations", "centre")})  # which each query needs
         super().__init__(folder, manifest, parts, first_row)
-        trained = verified(folder / TRAINED_FILE)
-        with parsing(trained, REMEDY):
-            self._trained = faiss.read_index(str(trained))  # what follows is inside it
-        chain = self._trained.chain  # type: ignore[attr-defined]  # its stubs lack it
-        self._rotation: Any = faiss.downcast_VectorTransform(chain.at(0))
-        self._clusters: Any = faiss.extract_index_ivf(self._trained)
+        self._trained = _read_trained(folder / TRAINED_FILE, manifest)  # what follows is inside it
+        self._rotation, self._clusters, _ = _pieces(self._trained)
         nlist = self._clusters.nlist
-        self._part_lists = [_open_lists(part.path(folder, ".lists"), nlist) for part in manifest.parts]
+        self._part_lists = [
+            _open_lists(part.path(folder, ".lists"), part.rows, nlist, self._clusters.code_size)
+            for part in manifest.parts
+        ]
         # faiss' own stack of lists (1.15) copies a cluster's bits for each query: of three parts a third of its time.
         self._lists: Any = faiss.ArrayInvertedLists(nlist, self._clusters.code_size)
         self._clusters.replace_invlists(self._lists, False)
@@ -126,7 +176,10 @@ class CompressedIndex(Index):
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
         for part, chosen, rows in self._by_part(rows_n):
-            values = _widened(part["codes"][rows])
+            codes = part["codes"][rows]
+            if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # which would become finite
+                raise DataError(f"{self.folder}: damaged: codes have NaN or infinity; {REMEDY}")
+            values = _widened(codes)
             values *= part["deviations"]
             values += part["centre"]
             if self.metric == "cosine":  # lengths are known: of near rows most of what fp16 confuses is their rounding
@@ -142,11 +195,14 @@ class CompressedIndex(Index):
                 # At once: a list that grows part by part would take twice the memory.
                 self._lists.resize(cluster, sum(sizes))
                 first = 0
-                for (content, lists), size in zip(self._part_lists, sizes, strict=True):
+                for number, ((content, lists), size) in enumerate(zip(self._part_lists, sizes, strict=True)):
                     if size:
                         # Codes, and behind them ids of 8 bytes.
                         content.check_range(lists.lists.at(cluster).offset, size * (lists.code_size + 8))
                         entries = lists.get_ids(cluster), lists.get_codes(cluster)
+                        rows = np.unique(faiss.rev_swig_ptr(entries[0], size))
+                        if len(rows) < size or rows[0] < self._firsts[number] or rows[-1] >= self._firsts[number + 1]:
+                            raise DataError(f"{self.folder}: damaged: rows of no or another part in a list; {REMEDY}")
                         self._lists.update_entries(cluster, first, size, *entries)
                         first += size
                 self._is_loaded[cluster] = True
@@ -174,4 +230,6 @@ class CompressedIndex(Index):
             of_queries = np.split(vectors, is_row_pW.sum(axis=1).cumsum()[:-1])
             for number, vectors_wC in enumerate(of_queries, first):
                 scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
+        if not (scores_qW < np.inf).all():  # or NaN
+            raise DataError(f"{self.folder}: damaged: vectors with infinite products; {REMEDY}")
         return Candidates(rows_qW, keys_qW, scores_qW)

@@ -28,7 +28,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index, best
 from esmeray.inference.index.metric import MetricName, norms, scores
-from esmeray.inference.index.parts import IndexManifest, PartEntry
+from esmeray.inference.index.parts import IndexManifest, Kinds, PartEntry
 
 GROUP = 64
 """Rows whose maximum is kept: fewer cost more to select, more cost more to score."""
@@ -48,13 +48,19 @@ _SMALLEST = 2.0**-126
 """Processors may take smaller numbers for zero."""
 
 
-def shapes(manifest: IndexManifest, part: PartEntry) -> dict[str, tuple[int, ...]]:
-    """The shapes of a part's arrays."""
+def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
+    """Of a part's arrays."""
     rows = (part.rows, manifest.channels)
     groups = (-(-part.rows // GROUP),)
-    squares = {"half_squares": (part.rows,)} if manifest.metric == "l2" else {}
-    of_filter = {"filter": rows, "centre": (manifest.channels,), "radii": groups, "residuals": groups}
-    return {"vectors": rows, **of_filter, **squares}
+    squares: Kinds = {"half_squares": ("float32", (part.rows,))} if manifest.metric == "l2" else {}
+    bounds: Kinds = {"radii": ("float32", groups), "residuals": ("float32", groups)}
+    return {
+        "vectors": ("float32", rows),
+        "filter": ("uint16", rows),
+        "centre": ("float32", (manifest.channels,)),
+        **bounds,
+        **squares,
+    }
 
 
 def exact_arrays(metric: MetricName, vectors_nC: Values, with_filter: bool = True) -> Arrays:

@@ -3,8 +3,10 @@
 Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K hits of a query, C channels.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, parsing, reading
 from esmeray.dataset.embeddings.arrays import Arrays
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
-from esmeray.inference.index.parts import IndexManifest
+from esmeray.inference.index.parts import REMEDY, IndexManifest
 
 _OWN = 256
 """Rows of the index that are searched at once in the rest of it, for memory: all rows may be hits."""
@@ -59,6 +61,9 @@ class Index(ABC):
         self.channels = manifest.channels
         self.metric = manifest.metric
         self._parts = parts
+        # As they are now, for whoever maps them.
+        with reading(folder, REMEDY):
+            self._files = {path: path.stat() for part in manifest.parts for path in map(folder.joinpath, part.files)}
         # Row of the first of each part, numbered through; the last is that behind all.
         self._firsts = np.cumsum([first_row, *(part.rows for part in manifest.parts)])
 
@@ -70,6 +75,20 @@ class Index(ABC):
     def __len__(self) -> int:
         return self.count
 
+    def changed(self) -> str:
+        """Name a file that was truncated, or written to, since it was opened; '' for none.
+
+        Reading a mapped file behind its new end kills the process (SIGBUS). One that was replaced or removed stays as
+        it was for whoever has it open.
+        """
+        for path, opened in self._files.items():
+            with suppress(OSError):
+                now = path.stat()
+                is_as_opened = (now.st_size, now.st_mtime_ns) == (opened.st_size, opened.st_mtime_ns)
+                if os.path.samestat(now, opened) and not is_as_opened:
+                    return f"{path}: truncated, or written to, since the index was opened; {REMEDY}"
+        return ""
+
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
         """(n, 2) keys of the sequences of rows; zeros for parts of earlier versions, which have none."""
         sequences_n2 = np.empty((len(rows_n), 2), np.uint64)
@@ -80,10 +99,13 @@ class Index(ABC):
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The ids of rows, in their order."""
         ids = [""] * len(rows)
-        for part, chosen, rows_of_part in self._by_part(np.asarray(rows, dtype=np.int64)):
-            bounds = part["id_offsets"][rows_of_part[:, None] + [0, 1]]
-            for number, (start, stop) in zip(chosen.tolist(), bounds.tolist(), strict=True):
-                ids[number] = part["ids"][start:stop].tobytes().decode()
+        with parsing(self.folder, REMEDY):
+            for part, chosen, rows_of_part in self._by_part(np.asarray(rows, dtype=np.int64)):
+                bounds = part["id_offsets"][rows_of_part[:, None] + [0, 1]]
+                for number, (start, stop) in zip(chosen.tolist(), bounds.tolist(), strict=True):
+                    if not 0 <= start <= stop <= part["ids"].shape[0]:  # which a slice would cut without a word
+                        raise ValueError(f"the id of row {rows[number]} is from byte {start} to {stop}")
+                    ids[number] = part["ids"][start:stop].tobytes().decode()
         return ids
 
     def _by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
@@ -124,12 +146,18 @@ class Index(ABC):
         dimensions, and for one without a score: not finite, or of zeros where the measure is the cosine.
         """
         self.check(queries_QD)
+        problem = self.changed()
+        if problem:
+            raise DataError(problem)
         rows_QK = np.full((len(queries_QD), min(top_k, self.count)), -1, dtype=np.int64)
         scores_QK = np.full(rows_QK.shape, -np.inf, dtype=np.float32)
         for start, stop in ranges(len(queries_QD), self.at_once):
             candidates = self.candidates(prepared(self.metric, queries_QD[start:stop]), rows_QK.shape[1])
             for number, (rows, scores) in enumerate(zip(candidates.rows, candidates.scores, strict=True), start):
                 rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
+        sorted_QK = np.sort(rows_QK, axis=1)
+        if ((sorted_QK[:, 1:] == sorted_QK[:, :-1]) & (sorted_QK[:, 1:] >= 0)).any():
+            raise DataError(f"{self.folder}: damaged: a row is in several clusters; {REMEDY}")
         return rows_QK, shown(self.metric, scores_QK)
 
     def own_hits(

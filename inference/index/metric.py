@@ -15,7 +15,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 
 MetricName = Literal["cosine", "dot", "l2"]
 
-_LONGEST = 2.0**60
+LONGEST = 2.0**60
 """Length of a vector whose products are finite in fp32."""
 
 
@@ -24,7 +24,7 @@ def unusable(metric: MetricName, vectors_nC: Values) -> tuple[NDArray[np.bool_],
     norms_n = norms(vectors_nC)
     if metric == "cosine":
         return norms_n == 0, "is a vector of zeros, which has no cosine,"
-    return norms_n > _LONGEST, f"is longer than {_LONGEST:.3g}, so that a product is infinite,"
+    return norms_n > LONGEST, f"is longer than {LONGEST:.3g}, so that a product is infinite,"
 
 
 def prepared(metric: MetricName, vectors_nC: Values) -> Values:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.remote import local_path, uri_of
-from esmeray.inference.index.exact import ExactIndex, shapes
+from esmeray.inference.index.exact import ExactIndex, kinds
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.parts import open_part, read_index_manifest
 
@@ -22,7 +22,7 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
     if manifest.kind == "exact":
         if probes is not None:
             raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
-        opened = [open_part(folder, part, shapes(manifest, part), by_blocks=False) for part in manifest.parts]
+        opened = [open_part(folder, part, kinds(manifest, part), by_blocks=False) for part in manifest.parts]
         index: Index = ExactIndex(folder, manifest, opened, first_row)
     else:
         from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss

@@ -17,7 +17,7 @@ Shape legend: n rows of a part, C channels.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xxhash
@@ -29,12 +29,21 @@ from esmeray.common.verification import check_file, verified
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.inference.index.metric import MetricName
+from esmeray.inference.index.metric import LONGEST, MetricName
 from esmeray.inference.index.section import Kind
+
+Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape of arrays by their names."""
 
 INDEX_FILE = "index.json"
 TRAINED_FILE = "trained.faiss"
 REMEDY = "make or copy the index again"
+_BOUNDS = {
+    **dict.fromkeys(("vectors", "centre"), (-LONGEST, LONGEST)),
+    **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * LONGEST)),
+    "half_squares": (0.0, LONGEST**2),
+}
+"""Of values that are read whole; beyond them products are infinite, and hits would be left out without a word."""
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):
@@ -43,7 +52,7 @@ class PartEntry(BaseModel, extra="forbid", frozen=True):
     ``continues``: :meth:`IndexManifest.identity` of the index before it; None in parts of earlier versions.
     """
 
-    rows: int
+    rows: PositiveInt
     name: Name = "memory"
     files: dict[Name, str] = {}
     continues: str | None = None
@@ -104,21 +113,34 @@ def read_index_manifest(folder: Path) -> IndexManifest:
     return manifest
 
 
-def open_part(folder: Path, entry: PartEntry, shapes: dict[str, tuple[int, ...]], by_blocks: bool) -> dict[str, Any]:
-    """The arrays of a part, verified, or ``by_blocks``. Raises DataError where one is missing or of another shape."""
+def open_part(folder: Path, entry: PartEntry, kinds: Kinds, by_blocks: bool) -> dict[str, Any]:
+    """The arrays of a part, verified, or ``by_blocks``.
+
+    Raises DataError where one is missing, of another dtype or shape, or has values that no index has: whoever made the
+    files made the checksums, too.
+    """
     path = entry.path(folder, ".safetensors")
     # The index's own manifest decides: a part that was copied from another index has other checksums.
     for name, checksum in entry.files.items():
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)
     arrays: dict[str, Any] = open_checked(path) if by_blocks else open_arrays(path)
-    of_ids = {"id_offsets": (entry.rows + 1,), "id_hashes": (entry.rows,), "sequences": (entry.rows, 2)}
-    # Earlier versions did not record the sequences.
-    arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), of_ids["sequences"]))
     with parsing(path, REMEDY):
-        for name, shape in {**shapes, **of_ids}.items():
-            if arrays[name].shape != shape:
-                raise ValueError(f"{name} of shape {arrays[name].shape}, not {shape}")
+        # Earlier versions did not record the sequences.
+        arrays.setdefault("sequences", np.broadcast_to(np.uint64(0), (entry.rows, 2)))
+        kinds |= {
+            "ids": ("int8", arrays["ids"].shape[:1]),
+            "id_offsets": ("int64", (entry.rows + 1,)),
+            "id_hashes": ("uint64", (entry.rows,)),
+            "sequences": ("uint64", (entry.rows, 2)),
+        }
+        for name, kind in kinds.items():
+            if (arrays[name].dtype, arrays[name].shape) != kind:
+                raise ValueError(f"{name}: {arrays[name].dtype} {arrays[name].shape}, not {kind[0]} {kind[1]}")
+        for name, (lowest, highest) in _BOUNDS.items():
+            # Written so that NaN is refused, too.
+            if name in kinds and not (lowest <= arrays[name][:].min() and arrays[name][:].max() <= highest):
+                raise ValueError(f"{name}: NaN, or a number that is too small or too large")
     return arrays
 
 

@@ -20,7 +20,7 @@ from esmeray.dataset.batches.preparation import FixedCrop
 from esmeray.dataset.embeddings.manifest import Per
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 from esmeray.inference.models import outputs
-from esmeray.installation import added
+from esmeray.installation import added, expect
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +150,14 @@ def _shipped() -> tuple[str, ...]:
 
 
 def _added() -> dict[str, OutputKind]:
-    return added("outputs", _shipped())
+    return added("outputs", _shipped(), OutputKind, _checked)
+
+
+def _checked(name: str, kind: OutputKind) -> OutputKind:
+    functions = dict.fromkeys(("rows", "features", "channels"), Callable)
+    for attribute, of_type in {**functions, "per": str | Callable, "description": str}.items():
+        expect(getattr(kind, attribute), of_type, attribute)
+    return kind
 
 
 def prediction_of(task: str | None) -> str | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.text import did_you_mean
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.embeddings.manifest import space_of
@@ -126,6 +127,7 @@ class Model:
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:
                 reason = " while its layers are streamed or of 8 bits" if self.facts.streamed else ""
+                reason += did_you_mean(name, known)
                 raise ConfigError(f"outputs {name}: this model has none{reason}; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean
+from esmeray.common.text import UNUSABLE, did_you_mean
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from esmeray.installation import added
 from esmeray.model.section import BackboneSection
@@ -56,7 +56,7 @@ PACKED = {
 }
 """``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
 for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
-PACKED |= added("backbones", tuple(PACKED))
+PACKED |= added("backbones", tuple(PACKED), bool)
 
 MASKED_LM_HEADS = {
     "bert": ("cls",),
@@ -138,6 +138,9 @@ def model_type(folder: Path) -> str:
     kind = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
     if not isinstance(kind, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
+    # Padded, the model would be another one than the package meant.
+    if "esmeray.backbones" in UNUSABLE.get(kind, ""):
+        raise ConfigError(f"{SOURCE_KEY}: {folder} holds a {kind}, and {UNUSABLE[kind]}")
     return kind
 
 

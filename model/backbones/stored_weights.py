@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esmeray.common.command_line import warn
 from esmeray.common.errors import DataError, parsing, read_json, reading
-from esmeray.common.text import counted, first_line
+from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 
@@ -75,12 +75,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for path in _files(folder):
         verified(path)
         # safetensors' own reader checks that sizes and offsets are those of the file; it does not give them away.
-        try:
-            with safe_open(path, "pt"), path.open("rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                header: dict[str, Any] = json.loads(file.read(size))
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"the weights in {folder} can't be read ({first_line(error)}); {REMEDY}") from error
+        with parsing(path, REMEDY, SafetensorError), safe_open(path, "pt"), path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(size))
         for key, entry in header.items():
             if key != "__metadata__" and entry["dtype"] in _DTYPES:
                 offset = 8 + size + entry["data_offsets"][0]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 
-from esmeray.common.errors import DataError, ResourceError, parsing, read_json
+from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
 from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
@@ -52,7 +52,7 @@ def exported_folder(
     ConfigError (the folder exists and ``overwrite`` is not set, or it is no export or was changed since) or
     ResourceError (the disk is full or not writable; nothing is left behind).
     """
-    target = Path(folder).expanduser().absolute()
+    target = expanded(folder).absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
         try:
             yield building, target

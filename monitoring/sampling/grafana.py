@@ -28,8 +28,8 @@ UNITS = {
     "number": "short",
 }
 """Grafana's names of the units that it calls otherwise than the metrics do."""
-LEGENDS = {"gpu": "{{host}} GPU {{gpu}}", "worker": "worker {{worker}}", "perf": "run", "train": "run"}
-"""Labels by which the lines of a metric differ, by the first part of its name; of other metrics it is the machine."""
+LEGENDS = {"{gpu}": "{{host}} GPU {{gpu}}", "{worker}": "worker {{worker}}", "host/": "{{host}}"}
+"""Labels that distinguish the lines of a metric, by a part of its name; other metrics are of the whole run."""
 
 
 def dashboard() -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _graph(title: str, metrics: Sequence[Metric]) -> dict[str, Any]:
     defaults = {"unit": UNITS.get(unit, unit), "min": None if unit == "number" else 0, "custom": drawn}
     targets = []
     for letter, metric in zip(ascii_uppercase, metrics, strict=False):
-        legend = LEGENDS.get(metric.name.partition("/")[0], "{{host}}")
+        legend = next((label for part, label in LEGENDS.items() if part in metric.name), "run")
         if len(metrics) > 1:
             legend = f"{metric.last_part}, {legend}"
         query = f'ray_{metric.prometheus_name}{{SessionName=~"$SessionName",host=~"$host"}}'
@@ -99,7 +99,7 @@ def _variables() -> list[dict[str, Any]]:
     """The choices at the top: which Prometheus, then sessions of Ray, and machines of these."""
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "refresh": 1}
     # Every worker has this metric, on a machine without a GPU, too: its labels are all that there are.
-    series = "ray_esmeray_worker_rss_bytes"
+    series = "ray_esmeray_host_worker_rss_bytes"
     return [source, _variable("SessionName", series), _variable("host", f'{series}{{SessionName=~"$SessionName"}}')]
 
 

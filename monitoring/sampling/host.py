@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
+from esmeray.common.processor import cgroup_folders
 
 
 class Memory(NamedTuple):
@@ -53,16 +52,16 @@ class HostSampler:
         self._has_read = False
 
     def read(self) -> dict[str, float]:
-        """Return ``mem/host_*_bytes``, ``cpu/percent`` (of all cores), ``disk/*`` and ``net/*_bytes_per_s``."""
+        """Return memory (``host/mem_*_bytes``), ``host/cpu_percent`` (all cores), and rates of disks and network."""
         total, available = map(float, memory_of_this_machine())
         metrics = {
-            "mem/host_total_bytes": total,
-            "mem/host_available_bytes": available,
-            "mem/host_used_bytes": total - available,
+            "host/mem_total_bytes": total,
+            "host/mem_available_bytes": available,
+            "host/mem_used_bytes": total - available,
         }
         busy_percent = psutil.cpu_percent()  # since the last call
         if self._has_read:  # psutil answers the first call with 0, which means nothing
-            metrics["cpu/percent"] = busy_percent
+            metrics["host/cpu_percent"] = busy_percent
         self._has_read = True
         return metrics | self._io.of(_counters())
 
@@ -98,8 +97,9 @@ def memory_of_this_machine() -> Memory:
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
     # The tightest limit of all groups up to the root holds: a job's own may have none where the one above it has.
-    for folder, limit_file, used_file in _cgroup_folders():
-        limit, used = _number(folder / limit_file), _number(folder / used_file)
+    for folder, is_v2 in cgroup_folders("memory"):
+        limit = _number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
+        used = _number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
         if limit is not None and used is not None:
             # cgroup v1 says "no limit" by a number near 2^63.
             total = min(total, limit)
@@ -114,32 +114,11 @@ def _counters() -> dict[str, float]:
     # What LVM, encryption or RAID make of disks would count the same bytes again.
     real = [disk for name, disk in every.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
     if disks := real or list(every.values()):  # a sandbox's /sys may show no device
-        counters["disk/read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
-        counters["disk/write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
+        counters["host/disk_read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
+        counters["host/disk_write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
-        counters |= {"net/sent_bytes_per_s": net.bytes_sent, "net/received_bytes_per_s": net.bytes_recv}
+        counters |= {"host/net_sent_bytes_per_s": net.bytes_sent, "host/net_received_bytes_per_s": net.bytes_recv}
     return counters
-
-
-def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Folders from this process's cgroup up to the root, with their files of limit and use."""
-    try:
-        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, files = _CGROUPS, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, files = _CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        # In a container that sees its own cgroup as the root, the path is the machine's and leads nowhere.
-        folder = root / path.lstrip("/")
-        folders += [(group, *files) for group in (folder, *folder.parents) if group.is_relative_to(root)]
-    return folders
 
 
 def _file_cache_bytes(folder: Path) -> int:

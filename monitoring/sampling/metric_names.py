@@ -1,5 +1,6 @@
-"""Names, units and meanings of the sampled metrics: the list that Prometheus, the dashboard and docs share.
+"""Names, units and meanings of the sampled metrics: the list that Prometheus, Grafana, W&B and docs share.
 
+A name begins with its section (train, throughput, gpu, host or data), by which W&B groups charts.
 ``{gpu}`` is NVML's index on its machine, ``{worker}`` the rank.
 """
 
@@ -26,39 +27,31 @@ class Metric(NamedTuple):
 
 PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
     "Training": {
-        "Real tokens per second": (Metric("perf/tokens_per_s", "tokens/s", "Real tokens of all workers"),),
         "Loss": (Metric("train/loss", "number", "Training loss of the last logged step"),),
+    },
+    "Throughput": {
+        "Real tokens per second": (Metric("throughput/tokens_per_s", "tokens/s", "Real tokens of all workers"),),
         "Model FLOPs utilisation": (
             Metric(
-                "perf/mfu", "share", "Model FLOPs utilisation: of the devices' peak, what the model's operations make"
+                "throughput/mfu",
+                "share",
+                "Model FLOPs utilisation: operations of the model, as a share of the devices' peak",
             ),
         ),
-        "Step": (Metric("perf/step_s", "seconds", "Of an optimizer step"),),
-        "Token budget left empty": (
-            Metric("perf/padding_share", "share", "Of the token budget, what batches left empty"),
-            Metric("worker/{worker}/padding_share", "share", "Of the token budget, what batches left empty"),
-        ),
-    },
-    "Where a worker's step goes": {
+        "Step": (Metric("throughput/step_s", "seconds", "Duration of an optimizer step"),),
         "Phases of a step": (
-            Metric("worker/{worker}/data_wait_s", "seconds", "Of a step, waiting for batches"),
-            Metric("worker/{worker}/forward_s", "seconds", "Of a step, forward pass"),
-            Metric("worker/{worker}/backward_s", "seconds", "Of a step, backward pass"),
-            Metric("worker/{worker}/optimizer_s", "seconds", "Of a step, update of the weights"),
-            Metric("worker/{worker}/communication_s", "seconds", "Of a step, waiting for other workers"),
-            Metric("worker/{worker}/checkpoint_s", "seconds", "Of a step, copying checkpoints"),
-        ),
-        "Step of each worker": (Metric("worker/{worker}/step_s", "seconds", "Of a step, whole"),),
-        "Batches that are ready": (
-            Metric("worker/{worker}/loader_queue_depth", "count", "Batches that are ready and wait for the worker"),
-        ),
-        "Features that were kept": (
+            Metric("data/worker/{worker}/data_wait_s", "seconds", "Part of a step: waiting for batches"),
+            Metric("throughput/worker/{worker}/forward_s", "seconds", "Part of a step: forward pass"),
+            Metric("throughput/worker/{worker}/backward_s", "seconds", "Part of a step: backward pass"),
+            Metric("throughput/worker/{worker}/optimizer_s", "seconds", "Part of a step: update of the weights"),
             Metric(
-                "worker/{worker}/feature_cache_hit_rate", "share", "Of features or structures asked for, those kept"
+                "throughput/worker/{worker}/communication_s", "seconds", "Part of a step: waiting for other workers"
             ),
+            Metric("throughput/worker/{worker}/checkpoint_s", "seconds", "Part of a step: copying checkpoints"),
         ),
+        "Step of each worker": (Metric("throughput/worker/{worker}/step_s", "seconds", "Duration of a worker's step"),),
     },
-    "GPUs": {
+    "GPU and memory": {
         "GPU utilisation": (Metric("gpu/{gpu}/util", "percent", "Time in which some kernel ran"),),
         "GPU memory in use": (
             Metric("gpu/{gpu}/mem_used_bytes", "bytes", "GPU memory in use, by all processes"),
@@ -93,48 +86,76 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
             Metric("gpu/{gpu}/ecc_uncorrected", "count", "Memory errors not corrected since the driver was loaded"),
         ),
         "Processes": (Metric("gpu/{gpu}/processes", "count", "Processes that compute on the GPU"),),
-    },
-    "Memory of the workers": {
         "In tensors, reserved, peak": (
-            Metric("worker/{worker}/torch_allocated_bytes", "bytes", "In tensors, on the worker's GPU"),
-            Metric("worker/{worker}/torch_reserved_bytes", "bytes", "Held by torch's allocator, tensors included"),
-            Metric("worker/{worker}/torch_peak_bytes", "bytes", "Most that was in tensors, in this epoch"),
+            Metric("gpu/worker/{worker}/torch_allocated_bytes", "bytes", "In tensors, on the worker's GPU"),
+            Metric("gpu/worker/{worker}/torch_reserved_bytes", "bytes", "Held by torch's allocator, tensors included"),
+            Metric("gpu/worker/{worker}/torch_peak_bytes", "bytes", "Maximum in tensors, in this epoch"),
         ),
         "Reserved without a tensor": (
-            Metric("worker/{worker}/torch_fragmentation", "share", "Of the reserved memory, what no tensor has"),
+            Metric("gpu/worker/{worker}/torch_fragmentation", "share", "Share of the reserved memory without a tensor"),
         ),
         "Allocations tried again": (
             Metric(
-                "worker/{worker}/torch_alloc_retries", "count", "Times that torch had to give memory back and try again"
+                "gpu/worker/{worker}/torch_alloc_retries",
+                "count",
+                "Times that torch had to give memory back and try again",
             ),
         ),
-        "Resident memory with loaders": (
-            Metric("worker/{worker}/rss_bytes", "bytes", "Resident memory of the worker and its loader processes"),
-            Metric("mem/host_rss_bytes", "bytes", "Resident memory of the sampling worker and its loader processes"),
-        ),
     },
-    "Machines": {
+    "Host": {
         "Memory": (
-            Metric("mem/host_used_bytes", "bytes", "Memory that can not be had"),
-            Metric("mem/host_available_bytes", "bytes", "Memory that can be had without swapping"),
-            Metric("mem/host_total_bytes", "bytes", "Memory of the machine, or what its container may use"),
+            Metric("host/mem_used_bytes", "bytes", "Memory that is not available"),
+            Metric("host/mem_available_bytes", "bytes", "Memory that is available without swapping"),
+            Metric("host/mem_total_bytes", "bytes", "Memory of the machine, or the limit of its container"),
         ),
-        "Cores": (Metric("cpu/percent", "percent", "Time in which the cores worked, all together"),),
+        "Resident memory with loaders": (
+            Metric("host/worker/{worker}/rss_bytes", "bytes", "Resident memory of the worker and its loader processes"),
+        ),
+        "Cores": (Metric("host/cpu_percent", "percent", "Time in which the cores worked, all together"),),
         "CPU of the workers (100 is a core)": (
-            Metric("worker/{worker}/cpu_percent", "percent", "CPU time of the worker and its loaders; 100 is one core"),
+            Metric(
+                "host/worker/{worker}/cpu_percent", "percent", "CPU time of the worker and its loaders; 100 is one core"
+            ),
         ),
         "Disks": (
-            Metric("disk/read_bytes_per_s", "bytes/s", "Read from all disks"),
-            Metric("disk/write_bytes_per_s", "bytes/s", "Written to all disks"),
+            Metric("host/disk_read_bytes_per_s", "bytes/s", "Read from all disks"),
+            Metric("host/disk_write_bytes_per_s", "bytes/s", "Written to all disks"),
         ),
         "Network": (
-            Metric("net/sent_bytes_per_s", "bytes/s", "Sent over all network interfaces"),
-            Metric("net/received_bytes_per_s", "bytes/s", "Received over all network interfaces"),
+            Metric("host/net_sent_bytes_per_s", "bytes/s", "Sent over all network interfaces"),
+            Metric("host/net_received_bytes_per_s", "bytes/s", "Received over all network interfaces"),
+        ),
+    },
+    "Data": {
+        "Token budget left empty": (
+            Metric("data/padding_share", "share", "Share of the token budget that batches leave empty"),
+            Metric("data/worker/{worker}/padding_share", "share", "Share of the token budget that batches leave empty"),
+        ),
+        "Batches that are ready": (
+            Metric(
+                "data/worker/{worker}/loader_queue_depth", "count", "Batches that are ready and wait for the worker"
+            ),
+        ),
+        "Features from the cache": (
+            Metric(
+                "data/worker/{worker}/feature_cache_hit_rate",
+                "share",
+                "Share of the features or structures that the cache had",
+            ),
         ),
     },
 }
 """The metrics by the panels that show them, and these by the rows of the dashboard (:mod:`.grafana`)."""
 METRICS = tuple(metric for panels in PANELS.values() for metrics in panels.values() for metric in metrics)
+RUN_METRICS = {
+    "tokens_per_s": "throughput/tokens_per_s",
+    "step_s": "throughput/step_s",
+    "padding_share": "data/padding_share",
+    "loss": "train/loss",
+}
+"""Metrics of the whole run, by the loop's names for them."""
+WORKER_METRICS = {metric.last_part: metric.name for metric in METRICS if "{worker}" in metric.name}
+"""Metrics of each worker, by the loop's names for them."""
 _INDEX = r"(?<=/)\d+(?=/)"
 _BY_NAME = {re.sub(r"\{\w+\}", "{}", metric.name): metric for metric in METRICS}
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from esmeray.monitoring.sampling.host import HostSampler, ProcessSampler
-from esmeray.monitoring.sampling.metric_names import Metric, find
+from esmeray.monitoring.sampling.metric_names import RUN_METRICS, WORKER_METRICS, Metric, find
 from esmeray.monitoring.sampling.nvml import NvmlDevices
 from esmeray.run_folder.metrics_log import MetricsLog, steady_time
 
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 CLOSE_LIMIT_S = 5.0
 """Seconds that close() waits for a sample in progress; a driver that hangs must not hold up the end of a run."""
-_RUN_METRICS = {
-    "tokens_per_s": "perf/tokens_per_s",
-    "step_s": "perf/step_s",
-    "padding_share": "perf/padding_share",
-    "loss": "train/loss",
-}
 
 Values = dict[str, float]
 
@@ -156,24 +150,22 @@ class Sampler:
     def _read(self, noted: _Noted) -> Values:
         process = self._guarded("psutil", self._process.read)
         memory = self._guarded("torch", lambda: _torch_memory(self.device, noted.peak_bytes))
-        loop = {name: value for name, value in noted.values.items() if find(f"worker/0/{name}")}
-        values = {f"worker/{self.worker}/{name}": value for name, value in (process | memory | loop).items()}
+        own = {**noted.values, **process, **memory}
+        values = {WORKER_METRICS[name].format(worker=self.worker): own[name] for name in own if name in WORKER_METRICS}
         if self.worker == 0:  # those of the whole run, which every worker knows
-            values |= {name: noted.values[key] for key, name in _RUN_METRICS.items() if key in noted.values}
+            values |= {name: noted.values[key] for key, name in RUN_METRICS.items() if key in noted.values}
             values |= self._utilization(noted.values)
         if self.node:
-            if "rss_bytes" in process:
-                values["mem/host_rss_bytes"] = process["rss_bytes"]
             values |= self._guarded("psutil", self._host.read)
             values |= self._guarded("NVML", self._gpus)
         return values
 
     def _utilization(self, step: Mapping[str, float]) -> Values:
-        """``perf/mfu``: model FLOPs utilisation (Chowdhery et al. 2022, appendix B), without what is computed again."""
+        """``throughput/mfu`` (Chowdhery et al. 2022, appendix B); recomputed operations do not count."""
         flops_per_token = step.get("flops_per_token", self.flops_per_token)
         if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in step:
             return {}
-        return {"perf/mfu": step["tokens_per_s"] * flops_per_token / (self.peak_tflops * 1e12)}
+        return {"throughput/mfu": step["tokens_per_s"] * flops_per_token / (self.peak_tflops * 1e12)}
 
     def _gpus(self) -> Values:
         """Values of all GPUs of the machine, whose driver is opened by the first look."""
@@ -228,7 +220,7 @@ class Sampler:
                 continue
             metric, index = known
             tags = {"worker": str(self.worker), "host": self._host_name}
-            if name.startswith("gpu/"):
+            if "{gpu}" in metric.name:
                 tags["gpu"] = str(index)
             if metric not in self._gauges:
                 from ray.util.metrics import Gauge  # here: without Ray, nothing of it is loaded

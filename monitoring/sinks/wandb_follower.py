@@ -8,7 +8,8 @@ a run continues, and rows that are there are left out:
 
 Settings are those of the run's config.yaml. Standard output says in one line what went wrong. Records of the loop have
 the step as their axis. Samples and alerts have the time: they continue while no step does, and a resumed run repeats
-steps but no moment. W&B's own clock is set to the moment of the record: an upload may come later.
+steps but no moment. W&B's own clock is set to the moment of the record: an upload may come later. W&B groups charts by
+what stands before the first slash of a name, its section.
 """
 
 import argparse
@@ -30,9 +31,11 @@ from typing import Any, NamedTuple, NoReturn
 import psutil
 import yaml
 
+from esmeray.common.remote import local_path
 from esmeray.common.text import first_line
+from esmeray.monitoring.sampling.metric_names import METRICS, RUN_METRICS
 from esmeray.monitoring.section import WandbSection
-from esmeray.run_folder.metrics_log import Record, RunTail
+from esmeray.run_folder.metrics_log import Record, RunTail, read_metrics
 from esmeray.run_folder.paths import RunFolder
 
 POLL_S = 0.5
@@ -42,13 +45,14 @@ ELAPSED = "elapsed_s"
 """Seconds since the run's first record: the axis of samples and alerts."""
 POSITION = "position"
 """Namespace of the number of rows of each stream that the server has."""
-NODE_NAMESPACES = ("gpu/", "mem/", "cpu/", "disk/", "net/")
-"""Metrics of a machine, not of a worker."""
-AXES = {
-    "step": ("train/*", "validation/*", "event/*"),
-    ELAPSED: (*(f"{name}*" for name in NODE_NAMESPACES), "node/*", "worker/*", "perf/*", "alert/*"),
+CURVES = "train/curves"
+"""The run's curves.png."""
+SECTIONS = {
+    metric.last_part: metric.name.partition("/")[0]
+    for metric in METRICS
+    if metric.name.startswith(("throughput/", "data/"))
 }
-"""W&B's x axis of each namespace."""
+"""Sections of a step's values that are about its speed; all others are in the section train."""
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -61,8 +65,9 @@ def main(argv: list[str]) -> NoReturn:
     arguments = parser.parse_args(argv)
     replies = os.dup(1)  # the pipe to the driver, which wandb's service does not inherit; 1 then leads to the log
     os.dup2(2, 1)
-    # For wandb's temporary folders (0.31), which its atexit hook would remove.
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp()
+    # For wandb's temporary folders (0.31), which its atexit hook would remove, and for those that it would make in a
+    # home folder, which a container may lack.
+    os.environ["TMPDIR"] = os.environ["WANDB_DATA_DIR"] = tempfile.tempdir = tempfile.mkdtemp()
     try:
         problem = _Follower(arguments, replies).run()
     except Exception as error:  # noqa: BLE001 - whatever wandb raises is reported in a line
@@ -79,6 +84,9 @@ class _Follower:
         self._mode = arguments.mode or self._section.mode
         self._worker: int | None = arguments.worker
         self._follow, self._replies = arguments.follow, replies
+        self._hint = f" (wandb.finish_timeout_s is {self._section.finish_timeout_s:g}" + (
+            ", and the model was to be uploaded)" if self._section.log_model else ")"
+        )
         self._ended, self._imported = threading.Event(), threading.Event()
 
     def run(self) -> str | None:
@@ -91,16 +99,30 @@ class _Follower:
         import wandb  # takes seconds
 
         self._imported.set()  # from here on the timeout counts: Python's own slowness is not W&B's
-        run = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
-        run.define_metric("position/*", hidden=True)
-        for axis, namespaces in AXES.items():
+        run: Any = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
+        # After init, which would replace them: tags and notes that were edited at the server survive a resumption.
+        run.tags = tuple(dict.fromkeys([*run.tags, *self._section.tags]))
+        run.notes = (run.resumed and run.notes) or self._section.notes or run.notes
+        for axis in ("step", ELAPSED):
             run.define_metric(axis, hidden=True)
-            for namespace in namespaces:
-                run.define_metric(namespace, step_metric=axis)
+        try:
+            self._log(run)
+        finally:
+            # W&B shows a run as failed by its exit code. One that was killed has no outcome.
+            run.finish(exit_code=getattr(self._run.read_outcome(), "exit_code", 1))
+            problem = complaints.first + self._hint if complaints.first and self._mode == "online" else None
+            wandb.teardown()  # wandb-core writes the rest of its file and ends
+        return problem
+
+    def _log(self, run: Any) -> None:
+        """Log the run's records until its end, then its model if the settings ask for it."""
+        import wandb
+
         known = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
         # Alerts since the driver began are sent; those of before were, and a replay sends none.
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
         seen: set[tuple[object, ...]] = set()
+        defined: set[str] = set()
         for record in self._records():
             row = rows.row(record)
             repeats = (record["kind"], record["step"], record.get("event"))  # of a resumed run
@@ -109,20 +131,48 @@ class _Follower:
             seen.add(repeats)
             # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
             owner = record["worker"] if record["kind"] == "sample" else 0
-            if self._worker in (None, owner) and not _is_known(row, known):
-                run.log(row.values)
-                if row.alert is not None:
-                    run.alert(**row.alert, wait_duration=1)  # seconds in which one title is a repeat
-        run.finish()
-        problem = complaints.first if self._mode == "online" else None
-        wandb.teardown()  # wandb-core writes the rest of its file and ends
-        return problem
+            if self._worker not in (None, owner) or _is_known(row, known):
+                continue
+            # By name, not by a pattern of a section: a section holds values of steps and of samples.
+            for name in {name for name in row.values if "/" in name} - defined:
+                axis = "step" if "step" in row.values else ELAPSED
+                run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
+                defined.add(name)
+            if CURVES in row.values:
+                row.values[CURVES] = wandb.Image(str(self._run.curves))
+                known[row.position] = row.values[row.position]  # the same picture is not logged again
+            run.log(row.values)
+            if row.alert is not None:
+                run.alert(**row.alert, wait_duration=300)  # seconds in which W&B drops alerts of the same title
+        outcome = self._run.read_outcome()
+        if self._section.log_model and not self._worker and outcome is not None and outcome.status == "finished":
+            self._log_model(run, outcome.step)
+
+    def _log_model(self, run: Any, step: int) -> None:
+        """Log the export as an artifact, with the last validation of its step."""
+        import wandb
+
+        records = read_metrics(self._run.metrics)
+        best = [record["step"] for record in records if record.get("event") == "exports_best"]
+        step = best[-1] if best else step
+        validated = [wandb_values(r) for r in records if r["kind"] == "validation" and r["step"] <= step]
+        metadata = {**(validated[-1] if validated else {}), "step": step}
+        artifact = wandb.Artifact(self._run.path.name, "model", metadata=metadata)
+        # The folder is missing if worker 0 was on another machine: the run is then at a URI.
+        uri = f"{self._config['run']['storage_path']}/{self._run.path.name}/{self._run.export.name}"
+        export = self._run.export if self._run.export.is_dir() else local_path(uri)
+        # Immutable: read in place, since a model may be larger than the room for another copy.
+        artifact.add_dir(str(export), policy="immutable", skip_cache=True)
+        run.log_artifact(artifact, aliases=["latest", "best"] if best else ["latest"])
 
     def _records(self) -> Iterator[Record]:
+        """Yield the run's records, and after each look a record of the kind "curves" with the time of its picture."""
         tail = RunTail(self._run)
         while True:
             ended = self._ended.is_set()  # before reading, so that the last records are not missed
             yield from tail.poll()
+            if self._run.curves.exists():
+                yield {"kind": "curves", "step": 0, "time": self._run.curves.stat().st_mtime}
             if ended:
                 return
             self._ended.wait(POLL_S)  # no plain sleep: the end is followed at once
@@ -136,7 +186,7 @@ class _Follower:
         # Online with three seconds more, in which wandb's service closes its file.
         limit_s = self._section.finish_timeout_s + 3.0 if self._mode == "online" else OFFLINE_LIMIT_S
         time.sleep(limit_s)
-        _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end")
+        _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end{self._hint}")
 
     def _settings(self) -> dict[str, Any]:
         section = self._section
@@ -152,14 +202,18 @@ class _Follower:
             "project": section.project,
             "entity": section.entity,
             "run_group": group,
+            "run_job_type": section.job_type,
             "resume": "allow",
             "console": "off",  # else wandb captures what this process prints, which is nothing
             "save_code": False,
             # Statistics would be of the driver's machine.
             **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_stats"), True),
             "init_timeout": section.init_timeout_s,
-            # A little less than the driver waits, so that wandb itself says what it could not upload.
-            "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2),
+            # A little less than the driver waits, so that wandb itself says what it could not upload. A replay, for
+            # which nobody waits, has no limit.
+            "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2)
+            if self._follow
+            else 0.0,
             # Seconds between its writes to its file: what an untimely end can lose of it.
             "x_transaction_log_flush_interval": 1.0,
         }
@@ -216,42 +270,53 @@ class WandbRows:
     alerts_from_s: float
     name_nodes: bool
     _began_s: float | None = None
+    _step: int = 0
 
     def row(self, record: Record) -> Row:
         """The row of a record. The first one's time is the zero of the axis of time."""
         time_s = float(record.get("time") or 0.0)
         if self._began_s is None:
             self._began_s = time_s
-        values = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
+        self._step = max(self._step, record["step"])  # of the curves: the last that they show
+        values: dict[str, Any] = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
         # Each stream has a position of its own: the samples of one worker may lag behind those of another.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
             return Row(position, {**values, position: time_s, **_sample_values(record, self.name_nodes)})
         if record["kind"] == "alert":
             position, name, raised = f"{POSITION}/alert", record["name"], record["state"] == "raised"
-            alert = {"title": name.replace("_", " "), "text": record["message"], "level": "WARN"}
+            # With the subject: W&B drops a repeated title, and another GPU's alert is none. 63 characters is its limit.
+            alert = {
+                "title": f"{name.replace('_', ' ')}: {record.get('subject')}"[:63],
+                "text": record["message"],
+                "level": "ERROR" if name == "nonfinite_loss" else "WARN",
+            }
             sent = alert if raised and time_s >= self.alerts_from_s else None
             return Row(position, {**values, position: time_s, f"alert/{name}": int(raised)}, sent)
+        if record["kind"] == "curves":
+            values |= {f"{POSITION}/curves": time_s, "step": self._step, CURVES: None}
+            return Row(f"{POSITION}/curves", values)
         return Row("step", {"_timestamp": time_s, **wandb_values(record)})
 
 
 def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """W&B's values of a record of the loop: ``step``, and ``kind/name`` for each number (``event/name`` = 1)."""
+    """W&B's values of a record of the loop: ``step``, and ``SECTION/name`` of each number (``event/name`` = 1)."""
     step, kind = int(record["step"]), record["kind"]
     if kind == "event":
         return {"step": step, f"event/{record['event']}": 1}
     numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-    return {"step": step, **{f"{kind}/{name}": numbers[name] for name in numbers if name not in ("step", "time")}}
+    charts = {f"{SECTIONS.get(name, kind)}/{name}": numbers[name] for name in numbers if name not in ("step", "time")}
+    return {"step": step, **charts}
 
 
 def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
-    """A sample's values, without those of the loop's records: ``gpu/0/util``; ``node/HOST/gpu/0/util`` of others."""
+    """A sample's values, without those of the loop's records: ``gpu/0/util``; ``gpu/HOST/0/util`` of other machines."""
     # Two machines have a GPU 0 each; most runs have one machine, whose names stay short.
-    node = f"node/{record['host']}/" if name_nodes and record["worker"] != 0 else ""
+    host = f"{record['host']}/" if name_nodes and record["worker"] != 0 else ""
     return {
-        (node + name if name.startswith(NODE_NAMESPACES) else name): value
+        re.sub(r"^(gpu|host)/(?!worker/)", rf"\1/{host}", name): value
         for name, value in record["metrics"].items()
-        if value is not None and not name.startswith("train/")
+        if value is not None and name not in RUN_METRICS.values()
     }
 
 

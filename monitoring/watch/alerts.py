@@ -4,6 +4,7 @@ Each is raised once, and again only after its cause was over.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class AlertSink:
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
         elif record["kind"] == "sample":
-            host = {name.replace("mem/host_", "mem_"): value for name, value in record["metrics"].items()}
+            host = {name.removeprefix("host/"): value for name, value in record["metrics"].items()}
             remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
             self._check_memory(f"host {record['host']}", host, remedy, record)
             for index, values in self._gpus(record).items():
@@ -52,8 +53,10 @@ class AlertSink:
         # null in the file: JSON has no NaN.
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
-            remedy = "lower training.learning_rate, or look at the records listed in the run's folder nonfinite"
-            message = f"the loss is not finite at step {record['step']}: {remedy}"
+            message = (
+                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or look at the "
+                "records listed in the run's folder nonfinite"
+            )
             self._set("nonfinite_loss", "loss", True, message, record)
         elif self._finite_losses >= 3:  # in a row: one alone may be luck
             self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
@@ -111,10 +114,9 @@ class AlertSink:
         known = own_uuids & set(uuids.values())
         gpus: dict[str, dict[str, float]] = {}
         for name, value in record["metrics"].items():
-            if value is not None and name.startswith("gpu/"):
-                _, index, metric = name.split("/")
-                if not known or uuids.get(index) in known:
-                    gpus.setdefault(index, {})[metric] = value
+            gpu = re.fullmatch(r"gpu/(\d+)/(\w+)", name)
+            if gpu and value is not None and (not known or uuids.get(gpu[1]) in known):
+                gpus.setdefault(gpu[1], {})[gpu[2]] = value
         return gpus
 
     def _set(self, name: str, subject: str, holds: bool, message: str, record: Record) -> None:

@@ -141,12 +141,10 @@ class ProgressSink:
             if text and record.get("event") != "checkpoint":  # those would scroll all else off the screen
                 self._console.print(text, markup=False, highlight=False, style=_STYLES.get(record.get("state") or kind))
             return
-        if kind == "train":
-            # The last step in any case: it is what a log is read for.
-            if self._clock() >= self._next_s or record["step"] >= (self._pace.total_steps or 0):
-                self._print_state()
-        elif kind == "validation":
-            self._print(f"step {record['step']}: {describe_validation(record, self._labels)}")
+        # The last step in any case: it is what a log is read for.
+        is_due = self._clock() >= self._next_s or record["step"] >= (self._pace.total_steps or 0)
+        if kind == "train" and is_due:
+            self._print_state()
         if text:
             self._print(text)
 
@@ -175,7 +173,7 @@ class ProgressSink:
         return line
 
     def _describe(self, columns: float = math.inf) -> str:
-        """Step, loss, tokens and time that led to it, tokens/s, lr, time left and last validation, as far as known.
+        """Step, loss, tokens and time that led to it, tokens/s, lr and time left, as far as known.
 
         Of a line longer than ``columns`` these are left out first: lr, what led to the loss, speed, loss, time left.
         """
@@ -193,9 +191,7 @@ class ProgressSink:
                 parts["left"] = f"{duration(left_s)} left"
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
-            if pace.validation is not None:
-                parts["validation"] = describe_validation(pace.validation, self._labels)
-        # In the order in which they are missed least; the metrics of a validation are what one waits for, and stay.
+        # In the order in which they are missed least.
         for name in ("rate", "seen", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
@@ -203,16 +199,19 @@ class ProgressSink:
         return " · ".join(parts.values())
 
     def _text(self, record: Record) -> str | None:
-        """An event, an alert or the first validation's metrics in words; None for what is no line of its own."""
+        """An event, an alert or a validation in words, the first one with its metrics' definitions; None for others."""
         if record["kind"] == "event":
             return describe_event(record)
         if record["kind"] == "alert":
             return describe_alert(record)
-        if self._defined or self._pace.validation is None:
+        if record["kind"] != "validation":
             return None
-        self._defined = True
-        shown = [label for name, label in self._labels.items() if name in self._pace.validation]
-        return "\n".join(f"  {label.word}: {label.definition}" for label in shown if label.definition)
+        lines = [f"step {record['step']}: {describe_validation(record, self._labels)}"]
+        if not self._defined:
+            self._defined = True
+            shown = [label for name, label in self._labels.items() if name in record]
+            lines += [f"  {label.word}: {label.definition}" for label in shown if label.definition]
+        return "\n".join(lines)
 
 
 def describe_validation(record: Record, labels: MetricLabels) -> str:

@@ -1,13 +1,14 @@
-"""The thread of the driver that follows what a run writes and hands each record to the sinks.
+"""The thread of the driver that follows what a run writes and hands each record to the sinks; the sink of its curves.
 
 A sink that raises is reported once and dropped, and neither the run nor the other sinks notice.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from esmeray.run_folder.metrics_log import Record, RunTail
+from esmeray.run_folder.metrics_log import MetricLabels, Record, RunTail, read_metrics
 from esmeray.run_folder.paths import RunFolder
 
 
@@ -19,6 +20,25 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """End: no more records come."""
+
+
+class CurvesSink:
+    """Draws curves.png of a run after a validation, at most every ``every_s`` seconds, and at the end."""
+
+    def __init__(self, run: RunFolder, labels: MetricLabels, every_s: float = 300.0) -> None:
+        self._run, self._labels, self._every_s = run, labels, every_s
+        self._drawn_s = time.monotonic()  # a short run draws at its end only
+
+    def write(self, record: Record) -> None:
+        if record["kind"] == "validation" and time.monotonic() - self._drawn_s >= self._every_s:
+            self.close()
+            self._drawn_s = time.monotonic()
+
+    def close(self) -> None:
+        from esmeray.monitoring.watch.curves import draw_curves  # here: it loads matplotlib
+
+        if self._run.metrics.exists():
+            draw_curves(read_metrics(self._run.metrics), self._run.curves, self._run.path.name, self._labels)
 
 
 class RunWatcher:

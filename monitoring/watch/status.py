@@ -9,6 +9,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.text import amount, did_you_mean, duration
 from esmeray.monitoring.advice import Facts, what_limits
 from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
+from esmeray.run_folder.checkpoints import saved_steps
 from esmeray.run_folder.job import lock_state
 from esmeray.run_folder.metrics_log import MetricLabels, Record, RecordTail
 from esmeray.run_folder.paths import Outcome, RunFolder
@@ -89,7 +90,7 @@ class RunStatus:
         if self._outcome is not None:  # before the lock: what ended in order has left it, too
             return f"{self._outcome.status}, {self._outcome.message}"
         if self._lock == "left":
-            return "crashed, its process ended without an outcome (killed?); the same command resumes it"
+            return f"ended without an outcome (killed?), {saved_steps(self.files)[1]}"
         if self._pace.step is None:
             return "starting, no step is done yet"
         assert self._heard_s is not None  # of the step

@@ -17,7 +17,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Scope
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, expanded
 from esmeray.common.text import first_line
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.section import CallerSection, is_loopback
@@ -58,7 +58,7 @@ def read_keys(path: str | Path) -> list[Key]:
     """The keys of a file. Raises ConfigError where it can't be read as one."""
     try:
         # An empty file is one without keys: nobody may call until there are some.
-        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
         keys = TypeAdapter(list[Key]).validate_python(content or [])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         # pydantic's own text repeats the value: a key that somebody put there in the open.

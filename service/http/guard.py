@@ -66,7 +66,9 @@ class Guard:
         answer = _Answer(send, request_id, headers_out)
         body = _Body(receive, self, time.monotonic() + service.limits.body_s)
         if self.draining and scope["path"] != "/health":  # the process still answers
-            ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S)
+            # A client that sends it again connects again, and so reaches a successor.
+            closing = {"Connection": "close"}
+            ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S, closing)
             await answer.refuse(ending, scope, receive)
             return
         start_s = time.perf_counter()

@@ -75,6 +75,14 @@ class Models:
                 )
         return ""
 
+    async def unready(self) -> str:
+        """Describe the first index that can't be searched now; '' for none."""
+        for name, call in self.index_calls.items():
+            problem = (await self._call(call.about)).problem
+            if problem:
+                return f"indexes: {name}: {problem}"
+        return ""
+
     def named(self, name: str | None) -> About:
         """Description of a model, by default of the first; raises RefusalError (404) where there is none."""
         return self.about[_known_name("model", self.calls, name)]
@@ -106,6 +114,8 @@ class Models:
             raise overloaded(reply.retry_after_s, reply.room_tokens if list(self.calls) == [name] else None)
         if reply.refused == "memory":
             raise RefusalError(503, f"{name}: {reply.detail}; send a shorter sequence", RETRY_S)
+        if reply.refused == "unavailable":
+            raise RefusalError(503, f"{name}: {reply.detail}", RETRY_S)
         if reply.refused == "unknown":
             raise RefusalError(422, f"record {reply.detail}: index {name} has no such id", record=reply.detail)
         if reply.refused:  # NaN or infinity of the model: the request is not at fault

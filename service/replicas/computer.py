@@ -5,14 +5,13 @@ Shape legend: L residues of a sequence, D channels, K classes or tokens of the v
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
@@ -69,7 +68,7 @@ class Computer:
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
-            folder = Path(served.cache).expanduser()
+            folder = expanded(served.cache)
             for name, output in self._outputs.items():
                 # The key of a job with embed's defaults, which takes sequences whole, as the service does.
                 store = FeatureStore(folder / model.cache_key(output, None, "error 256"))

@@ -4,31 +4,39 @@ Its files are mapped, so that the replicas of a machine share their pages.
 """
 
 import asyncio
+import json
+import math
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, EsmerayError
 from esmeray.inference.index.opening import open_index
 from esmeray.service.contract import AboutIndex, Reply
 from esmeray.service.replicas.batcher import Item, TokenBatcher
-from esmeray.service.replicas.replica import Replica, log, set_up_process
+from esmeray.service.replicas.replica import Replica, first_record, log, set_up_process
 from esmeray.service.section import ServedIndex
 
 BATCH_QUERIES = 64
 QUEUED_QUERIES = 50_000
 MAX_WAIT_S = 0.002
+REOPENED_S = 1.0
+"""Between attempts to open files that were changed."""
 WIDE_HITS = 1_000
 _WIDE = ThreadPoolExecutor(1, thread_name_prefix="wide")
 
 
 class IndexReplica(Replica):
     """The deployment of one index, whose queries a ``model`` embeds.
+
+    While its files are damaged it refuses requests at once, and :meth:`about` says why. It serves again once they are
+    whole.
 
     Another ``version`` of its files makes Serve replace the replicas, one after the other.
     """
@@ -38,37 +46,67 @@ class IndexReplica(Replica):
         start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
         # Before torch and faiss are loaded, which would take all cores.
-        os.environ["OMP_NUM_THREADS"] = str(self._settings.cpus)
-        self._index = open_index(self._settings.source, self._settings.probes)
-        manifest = self._index.manifest
-        self._about = AboutIndex(
-            name=self._settings.name,
-            model=model,
-            # A last layer that was asked for by its number is the same; any other one is no served output's space.
-            output=manifest.output.partition("_layer_")[0],
-            space=str(manifest.made_of),
-            vectors=manifest.count,
-            metric=manifest.metric,
-            link=self._settings.link or "",
-        )
-        # Before the first request: torch is loaded, ids are sorted.
-        self._index.search(self._index.vectors(np.zeros(1, np.int64)), 1)
-        self._index.rows([])
+        os.environ["OMP_NUM_THREADS"] = str(max(1, int(self._settings.cpus)))
+        self._model = model
+        self._open()
+        # At the start and at SIGHUP a problem ends the replica, and the service stays as it is. The successor of a lost
+        # one reports it: Serve would start it again and again, and requests would wait.
+        first = first_record(self._settings.name, version, "" if self._problem else json.dumps(asdict(self._about)))
+        if not first:
+            raise DataError(self._problem)
+        self._about = AboutIndex(**json.loads(first))
         log.info("%s: opened in %.1f s, version %s", self._settings.name, time.perf_counter() - start_s, version)
 
+    def _open(self) -> None:
+        """Open the files as they are now, or note what is wrong with them."""
+        try:
+            index = open_index(self._settings.source, self._settings.probes)
+            # Before the first request: torch is loaded, ids are sorted.
+            index.search(index.vectors(np.zeros(1, np.int64)), 1)
+            index.rows([])
+            self._about = AboutIndex(
+                name=self._settings.name,
+                model=self._model,
+                # A last layer that was asked for by its number is the same; any other one is no served output's space.
+                output=index.manifest.output.partition("_layer_")[0],
+                space=str(index.manifest.made_of),
+                vectors=index.manifest.count,
+                metric=index.manifest.metric,
+                link=self._settings.link or "",
+            )
+            self._index = index
+            self._problem = ""
+        except EsmerayError as error:
+            self._problem = str(error)
+        self._reopen_s = time.monotonic() + REOPENED_S
+
+    async def _find_problem(self) -> str:
+        """Describe what is wrong with the files, '' for nothing. After a change they are opened again, now and then."""
+        self._problem = self._problem or self._index.changed()
+        if self._problem and time.monotonic() > self._reopen_s:
+            self._reopen_s = math.inf  # one attempt at a time: large files take their time to be verified
+            await asyncio.to_thread(self._open)
+        return self._problem
+
     async def about(self) -> AboutIndex:
-        return self._about
+        return replace(self._about, problem=await self._find_problem())
 
     async def run(self, queries: NDArray[np.float32] | Sequence[str], top_k: int, space: str, caller: str) -> Reply:
         """The ``top_k`` neighbours of each vector, (N, C) of channels that mean ``space``, or of each id but itself."""
-        if isinstance(queries, np.ndarray):
-            return await self._neighbours(queries, np.full(len(queries), -1), top_k, space, caller)
-        rows_N = self._index.rows(queries)
-        if (rows_N < 0).any():
-            return Reply(refused="unknown", detail=queries[int(rows_N.argmin())])
-        # In a thread, as the ids below: pages that are not in memory come from the disk.
-        vectors_NC = await asyncio.to_thread(self._index.vectors, rows_N)
-        return await self._neighbours(vectors_NC, rows_N, top_k, self._about.space, caller)
+        problem = await self._find_problem()
+        if problem:
+            return Reply(refused="unavailable", detail=problem)
+        try:
+            if isinstance(queries, np.ndarray):
+                return await self._neighbours(queries, np.full(len(queries), -1), top_k, space, caller)
+            rows_N = self._index.rows(queries)
+            if (rows_N < 0).any():
+                return Reply(refused="unknown", detail=queries[int(rows_N.argmin())])
+            # In a thread, as the ids below: pages that are not in memory come from the disk.
+            vectors_NC = await asyncio.to_thread(self._index.vectors, rows_N)
+            return await self._neighbours(vectors_NC, rows_N, top_k, self._about.space, caller)
+        except DataError as error:  # of files, found where they are read first
+            return Reply(refused="unavailable", detail=str(error))
 
     async def _neighbours(
         self, queries_NC: NDArray[np.float32], own_N: NDArray[np.int64], top_k: int, space: str, caller: str

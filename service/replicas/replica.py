@@ -25,8 +25,8 @@ log = logging.getLogger("esmeray.service")
 SCALE_UP_TOKENS = 50_000
 """Waiting tokens of each replica beyond which another is started: requests say nothing about work (one residue each, or
 200,000)."""
-_WEIGHTS = b"esmeray weights"
-"""Namespace of Ray's key-value store: fingerprints by the name and the version of a model."""
+_RECORDS = b"esmeray replicas"
+"""Namespace of Ray's key-value store: records of first replicas by the name and the version of a model or an index."""
 WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
@@ -85,7 +85,7 @@ class ModelReplica(Replica):
         self._model = ServedModel(**model)
         self._device = device
         # torch would take all cores, beside other replicas, whatever Ray has reserved.
-        torch.set_num_threads(self._model.cpus)
+        torch.set_num_threads(max(1, int(self._model.cpus)))
         self._computer = Computer(self._model, device)
         _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
         loaded_s = time.perf_counter()
@@ -154,16 +154,25 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 
-def _refuse_other_weights(name: str, version: str, fingerprint: str) -> None:
-    """Raise ConfigError if the first replica of this version of a model loaded other weights."""
+def first_record(name: str, version: str, record: str = "") -> str:
+    """Return what the first replica of this version of a model or an index recorded; '' for nothing.
+
+    ``record`` becomes it if there is none. Without Ray nothing is kept.
+    """
     if not ray.is_initialized():
-        return
+        return record
     from ray.experimental import internal_kv
 
     key = f"{name} {version}"
-    # Written by the first replica alone, to the cluster's own store, where it stays when that replica is lost.
-    internal_kv._internal_kv_put(key, fingerprint, overwrite=False, namespace=_WEIGHTS)
-    first = (internal_kv._internal_kv_get(key, namespace=_WEIGHTS) or b"").decode()
+    if record:
+        # To the cluster's own store, where it stays when that replica is lost.
+        internal_kv._internal_kv_put(key, record, overwrite=False, namespace=_RECORDS)
+    return (internal_kv._internal_kv_get(key, namespace=_RECORDS) or b"").decode()
+
+
+def _refuse_other_weights(name: str, version: str, fingerprint: str) -> None:
+    """Raise ConfigError if the first replica of this version of a model loaded other weights."""
+    first = first_record(name, version, fingerprint)
     if first != fingerprint:
         problem = (
             f"models: {name}: its files changed since the service was started (weights {first}, now {fingerprint}); "

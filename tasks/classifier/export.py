@@ -24,7 +24,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
-from esmeray.common.errors import DataError, ResourceError, parsing, read_json
+from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
 from esmeray.common.verification import verified
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
@@ -100,7 +100,7 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     An adapter that was left as such is in place, not merged. Raises DataError (no classifier, another format version,
     damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = expanded(folder).absolute()
     # The small files first: damage to them is found before gigabytes are read.
     settings = read_settings(folder)
     tokenizer = open_tokenizer(folder)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esmeray.common.errors import expanded
 from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.attention.packed import attend
@@ -153,7 +154,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
 
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = expanded(folder).absolute()
     section, labels = read_settings_of(
         folder / CONFIG_FILE,
         "model of sequence diffusion",

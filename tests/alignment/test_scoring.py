@@ -61,7 +61,7 @@ def test_a_matrix_is_read_from_a_file(tmp_path):
 LETTERS = scoring().letters
 REFUSED = {
     "empty": ("", "has no column A"),
-    "not text": ("Ä", "can't be read as text"),
+    "not text": ("Ä", "damaged ..ascii"),
     "rows": (" A R\nA 1 0\n", "letters of its rows"),
     "fraction": (" A R\nA 1 0.5\nR 0 1\n", "line 2: 2 whole numbers"),
     "no X": (" A R\nA 1 0\nR 0 1\n", "has no column C"),

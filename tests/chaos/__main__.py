@@ -1,8 +1,9 @@
 """Faults at random, for so many minutes: ``python -m tests.chaos --seed 1 --minutes 15``, by ``make chaos``.
 
 Needs root: nodes have networks of their own, runs a disk. Ends with exit code 1 where a round did not come to what the
-undisturbed one came to. Two phases have no rounds and need no root: ``--phases bits --flips 300`` flips single bits of
-files, ``--phases clients`` attacks the service (tests/chaos/bits.py and clients.py).
+undisturbed one came to. Three phases have no rounds and need no root: ``--phases bits --flips 300`` flips single bits
+of files, ``--phases clients`` attacks the service, ``--phases operations`` kills commands at their file operations
+(tests/chaos/bits.py, clients.py and operations.py).
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from tests.chaos import bits, clients
+from tests.chaos import bits, clients, operations
 from tests.chaos.faults import FAULTS, PHASES, STEPPING
 from tests.chaos.rounds import Embedding, Met, Round, Search, Service, Training
 from tests.clusters import Machines
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
     parser.add_argument("--flips", type=int, nargs="+", default=[300], help="phase bits: number, or first and last")
     parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
-    parser.add_argument("--only", nargs="+", help="attacks, or things of which bits are flipped, by name")
+    parser.add_argument("--only", nargs="+", help="attacks, things of which bits are flipped, or commands, by name")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args(arguments)
     parts = [ALONE[phase] for phase in given.phases if phase in ALONE]
@@ -75,6 +76,11 @@ def attacked(given: argparse.Namespace) -> Results:
     return [*clients.table(trials)], [problem for trial in trials for problem in trial.wrong]
 
 
+def at_operations(given: argparse.Namespace) -> Results:
+    """Kills and errors at file operations, for so many minutes."""
+    return operations.preloaded(only=given.only, seed=given.seed, minutes=given.minutes)
+
+
 def disturbed(given: argparse.Namespace) -> Results:
     """Rounds of commands that meet faults, for so many minutes."""
     machines, rounds, undisturbed = Machines(), list[Round](), dict[type[Round], Round]()
@@ -99,7 +105,11 @@ def disturbed(given: argparse.Namespace) -> Results:
     return [*table(rounds)], [line for round_ in rounds for line in round_.wrong] + left
 
 
-ALONE: dict[str, Callable[[argparse.Namespace], Results]] = {"bits": flipped, "clients": attacked}
+ALONE: dict[str, Callable[[argparse.Namespace], Results]] = {
+    "bits": flipped,
+    "clients": attacked,
+    "operations": at_operations,
+}
 """Phases that need no machines of their own, nor root; only where they are named."""
 
 

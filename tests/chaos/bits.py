@@ -10,13 +10,9 @@ import hashlib
 import os
 import random
 import re
-import resource
 import shutil
-import signal
-import sys
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +22,6 @@ import numpy as np
 import torch.distributed as dist
 
 from esmeray.cluster.collective import WorkerContext
-from esmeray.common import command_line
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.store.conversion import ensure_store
@@ -36,9 +31,9 @@ from esmeray.inference.embedding.shard_files import ShardFiles
 from esmeray.inference.function import prediction
 from esmeray.inference.mutations import job as mutations_job
 from esmeray.run_folder.job import Journal
-from esmeray.tools import __main__ as esmeray
 from esmeray.train_config.loading import dump_config
 from esmeray.training.loop.worker import train_worker
+from tests.chaos.forks import LIMIT_S, Call, command, ended
 from tests.chaos.observed import wrap
 from tests.classifiers import export_tiny
 from tests.conftest import REPOSITORY
@@ -49,13 +44,7 @@ from tests.model.support import random_sequences
 from tests.runs import run_folder, tiny_config
 from tests.structures import folds, structure_store
 
-LIMIT_S, MAKING_S, MEMORY_BYTES = 120, 900, 6 * 2**30
-"""Of a command. One that takes them is wrong: no file here has a megabyte."""
-Call = Callable[[], Any]
-
-
-def command(words: str) -> Call:
-    return lambda: esmeray.main(words.split())
+MAKING_S = 900
 
 
 def killed(owner: Any, method: str, calls: int, words: str) -> Call:
@@ -114,6 +103,10 @@ PREDICT = (
 )
 ALIGN = "align --align.queries proteins.fasta --align.store store --align.output hits.tsv --align.evalue inf"
 SCAN = "mutations scan model --scan.sequence wild.fasta --scan.output scan --scan.precision fp32 --scan.device cpu"
+
+
+def small_pieces() -> None:
+    mutations_job.PIECE_TOKENS, prediction._BLOCK = 30, 4
 
 
 def inputs() -> None:
@@ -334,38 +327,12 @@ class Bits:
         """Call in a fork, in the thing's folder."""
         place, pattern = self.root / name / "here", self.things[name].results
         files = [self.root / name / file for file in ("stdout.txt", "stderr.txt")]
-        sys.stdout.flush()
-        pid = os.fork()
-        if not pid:
-            in_fork(call, place, limit_s, *files)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = ended(lambda: (small_pieces(), call())[1], place, limit_s, *files)
         results = {}
         for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
             results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
         said = files if pattern == "stdout.txt" else files[1:]  # a status reports damage in its own lines
         return Ended(code, "".join(file.read_text(errors="replace") for file in said), results)
-
-
-def in_fork(call: Call, place: Path, limit_s: int, *files: Path) -> None:
-    """Call in ``place`` as the command line does, and end this process."""
-    code = 1
-    try:
-        signal.alarm(limit_s)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        for number, path in enumerate(files, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # a test's are its own
-        os.chdir(place)
-        mutations_job.PIECE_TOKENS, prediction._BLOCK = 30, 4  # small pieces of work
-        made = command_line.run(lambda _: call(), [])
-        code = made if isinstance(made, int) else 0
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def flip_bit(folder: Path, pattern: str, chance: random.Random, note: Path) -> None:

@@ -1,12 +1,14 @@
 import os
+import re
 import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import psutil
 import pytest
 from ray._common.utils import get_ray_address_file
 
-from esmeray.cluster.placement import LOCAL, NodeResources, address_file, find, place_workers
+from esmeray.cluster.placement import LOCAL, NodeResources, address_file, check_interface, find, place_workers
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ResourceError
 
@@ -87,12 +89,21 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, ca
             assert find(RaySection()) == find(RaySection()) == LOCAL
             assert capsys.readouterr().err.count(f"no cluster answers at {stale} any more, so it is not joined") == 1
         other.shutdown()
-    with pytest.raises(ResourceError, match="auto, and no cluster runs here"):
+    with pytest.raises(ResourceError, match=r"^ray\.address: auto, and no cluster runs here"):
         find(RaySection(address="auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: auto, and no cluster runs here"):
+        find(RaySection())
+
+
+def test_an_address_at_which_no_cluster_answers_is_refused_by_the_name_of_its_source(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     assert find(RaySection(address=LOCAL)) == LOCAL
     for address in (None, "auto"):
-        with pytest.raises(ResourceError, match=r"at 127\.0\.0\.1:2 \(nothing answers there"):
+        with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: no Ray cluster answers at 127\.0\.0\.1:2; start it"):
+            find(RaySection(address=address))
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "no-such-host.invalid:6379", "http://127.0.0.1:1", "nonsense"):
+        with pytest.raises(ResourceError, match=f"^ray.address: no Ray cluster answers at {re.escape(address)}; start"):
             find(RaySection(address=address))
 
 
@@ -109,3 +120,12 @@ def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatc
         with pytest.raises(BlockingIOError):
             trap.accept()
     assert "is another user's, so" in capsys.readouterr().err
+
+
+def test_an_interface_that_the_machine_has_not_is_named_with_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
+    there = next(iter(psutil.net_if_addrs()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
+    check_interface()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},ib7")
+    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; there are .*\b{there}\b"):
+        check_interface()

@@ -6,6 +6,7 @@ import pytest
 
 from esmeray.cluster import signals
 from esmeray.cluster.signals import StopSignals
+from esmeray.common.command_line import CLUSTER_SIGNALS
 
 
 def send(signum: int) -> None:
@@ -13,7 +14,7 @@ def send(signum: int) -> None:
     time.sleep(0.01)  # the handler runs in this thread at its next step
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, *CLUSTER_SIGNALS])
 def test_before_training_a_signal_raises_and_is_answered_at_once(signum, capfd):
     stop = StopSignals()
     with pytest.raises(KeyboardInterrupt), stop:
@@ -57,3 +58,34 @@ def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(
         monkeypatch.setattr(signals, "REPEAT_S", 0.0)
         send(signal.SIGTERM)
         assert stop.expired
+
+
+def test_signals_that_are_repeated_by_the_kernel_or_followed_by_another_leave_the_grace_period(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "stopping")
+        for signum in (signal.SIGXCPU, signal.SIGXCPU, signal.SIGTERM):
+            send(signum)
+        assert (stop.expired, stop.exit_code) == (False, 128 + signal.SIGXCPU)
+
+
+def test_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            send(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert stop.exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_later_signals_break_off_a_wait_that_asked_for_it(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_S", 0.0)
+    with StopSignals() as stop:
+        stop.hand_over(lambda: None, "ending", interrupts=True)
+        send(signal.SIGTERM)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(KeyboardInterrupt) as interrupt:
+                send(signum)
+            assert stop.expired and stop.behind(interrupt.value) == signum

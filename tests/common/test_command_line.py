@@ -1,11 +1,14 @@
 import logging
+import signal
 import subprocess
 import sys
 import warnings
 from functools import partial
 
+import pytest
+
 from esmeray.common import errors
-from esmeray.common.command_line import logged_to, run
+from esmeray.common.command_line import CLUSTER_SIGNALS, kept_from_children, logged_to, run
 from tests.conftest import REPOSITORY
 
 EXIT_CODES = {
@@ -29,15 +32,78 @@ def test_a_refusal_and_an_interrupt_are_one_line_and_their_exit_code(capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    script = (
-        "import sys; from esmeray.common.command_line import run;"
-        "sys.exit(run(lambda _: [print('x' * 99) for _ in range(9999)] and 0))"
-    )
-    command = f'{sys.executable} -c "{script}" | head -1'
-    done = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("xxx")
-    assert done.stderr == ""
+def shell(body: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """A program whose command prints and then writes the file ``done``, with its streams redirected by a shell."""
+    program = f"""
+import os, signal, sys
+from esmeray.common.command_line import end_process
+
+def main(argv):
+    print("x" * 9999, flush=True)
+    {body}
+    open("done", "w").write("done")
+
+end_process(main)
+"""
+    command = ["bash", "-c", f'"$0" -c "$1" {redirection}', sys.executable, program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "| true; exit ${PIPESTATUS[0]}"])
+def test_work_is_done_where_nobody_reads_what_it_prints(in_folder, closed):
+    done = shell('print("to stderr", file=sys.stderr, flush=True)', closed)
+    assert done.returncode == 0
+    assert (in_folder / "done").read_text() == "done"
+    assert done.stderr in ("", "to stderr\n")
+
+
+def test_full_stdout_is_one_line_and_exit_code_4_after_the_work(in_folder):
+    done = shell("", ">/dev/full")
+    assert (done.returncode, done.stderr) == (4, "error: stdout can't be written: No space left on device\n")
+    assert (in_folder / "done").exists()
+
+
+def test_closed_stdout_is_no_file_that_is_opened_later(in_folder):
+    """What a library prints, or a program that is started, would get into it."""
+    shell('file = open("data", "w"); os.system("echo to stdout")', ">&-")
+    assert (in_folder / "data").read_text() == ""
+
+
+def test_names_of_any_file_can_be_opened_and_printed_in_an_ascii_locale(in_folder, monkeypatch):
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    done = shell(r"""open("\u0439", "w").close(); print("\u0439", os.fsdecode(b"\xff"))""", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (in_folder / "\u0439").exists() and done.stdout.splitlines()[1] == "\u0439 \\udcff"
+    done = shell(r"""os.fsdecode(b"\xff").encode()""", "")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_signal_of_a_cluster_ends_a_command_once_and_is_its_exit_code(in_folder):
+    body = """
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        open("cleaned", "w").close()"""
+    assert shell(body, "").returncode == 128 + signal.SIGUSR1
+    assert (in_folder / "cleaned").exists() and not (in_folder / "done").exists()
+
+
+def test_signals_of_clusters_do_not_reach_processes_that_are_kept_from_them():
+    with kept_from_children():
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*CLUSTER_SIGNALS}
+    for signum in CLUSTER_SIGNALS:
+        child.send_signal(signum)
+    assert child.communicate(b"alive")[0] == b"alive"
 
 
 def test_what_libraries_log_is_in_the_file_and_not_on_the_terminal(tmp_path, capsys):

@@ -1,12 +1,30 @@
 import io
+import time
+
+import pytest
 
 from esmeray.common import progress
-from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar
+from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar, status_line, working
 
 
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture
+def soon(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.01)
+    monkeypatch.setattr(progress, "LOG_S", 0.01)
+
+
+def lines_until(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Lines of stderr, as soon as one of them has the text."""
+    error = ""
+    while text not in error:
+        time.sleep(0.01)
+        error += capsys.readouterr().err
+    return error.splitlines()
 
 
 def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(monkeypatch):
@@ -21,10 +39,23 @@ def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(m
     assert pipe.getvalue() == ""
 
 
-def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
-    times = iter([0.0, 29.0, 31.0, 31.0, 40.0, 62.0, 62.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+def test_a_log_has_lines_also_while_nothing_is_reported_and_the_time_that_is_left(soon, capsys):
     with record_bar("embedding") as show:
-        for done in (1, 2, 3, 4):
+        assert lines_until("embedding", capsys)[0] == "embedding: 0 records"
+        for done in (1, 2):
             show(done / 4, done * 1000)
-    assert capsys.readouterr().err == "embedding: 50%, 2,000 records\nembedding: 100%, 4,000 records\n"
+            time.sleep(0.1)  # of which speed is made
+        assert lines_until("left", capsys)[-1].startswith("embedding: 50%, 2,000 records, ")
+    with status_line() as show:
+        show("first")
+        show("loading [model]")
+        assert "loading [model]" in lines_until("loading", capsys)
+
+
+def test_of_displays_within_each_other_the_innermost_writes(soon, capsys):
+    with working("embed plot: working"):
+        lines_until("embed plot: working", capsys)
+        with record_bar("drawing"):
+            lines_until("drawing", capsys)
+            assert {*lines_until("drawing", capsys)} == {"drawing: 0 records"}
+        lines_until("embed plot: working", capsys)

@@ -2,6 +2,8 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,15 @@ from esmeray.common.publishing import (
     atomic_file,
     check_names,
     exclusive,
+    locks,
     made_file,
     made_folder,
+    outputs,
     published,
+    take_lock,
     write_atomically,
 )
+from esmeray.run_folder.job import held
 
 
 def build(target: Path, text: str) -> None:
@@ -53,22 +59,150 @@ def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words)
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("replacing", [False, True])
-def test_what_the_killed_holder_of_the_lock_left_is_swept_and_what_it_set_aside_comes_back(tmp_path, replacing):
-    others = [".target.building-1", ".target.building-thesis", ".target.replaced-1", ".targets.building-1"]
-    for name in others:
-        (tmp_path / name).mkdir()
-    build(tmp_path / "target", "old")
-    process = multiprocessing.get_context("fork").Process(target=_build_and_die, args=(tmp_path / "target",))
+def in_a_fork(call: Callable[[], object]) -> None:
+    """Call in a process that ends without cleaning up."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: (call(), os._exit(1)))
     process.start()
     process.join()
-    left = f".target.building-{process.pid}"
-    assert names(tmp_path) == sorted([*others, left, ".target.lock", "target"])
-    if replacing:
-        (tmp_path / "target").rename(tmp_path / f".target.replaced-{process.pid}")
-    with exclusive(tmp_path / "target"):
-        assert (tmp_path / "target" / "file").read_text() == "old"
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("moment", ["building", "renamed", "exchanged", "removing"])
+def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sweeps(
+    tmp_path, monkeypatch, moment, exchange
+):
+    others = [".target.scratch-thesis", ".target.building-1", ".targets.scratch-1"]
+    for name in others:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis").touch()
+    target = tmp_path / "target"
+    make_folder(target, "old")
+    if not exchange:
+        monkeypatch.setattr(outputs, "_exchange", no_exchange)
+
+    def killed() -> None:
+        if moment == "building":
+            with made_folder(target, "export", True):
+                die()
+        step = {"exchanged": "sync", "removing": "remove_folder"}.get(moment)
+        if step == "sync":  # of the folder that holds the target, the last
+            monkeypatch.setattr(outputs, "sync", lambda path: path == tmp_path and die())
+        elif step:
+            monkeypatch.setattr(outputs, step, die)
+        else:
+            monkeypatch.setattr(Path, "rename", lambda path, to, rename=Path.rename: (rename(path, to), die()))
+            monkeypatch.setattr(outputs, "_exchange", no_exchange)
+        make_folder(target, "new", overwrite=True)
+
+    in_a_fork(killed)
+    left = names(tmp_path)
+    assert len([name for name in left if name.startswith(".target.scratch-")]) == 2
+    assert moment == "renamed" or (target / "deep" / "file").exists()
+    # The same command without --overwrite is refused, since the output is there, old or new; what was left is gone.
+    with pytest.raises(ConfigError, match="exists already"):
+        make_folder(target, "new")
+    text = (target / "deep" / "file").read_text()
+    assert text == ("new" if moment in ("exchanged", "removing") else "old")
     assert names(tmp_path) == sorted([*others, "target"])
+
+
+def no_exchange(first: Path, second: Path) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch):
+    make_folder(tmp_path / "target", "old")
+    monkeypatch.setattr(outputs, "_exchange", no_exchange)
+    renames = []
+
+    def second_fails(path: Path, to: Path, rename: Callable[..., Path] = Path.rename) -> Path:
+        renames.append(to)
+        if len(renames) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(ResourceError, match="target: can't be written: Input/output error"):
+        make_folder(tmp_path / "target", "new", overwrite=True)
+    assert (tmp_path / "target" / "deep" / "file").read_text() == "old" and names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_behind_a_link_the_output_is_replaced_and_keeps_its_mode_and_the_link_stays(tmp_path, kind):
+    make = make_folder if kind == "folder" else make_file
+    (tmp_path / "disk").mkdir()
+    target = tmp_path / "target"
+    target.symlink_to("disk/output")
+    make(target, "old")
+    (tmp_path / "disk" / "output").chmod(0o700)
+    make(target, "new", overwrite=True)
+    assert target.is_symlink() and (target / MAKERS[make]).read_text() == "new"
+    assert (tmp_path / "disk" / "output").stat().st_mode & 0o677 == 0o600
+    assert names(tmp_path) == ["disk", "target"]
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+def test_a_lock_that_leads_to_a_file_of_the_user_is_refused_and_the_file_stays(tmp_path, kind):
+    victim = tmp_path / "victim"
+    victim.write_text("a thesis")
+    lock = tmp_path / "output.partial" / ".lock"
+    lock.parent.mkdir()
+    {"link": lock.symlink_to, "hard link": lock.hardlink_to, "pipe": os.mkfifo, "folder": Path.mkdir}[kind](
+        *{"pipe": [lock], "folder": [lock]}.get(kind, [victim])
+    )
+    with pytest.raises(ConfigError, match=r"\.lock: is a link or no regular file"):
+        take_lock(lock, 0)
+    assert victim.read_text() == "a thesis"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_what_another_user_prepared_is_not_continued(tmp_path):
+    for path, make, act in (
+        (tmp_path / "folder", Path.mkdir, lambda path: held(path).__enter__()),
+        (tmp_path / "lock", Path.touch, lambda path: take_lock(path, 0)),
+    ):
+        make(path)
+        os.chown(path, 4711, 4711)
+        with pytest.raises(ConfigError, match=rf"{path.name}: belongs to another user \(uid 4711\)"):
+            act(path)
+
+
+def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, monkeypatch):
+    take_lock(tmp_path / "lock", 0).close()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # as root is nobody on NFS
+    take_lock(tmp_path / "lock", 0).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_without_flock_a_file_keeps_the_second_process_away_and_a_killed_one_does_not(
+    tmp_path, monkeypatch, number, caplog
+):
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    lock = take_lock(tmp_path / ".lock", 0)
+    with pytest.raises(BlockingIOError):
+        take_lock(tmp_path / ".lock", 0)
+    lock.close()
+    in_a_fork(lambda: (take_lock(tmp_path / ".lock", 0), die()))
+    make_folder(tmp_path / "target", "a")
+    assert "the file system has no locks (flock)" in caplog.text
+    take_lock(tmp_path / ".lock", 0).close()
+    assert names(tmp_path) == [".lock", "target"]
+    with pytest.raises(ResourceError, match=r"no locks \(flock\), which shared files need; choose a local folder"):
+        take_lock(tmp_path / ".lock", shared=True)
+
+
+def test_an_error_at_another_file_is_not_called_one_of_writing(tmp_path):
+    for error in (ConnectionResetError(104, "reset"), FileNotFoundError(2, "gone", str(tmp_path / "target.fasta"))):
+        with pytest.raises(type(error)), made_folder(tmp_path / "target", "export", False):
+            raise error
+    assert names(tmp_path) == []
 
 
 def test_a_lock_of_others_is_refused(tmp_path):
@@ -76,11 +210,6 @@ def test_a_lock_of_others_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"\.target\.lock: is no lock of Esmeray's; move it away"):
         build(tmp_path / "target", "b")
     assert (tmp_path / ".target.lock").read_text() == "a thesis"
-
-
-def _build_and_die(target: Path) -> None:
-    with exclusive(target), published(target):
-        os._exit(1)
 
 
 def make_folder(target: Path, text: str, overwrite: bool = False, made_by: str = "export") -> None:
@@ -117,7 +246,8 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
 def foreign(kind: str, target: Path, make) -> None:
     """Something in the place of a target that ``make`` did not make, or not alone."""
     if kind == "link":
-        target.symlink_to(target.parent / "nothing")
+        target.symlink_to(target.parent / "thesis")
+        (target.parent / "thesis").write_text("a thesis")
     elif kind == "file":
         target.write_text("a thesis")
     elif kind == "folder":
@@ -136,7 +266,7 @@ def foreign(kind: str, target: Path, make) -> None:
 def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match=r"was not made by|symbolic link|was changed since|holds notes|is a folder"):
+    with pytest.raises(ConfigError, match=r"was not made by|was changed since|holds notes|is a folder"):
         make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 

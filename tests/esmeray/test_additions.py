@@ -2,68 +2,44 @@
 is."""
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
 
+from esmeray import installation
+from esmeray.common.text import UNUSABLE, did_you_mean
+from esmeray.dataset.embeddings.formats.registry import FORMATS
+from esmeray.dataset.embeddings.formats.registry import _checked as checked_format
+from esmeray.inference.models.kinds import output_names
+from esmeray.installation import added
+from esmeray.model.backbones.source import PACKED
+from esmeray.tasks.registry import TASKS, task_names
+from esmeray.tasks.section import SharedModelSection
+from esmeray.train_config.section import Section
 from tests.conftest import REPOSITORY
 from tests.runs import TINY
 
-FILES = {
-    "toy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
-    "toy-1.0.dist-info/entry_points.txt": """
-[esmeray.tasks]
-toy = toy.task:TASK
-[esmeray.outputs]
-first = toy.parts:FIRST
-[esmeray.formats]
-toyfile = toy.parts:ToyFormat
-[esmeray.backbones]
-olmo = toy.parts:IS_CAUSAL
-""",
-    "toy/settings.py": '''
-from esmeray.train_config.section import Section
+PAGE = (REPOSITORY / "docs" / "howto.md").read_text(encoding="utf-8")
+METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n"
 
-class ToySection(Section):
-    """Settings of the toy."""
 
-    strength: float = 1.0
-    """Strength of the toy."""
-''',
-    "toy/task.py": """
-from esmeray.tasks.registry import Task
-from toy.settings import ToySection
+def write_package(folder: Path, name: str, groups: dict[str, dict[str, str]], files: dict[str, str]) -> None:
+    """Write files and metadata of an installed package with these entry points."""
+    lines = []
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items())]
+    metadata = {"METADATA": METADATA.format(name), "entry_points.txt": "\n".join(lines)}
+    for path, text in {**{f"{name}-1.0.dist-info/{file}": text for file, text in metadata.items()}, **files}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
 
-TASK = Task(
-    section=ToySection,
-    plan="esmeray.tasks.plan:ResiduePlan",
-    experiment="toy.experiment:ToyExperiment",
-)
-""",
-    "toy/experiment.py": """
-from esmeray.tasks.masked_lm.experiment import MaskedLMExperiment
 
-class ToyExperiment(MaskedLMExperiment):
-    def build_model(self, *arguments, **named):
-        assert self.settings.model.toy.strength == 2.5
-        return super().build_model(*arguments, **named)
-""",
-    "toy/parts.py": """
-from esmeray.dataset.embeddings.formats.npy import Npy
-from esmeray.inference.models.kinds import OutputKind
-from esmeray.model.heads.pooling import first_token
-
-IS_CAUSAL = True
-FIRST = OutputKind("first residue", rows=lambda model, features_TD, packed: first_token(features_TD, packed.batch))
-
-class ToyFormat(Npy):
-    name = "toyfile"
-    suffix = ".toy"
-""",
-}
 USE = f"""
 import asyncio, sys
 from pathlib import Path
@@ -110,10 +86,9 @@ main(["train", "--help"])
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run Python in a process which has the package installed."""
-    for name, text in FILES.items():
-        path = tmp_path / "installed" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    (metadata,) = re.findall(r"^```toml\n(.*entry-points.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    files = dict(re.findall(r"^```py\n# (\S+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+    write_package(tmp_path / "installed", "toy", tomllib.loads(metadata)["project"]["entry-points"], files)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'installed'}:{REPOSITORY}", "DS_ACCELERATOR": "cpu"}
     options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200}
     return lambda *words: subprocess.run([sys.executable, *words], check=False, **options)
@@ -122,17 +97,121 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.mark.slow
 def test_a_package_adds_a_task_with_its_help_an_output_a_format_and_a_backbone(tmp_path: Path, python):
     done = python("-c", USE, str(tmp_path))
-    for text in ("--model.toy.strength", "Strength of the toy.", ",toy}"):
+    for text in ("strength 2.5", "--model.toy.strength", "Strength of the toy.", ",toy}"):
         assert text in done.stdout, done.stderr
 
 
-def test_what_a_package_breaks_is_one_line(tmp_path: Path, python):
-    (tmp_path / "installed" / "toy" / "settings.py").write_text("import absent\n")
-    broken = python("-m", "esmeray.tools", "train", "--help")
-    assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
-    assert "the installed package toy adds toy to esmeray.tasks" in broken.stderr and "absent" in broken.stderr
-    entry_points = tmp_path / "installed" / "toy-1.0.dist-info" / "entry_points.txt"
-    entry_points.write_text(FILES["toy-1.0.dist-info/entry_points.txt"].replace("toy = toy", "masked_lm = toy"))
-    taken = python("-m", "esmeray.tools", "train", "--help")
-    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1)
-    assert "adds masked_lm to esmeray.tasks, where this name is taken" in taken.stderr
+def test_a_package_that_ends_the_process_costs_one_warning_and_its_own_task(tmp_path: Path, python):
+    (tmp_path / "installed" / "toy" / "settings.py").write_text(
+        "print('printed by an import')\nimport sys\nsys.exit(0)\n"
+    )
+    reason = "'toy' of esmeray.tasks, by the package toy, can't be used (SystemExit: 0); fix or uninstall it"
+    shown = python("-m", "esmeray.tools", "train", "--config", "masked_lm", "--help")
+    assert (shown.returncode, "usage" in shown.stdout, "printed by" in shown.stdout) == (0, True, False)
+    assert [line for line in shown.stderr.splitlines() if "warning" in line] == [f"warning: {reason}"]
+    refused = python("-m", "esmeray.tools", "train", "--config", "masked_lm", "--model.task", "toy")
+    error = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 2 and error.startswith("error: --model.task") and reason in error
+
+
+BROKEN = {
+    "import absent": "ModuleNotFoundError: No module named 'absent'",
+    "def (": "SyntaxError: invalid syntax",
+    "raise SystemExit(1)": "SystemExit: 1",
+    "raise BaseException('a\\nb')": "BaseException: a",
+    "IT = 'text'": "it is 'text', not a",
+    "import json as IT": "it is <module 'json'",
+    "IT = None": "it is None, not a",
+    "class IT: pass": "not a",
+    "OTHER = 1": "AttributeError: module 'broken' has no attribute 'IT'",
+}
+"""Modules of an entry point, and the reasons that they are not used."""
+HALF = {
+    "tasks": (
+        ("IT = Task(None, 'a:b', 'a:b')", "AttributeError: 'NoneType' object has no attribute 'of'"),
+        ("IT = Task(Section, 'a:b', 'a:b', metrics={'a': 'b'})", "a metric is 'b', not a MetricLabel"),
+        ("class Own(Section):\n    x: int\nIT = Task(Own, 'a:b', 'a:b')", "x: field required"),
+    ),
+    "outputs": (("IT = OutputKind('x', rows=None)", "rows is None, not a Callable"),),
+    "formats": (
+        ("class IT(Format): pass", "TypeError: Can't instantiate abstract class"),
+        ("class IT(Npy): pass", "name is 'npy'"),
+        ("class IT(Npy):\n    name, suffix = 'new', None", "suffix is None, not a str"),
+    ),
+    "backbones": (("IT = 1", "it is 1, not a bool"),),
+}
+"""Objects of the right type that can't be used, by the group."""
+IMPORTS = """
+from esmeray.dataset.embeddings.formats.npy import Format, Npy
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.tasks.registry import Task
+from esmeray.train_config.section import Section
+"""
+LOAD = {
+    "tasks": task_names,
+    "outputs": output_names,
+    "formats": lambda: added("formats", tuple(FORMATS), type, checked_format),
+    "backbones": lambda: added("backbones", tuple(PACKED), bool),
+}
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., None]]:
+    """Install a package for the time of a test: the names of its entry points in a group, and its module."""
+
+    def write(kind: str, names: list[str], text: str, package: str = "broken") -> None:
+        sys.modules.pop(package, None)
+        invalidate_caches()
+        write_package(
+            tmp_path, package, {f"esmeray.{kind}": dict.fromkeys(names, f"{package}:IT")}, {f"{package}.py": text}
+        )
+        forget()
+
+    def forget() -> None:
+        added.cache_clear()
+        installation._entry_points.cache_clear()
+        UNUSABLE.clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delenv("ESMERAY_WARNING_PROCESS", raising=False)
+    yield write
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("kind", LOAD)
+def test_each_broken_entry_point_is_one_warning_and_the_reason_for_who_asks(kind: str, install, capsys):
+    variants = [*BROKEN.items(), *((f"{IMPORTS}{text}", reason) for text, reason in HALF[kind])]
+    for text, reason in variants:
+        install(kind, ["new"], text)
+        assert "new" not in LOAD[kind]()
+        assert "new" not in LOAD[kind]()
+        (warning,) = capsys.readouterr().err.splitlines()
+        assert warning.startswith(f"warning: 'new' of esmeray.{kind}, by the package broken, can't be used (")
+        assert reason in warning, text
+        assert did_you_mean("--model.new.x", ()) == f" ({warning.removeprefix('warning: ')})"
+
+
+@pytest.mark.parametrize("kind", LOAD)
+def test_a_name_that_is_taken_or_odd_leaves_ours_as_it_is(kind: str, install, capsys):
+    ours = {"tasks": "masked_lm", "outputs": "mean", "formats": "npy", "backbones": "bert"}[kind]
+    before = [*LOAD[kind]()]
+    install(kind, [ours, "new", "a b", "../x", "ä", "a.b", "_x"], "IT = 1 / 0")
+    install(kind, ["new"], "IT = 1 / 0", package="other")
+    assert [*LOAD[kind]()] == before
+    reasons = [line.partition("(")[2].partition(")")[0] for line in capsys.readouterr().err.splitlines()]
+    odd = "a name has letters, digits, - and _ only"
+    assert sorted(reasons) == sorted(["this name is taken", *["this name is added more than once"] * 2, *[odd] * 5])
+    assert ours not in UNUSABLE
+
+
+def test_ctrl_c_and_the_signals_of_clusters_end_an_import(install):
+    install("outputs", ["new"], "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        output_names()
+
+
+def test_names_of_settings_of_models_are_taken():
+    names = set(SharedModelSection.model_fields) | {"copy", "model_config", "of"}
+    assert not names - {*TASKS, "task", "backbone", "tokenizer", *dir(Section)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +31,7 @@ from esmeray.training.config import load_config
 from tests.dataset.stores import make_store, random_proteins
 from tests.embeddings import make_embeddings, random_vectors
 from tests.function.test_ontology import HEADER, term
+from tests.inference.index.test_hostile import make_sound, sealed, use
 from tests.structures import EACH, folds, pdb_lines, write_models
 
 
@@ -125,6 +127,24 @@ def embeddings(file: str, file_format: str) -> Reader:
     return Reader(file, seeds, read)
 
 
+def of_index(file: str) -> Reader:
+    """A file of a compressed index whose checksums are made right again."""
+
+    def seeds(folder: Path) -> list[bytes]:
+        make_sound(folder / "made")
+        for path in (folder / "made" / "compressed").iterdir():
+            path.rename(folder / path.name)
+        return [(folder / file).read_bytes()]
+
+    def read(path: Path) -> object:
+        folder = path.parents[len(Path(file).parts) - 1]
+        faiss.omp_set_num_threads(1)  # the threads of the process that was forked are not here
+        sealed(folder)
+        return use(folder)
+
+    return Reader(file, seeds, read)
+
+
 def store_manifest(folder: Path) -> list[bytes]:
     (folder / "made").mkdir()
     for path in make_store(folder / "made", random_proteins(range(30, 130, 10))).iterdir():
@@ -157,6 +177,9 @@ READERS = {
     "embeddings.parquet": embeddings("mean.parquet", "parquet"),
     "index.parquet": embeddings("index.parquet", "npy"),
     "embeddings.json": embeddings("embeddings.json", "npy"),
+    "trained.faiss": of_index("trained.faiss"),
+    "lists of an index": of_index("parts/00001.lists"),
+    "part of an index": of_index("parts/00001.safetensors"),
     "store manifest": Reader("manifest.json", store_manifest, lambda path: Store(path.parent, "full")),
     "esmeray.json": Reader("esmeray.json", made_manifest, lambda path: refuse_existing(path.parent, "embed", True)),
     "esmeray_model.json": Reader(

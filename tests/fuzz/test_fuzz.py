@@ -1,7 +1,12 @@
 """A damaged or hostile file is read, or refused in one line, within a gigabyte and ten seconds."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
+from esmeray.common.errors import EsmerayError
 from tests.fuzz.processes import fuzz
 from tests.fuzz.readers import READERS, Reader
 
@@ -11,6 +16,19 @@ def test_a_mutated_file_gives_a_result_or_one_line(name: str):
     outcome = fuzz(name, inputs=20, seed=0)
     assert outcome.failures == {} and outcome.counts.total() == 20
     assert outcome.counts["refusal"]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_never_ends_in_place_of_a_file_is_refused_at_once(name: str, tmp_path: Path):
+    if name == "esmeray.json":
+        pytest.skip("refuse_existing reads it by itself")
+    READERS[name].seeds(tmp_path)
+    path = tmp_path / READERS[name].file
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        path.unlink(missing_ok=True)
+        make(path)
+        with suppress(EsmerayError):  # some are taken for files that are not there
+            READERS[name].read(path)
 
 
 def test_the_fuzz_notices_tracebacks_crashes_and_memory(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,8 @@ class FakeWandbServer(ThreadingHTTPServer):
         self.history: list[dict[str, Any]] = []
         """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
         self.known_run: dict[str, Any] | None = None
+        self.artifacts_stall = False
+        """Never answer a request for an artifact."""
 
     @property
     def url(self) -> str:
@@ -86,8 +89,16 @@ class _Handler(BaseHTTPRequestHandler):
         project = {"id": "cA==", "name": variables.get("project"), "entity": {"id": "ZQ==", "name": "tester"}}
         if operation == "RunResumeStatus":
             return {"model": {**project, "bucket": self._bucket()}}
+        if operation == "Viewer":
+            user = {"id": "dXNlcg==", "username": "tester", "entity": "tester", "flags": "{}"}
+            return {"viewer": {**user, "teams": {"edges": []}}}
+        if operation == "ArtifactType":
+            return {"project": None}
+        if operation == "CreateArtifact" and self.server.artifacts_stall:
+            time.sleep(600)
         if operation == "UpsertBucket":
-            self.server.known_run = self.server.known_run or {}
+            sent = {name: variables[name] for name in ("tags", "notes") if variables.get(name)}
+            self.server.known_run = {**(self.server.known_run or {}), **sent}
             bucket = {"id": "cg==", "name": variables["name"], "displayName": "n", "project": project}
             return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": 0}, "inserted": True}}
         if operation == "CreateRunFiles":
@@ -103,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         counts = {"historyLineCount": len(rows), "eventsLineCount": 0, "logLineCount": 0}
         tails = {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]), "eventsTail": "[]"}
         described = {"config": "{}", "wandbConfig": '{"t": 1}', "summaryMetrics": json.dumps(summary)}
-        return {"id": "cg==", "name": "r", **counts, **tails, **described}
+        return {"id": "cg==", "name": "r", **counts, **tails, **described, **self.server.known_run}
 
     def log_message(self, *arguments: Any) -> None:
         """Quiet."""

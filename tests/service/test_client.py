@@ -8,10 +8,12 @@ import socket
 import threading
 from typing import Any
 
+import certifi
 import numpy as np
 import pytest
 
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ForkedError, ResourceError
+from esmeray.dataset.tokens.model_folder import model_folder
 from esmeray.service import client as module
 from esmeray.service.client import Client
 from tests.model.support import random_sequences
@@ -72,6 +74,46 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
     for wrong in ({"address": None}, {"key": 5}, {"concurrency": 0}, {"retries": -1}, {"timeout_s": 0}):
         with pytest.raises(ConfigError):
             Client(**wrong)
+
+
+BROKEN = {
+    "a SOCKS proxy without its package": ("ALL_PROXY", "socks5://user:secret@127.0.0.1:9", "socksio"),
+    "brackets": ("no_proxy", "[::1],localhost", "have no \\[\\]"),
+    "an unknown kind of proxy": ("https_proxy", "gopher://user:secret@127.0.0.1", "Unknown scheme"),
+    "no certificates": ("SSL_CERT_FILE", "/nonexistent.pem", "No such file"),
+}
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_what_the_environment_says_of_proxies_is_no_matter_for_this_machine_and_elsewhere_named(
+    address: str, no_proxies: None, monkeypatch: pytest.MonkeyPatch, fault: str
+):
+    name, value, words = BROKEN[fault]
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing answers
+    monkeypatch.setenv(name, value)
+    with Client(address, retries=0) as client:
+        assert client.models()
+    with pytest.raises(ConfigError, match=f"{name}: can't be used .*{words}") as refusal:
+        Client("http://service.example:8000")
+    assert "secret" not in str(refusal.value)
+    with pytest.raises(ConfigError, match=name):  # the hub is elsewhere, too
+        model_folder("esmeray-tests/not-there", ["config.json"], "source")
+
+
+def test_a_service_on_this_machine_may_have_a_certificate_of_an_authority_of_its_own(
+    no_proxies: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+        Client("https://127.0.0.1:8000")
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    Client("https://127.0.0.1:8000").close()
 
 
 def test_the_client_works_where_an_event_loop_runs(address: str):

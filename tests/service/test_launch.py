@@ -11,7 +11,7 @@ from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.inference.index.build import build_index
 from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
-from esmeray.service import launch
+from esmeray.service import launch, running
 from esmeray.service.replicas.computer import Computer
 from esmeray.service.section import ServedModel, ServiceSettings
 from tests.embeddings import make_embeddings, random_vectors
@@ -59,6 +59,7 @@ def test_a_proxy_that_is_slow_to_come_up_is_waited_for_with_a_line(monkeypatch, 
 
     states = [{"a": "STARTING"}, {"a": "HEALTHY", "b": "STARTING"}, {"a": "HEALTHY", "b": "HEALTHY"}]
     serve = SimpleNamespace(start=start, status=lambda: SimpleNamespace(proxies=states.pop(0)))
-    monkeypatch.setattr(launch.time, "sleep", lambda _: None)
-    launch._start_proxies(serve, {}, print)
+    monkeypatch.setattr(running, "serve", serve)
+    monkeypatch.setattr(running.time, "sleep", lambda _: None)
+    running.start_proxies({}, print)
     assert capsys.readouterr().out.count("\n") == 1 and not states

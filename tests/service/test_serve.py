@@ -99,10 +99,13 @@ class Served:
             late = [client.post("/v1/encode", json=ASKED) for _ in range(20)]
             assert {answer.status_code for answer in late} == {503} and not slow.done()
             assert all("retry-after" in answer.headers and "is ending" in answer.text for answer in late)
+            assert {answer.headers["connection"] for answer in late} == {"close"}
             assert client.get("/health").status_code == 200
             (self.folder / "go").touch()
             assert slow.result().status_code == 200
         assert self.process.wait(60) == 128 + signal.SIGTERM
+        errors = (self.folder / "stderr").read_text()
+        assert "Traceback" not in errors and "LongPollClient" not in errors, errors
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +116,7 @@ def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made = {name: new_key(name) for name in ("mine", "large")}
     (folder / "keys.yaml").write_text(yaml.safe_dump([key.model_dump() for _, key in made.values()]))
     serve = {
-        "models": [{"name": "esm", "source": str(folder / "esm"), **PRECISION}],
+        "models": [{"name": "esm", "source": str(folder / "esm"), "cpus": 0.5, **PRECISION}],
         "indexes": [{"name": "proteins", "source": str(save_index(folder / "proteins", folder / "esm"))}],
         "port": free_port(),
         "ingress_replicas": 2,
@@ -124,7 +127,10 @@ def served(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     file.write_text(yaml.safe_dump({"serve": serve, "ray": {"address": ray_address}}))
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{folder}"}
     command = [sys.executable, str(REPOSITORY / "serve_ray.py"), "--config", str(file)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=folder)
+    with (folder / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder
+        )
     served = Served(folder, process, serve, {name: text for name, (text, _) in made.items()})
     output: Any = process.stdout
     try:
@@ -258,6 +264,7 @@ def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_reque
         settings["serve"]["limits"] = {"sequences": 3}
         file.write_text(yaml.safe_dump(settings))
         served.process.send_signal(signal.SIGHUP)
+        assert await asyncio.to_thread(output.readline) == "reloading: all replicas are replaced\n"
         updated = await asyncio.to_thread(lambda: next((line for line in output if "updated" in line), ""))
         assert "updated, but indexes: proteins: its vectors are of" in updated
 

@@ -357,7 +357,7 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
 
 def hit_rate(config: Config) -> float:
     samples = read_metrics(run_folder(config).monitoring / "worker-00000.jsonl")
-    return samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"]
+    return samples[-1]["metrics"]["data/worker/0/feature_cache_hit_rate"]
 
 
 def test_two_workers_with_shares_of_unequal_size_give_the_metrics_of_one(table, tmp_path, process_group, worker_group):

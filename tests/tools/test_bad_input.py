@@ -119,7 +119,7 @@ SOURCES = {
         lambda path: path.mkdir(),
         "the folder holds no FASTA file",
     ),
-    "a pipe": (os.mkfifo, "can't be read twice"),
+    "a pipe": (os.mkfifo, "a named pipe, a socket or a device, not a file"),
     **{kind: (lambda path: path.write_bytes(FIRST), f"not a {kind} file in spite of its name") for kind in COMPRESSED},
 }
 

@@ -17,6 +17,7 @@ Examples:
 
 from pathlib import Path
 
+from esmeray.common.errors import expanded
 from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.models.source import config_of, label_space_of
@@ -98,7 +99,7 @@ def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
     if evaluate.input is not None:
         stem = Path(evaluate.input).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
-    folder = model.expanduser().absolute()
+    folder = expanded(model).absolute()
     # The model may be a run, or the export in it.
     run = next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name

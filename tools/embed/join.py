@@ -10,15 +10,14 @@ Examples:
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.text import counted
+from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.embeddings import joining
-from esmeray.dataset.embeddings.formats.registry import TableFormat
+from esmeray.dataset.embeddings.formats.registry import TABLE_FORMATS
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
@@ -42,8 +41,9 @@ def main(join: JoinSection, made: Made) -> None:
     folders, output = join.folders, join.output
     made.refuse_existing(output)
     # A literal in the schema would be a second list of the formats that there are.
-    if join.format not in (None, *get_args(TableFormat)):
-        raise ConfigError(f"--join.format {join.format}: expected one of {', '.join(get_args(TableFormat))}")
+    if join.format not in (None, *TABLE_FORMATS):
+        hint = did_you_mean(str(join.format), TABLE_FORMATS)
+        raise ConfigError(f"--join.format {join.format}: expected one of {', '.join(TABLE_FORMATS)}{hint}")
     names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")

@@ -10,12 +10,10 @@ Examples:
   esmeray embed plan --plan.model esm2_t6_8M --plan.gpu laptop --plan.devices 1 --plan.assume.tokens_per_s 25000
 """
 
-from pathlib import Path
-
 from rich.table import Table
 
 from esmeray.common.command_line import result_console
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, expanded
 from esmeray.common.text import did_you_mean, duration
 from esmeray.inference.embedding.forecast import Cost, EmbeddingPlanSection, Forecast, forecast, tokens_per_s
 from esmeray.model.section import BackboneSection
@@ -26,7 +24,7 @@ _UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
 @command("embed plan", __doc__, made_by="embed plan")
 def main(plan: EmbeddingPlanSection, made: Made) -> None:
-    output = Path(plan.json_output).expanduser() if plan.json_output else None
+    output = expanded(plan.json_output) if plan.json_output else None
     made.refuse_file(output)
     cost = cost_of(plan.model)
     rate = tokens_per_s(plan, cost, 0.0 if plan.assume.tokens_per_s else _peak_tflops(plan))

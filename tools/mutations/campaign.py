@@ -16,7 +16,6 @@ Examples:
 from functools import cache
 
 from esmeray.inference.mutations.section import MutationCampaignSection
-from esmeray.inference.mutations.table import read_mutants
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
 from esmeray.tools.mutations.score import MaybeMaskedModel
@@ -24,6 +23,8 @@ from esmeray.tools.mutations.score import MaybeMaskedModel
 
 @command("mutations campaign", __doc__, made_by="simulate_campaign")
 def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel = None) -> None:
+    from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
+
     made.refuse_existing(campaign.output)
     with unfinished(campaign.output, f"mutations campaign of {model}") as folder:
         table = read_mutants(campaign, folder, "campaign", campaign.numbers("campaign"))

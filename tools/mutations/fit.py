@@ -17,7 +17,6 @@ Examples:
 
 from esmeray.common.publishing import refuse_existing
 from esmeray.inference.mutations.section import MutationFitSection
-from esmeray.inference.mutations.table import read_mutants
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Overwrite, command
@@ -26,6 +25,8 @@ from esmeray.tools.mutations.score import MaybeMaskedModel
 
 @command("mutations fit", __doc__)
 def main(fit: MutationFitSection, model: MaybeMaskedModel = None, overwrite: Overwrite = False) -> None:
+    from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
+
     refuse_existing(fit.output, MADE_BY, overwrite)
     with unfinished(fit.output, f"mutations fit of {model}") as folder:
         table = read_mutants(fit, folder, "fit", fit.numbers("fit"), groups=fit.groups)

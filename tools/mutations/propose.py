@@ -19,7 +19,6 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationProposeSection
-from esmeray.inference.mutations.table import write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
 
@@ -28,6 +27,8 @@ OfFittedModel = Annotated[Path, Field(description="A folder that esmeray mutatio
 
 @command("mutations propose", __doc__, made_by="propose_mutations")
 def main(model: OfFittedModel, propose: MutationProposeSection, made: Made) -> None:
+    from esmeray.inference.mutations.table import write_scores  # here: it loads pandas
+
     made.refuse_file(propose.output)
     with unfinished(propose.output, f"mutations propose by {model}") as folder:
         from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch

@@ -14,7 +14,6 @@ import numpy as np
 
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScanSection
-from esmeray.inference.mutations.table import PROTEIN_COLUMN, read_proteins, write_scores
 from esmeray.inference.mutations.variants import Variant
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
@@ -23,6 +22,8 @@ from esmeray.tools.mutations.score import OfMaskedModel, job_of
 
 @command("mutations scan", __doc__, made_by="scan_mutations")
 def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
+    from esmeray.inference.mutations.table import PROTEIN_COLUMN, read_proteins, write_scores  # here: it loads pandas
+
     made.refuse_existing(scan.output)
     sources = [str(model), *scan.more_models]
     with unfinished(scan.output, job_of("scan", sources, scan)) as folder:

@@ -25,7 +25,6 @@ from pydantic import Field
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
 from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
-from esmeray.inference.mutations.table import by_row, read_mutants, write_scores
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
@@ -50,6 +49,8 @@ MaybeMaskedModel = Annotated[
 
 @command("mutations score", __doc__, made_by="score_mutations")
 def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
+    from esmeray.inference.mutations.table import by_row, read_mutants, write_scores  # here: it loads pandas
+
     # The ending is the format: nothing else says which is meant.
     if not score.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from esmeray.cluster.collective import join_alone
 from esmeray.common.errors import ResourceError
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.dataset.targets import IGNORED_TARGET
@@ -94,7 +95,7 @@ def single_process_group(device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current one
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    join_alone("nccl" if device.type == "cuda" else "gloo")
     try:
         yield
     finally:

@@ -18,9 +18,6 @@ from rich.text import Text
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
-from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
-from esmeray.monitoring.gpu_log.plot import draw_log
-from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
 from esmeray.tools.grammar import Made, command
 from esmeray.train_config.section import Section
 
@@ -38,6 +35,11 @@ class LogProfileSection(Section):
 def main(
     log: Annotated[Path, Field(description="CSV file that nvidia-smi wrote.")], profile: LogProfileSection, made: Made
 ) -> None:
+    # Here: they load pandas and Matplotlib, which a mistake in the command does not need.
+    from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
+    from esmeray.monitoring.gpu_log.plot import draw_log
+    from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
+
     output = Path(profile.output or log.with_suffix(".png"))
     json_output = Path(profile.json_output) if profile.json_output else None
     for path in filter(None, (output, json_output)):

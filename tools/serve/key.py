@@ -13,14 +13,16 @@ import yaml
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import write_atomically, writing
-from esmeray.service.http.access import new_key, read_keys
-from esmeray.service.http.app import scopes
 from esmeray.service.section import KeySection
 from esmeray.tools.grammar import command
 
 
 @command("serve key", __doc__)
 def main(key: KeySection) -> None:
+    # Here: they load FastAPI and all routes, which a mistake in the command does not need.
+    from esmeray.service.http.access import new_key, read_keys
+    from esmeray.service.http.app import scopes
+
     if not {*key.endpoints} <= {"*", *scopes()}:
         raise ConfigError(f"--key.endpoints: endpoints are {', '.join(scopes())}, or '*' for all")
     keys = read_keys(key.file) if key.file.exists() else []

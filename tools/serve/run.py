@@ -4,9 +4,9 @@ Models are trained runs and their exports, and folders or hub names of transform
 the endpoints at /docs; OpenAI's Python client and clients of text-embeddings-inference work unchanged. Without API
 keys the service listens on 127.0.0.1 alone; 'esmeray serve key' makes keys.
 
-Runs on the Ray cluster at hand, or starts one. SIGHUP reads settings and weights again and replaces the replicas of
-what has changed while requests are answered; a model with one replica needs room for a second one meanwhile. Ctrl-C
-lets what is being answered end.
+Runs on the Ray cluster at hand, or starts one. SIGHUP reads settings and weights again and replaces all replicas
+while requests are answered; a model with one replica needs room for a second one meanwhile. Ctrl-C lets requests that
+are being answered end; a second one ends the service at once.
 
 Examples:
   esmeray serve run --serve.models runs/locations facebook/esm2_t6_8M_UR50D

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from esmeray.common.command_line import next_command, say
@@ -13,7 +12,7 @@ from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tasks.registry import task_named
+from esmeray.tasks.registry import part_named, task_named
 from esmeray.train_config.section import Overrides
 from esmeray.training.config import Config, load_config
 
@@ -53,14 +52,14 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     task = task_named(config.model.task)
     # A task's own preparation, such as vectors of proteins, which training takes from the disk.
     if task.before is not None:
-        section = resolve_name(task.before)(config.run, config.data, getattr(config.model, config.model.task))
+        section = part_named(task.before)(config.run, config.data, getattr(config.model, config.model.task))
         config = config.model_copy(update={"model": config.model.model_copy(update={config.model.task: section})})
     code = train(config, beside)
     if code == 0:
         # Before the task's work, since it uploads what is newer than itself.
         mirror = RunMirror(run)
         if task.after is not None:
-            resolve_name(task.after)(config.run, config.data, getattr(config.model, config.model.task))
+            part_named(task.after)(config.run, config.data, getattr(config.model, config.model.task))
         mirror.save_files()
         say("\n".join(_next_commands(task.next, run, config.data.source)))
     return code, run

@@ -7,10 +7,9 @@ Example:
 """
 
 import os
-from pathlib import Path
 from typing import Literal
 
-from esmeray.common.errors import CheckpointError, ConfigError
+from esmeray.common.errors import CheckpointError, ConfigError, expanded
 from esmeray.common.publishing import refuse_existing
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
@@ -37,7 +36,7 @@ def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> Non
         raise ConfigError(f"{source.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
     # Refused before DeepSpeed is loaded: the name, then the place.
     folder = _chosen(CheckpointStore(source.checkpoints), export.checkpoint)
-    output = Path(export.output or source.path / f"export-{folder.path.name}").expanduser()
+    output = expanded(export.output or source.path / f"export-{folder.path.name}")
     refuse_existing(output, MADE_BY, overwrite)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
     from esmeray.training.checkpoints.consolidation import FP32, full_precision_state

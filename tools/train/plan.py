@@ -2,8 +2,8 @@
 
 Nothing is trained, no GPU is needed. Values follow from formulas (training/launch/scale.py has their sources) and from
 what is assumed below; docs/gpu.md holds them to published runs. Set what you have measured: --plan.assume.mfu to a
-run's perf/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear scaling is that of one node with
-equal tokens on each GPU, or of one GPU where one node is all.
+run's throughput/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear scaling is that of one node
+with equal tokens on each GPU, or of one GPU where one node is all.
 
 Examples:
   esmeray train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.interconnect ib400
@@ -12,10 +12,9 @@ Examples:
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError
+from esmeray.common.errors import ConfigError, ResourceError, expanded
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
@@ -33,7 +32,7 @@ def main(plan: PlanSection, made: Made) -> None:
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
-    output = Path(plan.json_output).expanduser() if plan.json_output else None
+    output = expanded(plan.json_output) if plan.json_output else None
     made.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))

@@ -1,5 +1,6 @@
 """Checks before anything of a run is written: refuse, resume, or finished already."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,6 +41,8 @@ class Resumption:
         Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
         """
         run, resume = self.run, self.config.run.resume
+        # The manifest of the first checkpoint could not be written: UnicodeEncodeError for a path that is not UTF-8.
+        json.dumps(self.config.model_dump(mode="json"), ensure_ascii=False).encode()
         if not run.config.exists():
             if resume == "must":
                 raise CheckpointError(

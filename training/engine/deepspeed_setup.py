@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from esmeray.common.compiled_code import cache_folder, processor
+from esmeray.common.compiled_code import processor
+from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import exclusive
 
 _VARIABLE = "TORCH_EXTENSIONS_DIR"

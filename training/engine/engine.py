@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esmeray.common.compiled_code import cache_folder
 from esmeray.common.errors import CheckpointError, ConfigError, ResourceError
+from esmeray.common.own_folders import cache_folder
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.optimization import use_fp8

@@ -13,18 +13,17 @@ machine finds none there. What belongs to no living process is removed when a wo
 
 import hashlib
 import logging
-import os
 import shutil
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.common.publishing import take_lock
+from esmeray.common.publishing import Lock, take_lock
 from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder, CheckpointStore, Manifest
 from esmeray.run_folder.job import LOCK_FILE
 from esmeray.training.checkpoints.writer import CheckpointWriter
@@ -66,7 +65,7 @@ class MemoryState:
         sweep([folder / f"rank-{rank:05d}" for rank, (of_host, *_) in enumerate(workers) if of_host == host])
         # A store of its own: no worker waits for another's part of a copy.
         self._store = CheckpointStore(folder / f"rank-{context.rank:05d}")
-        self._lock: int | None = take_lock(self._store.root / LOCK_FILE, shared=True)
+        self._lock: Lock | None = take_lock(self._store.root / LOCK_FILE, shared=True)
         self._store.sweep()
         kept = section.model_copy(update={"keep_last": COPIES, "keep_best": 0})
         self._writer = CheckpointWriter(self._store, context.rank, [context.rank], kept)
@@ -103,7 +102,7 @@ class MemoryState:
             shutil.rmtree(self._store.root, ignore_errors=True)
             with suppress(OSError):  # another worker's are there
                 self._store.root.parent.rmdir()
-        os.close(self._lock)
+        self._lock.close()
         self._lock = None
 
     def _as_rank_0(self, name: str) -> str:
@@ -119,7 +118,7 @@ def sweep(living: Iterable[Path] = ()) -> None:
     for lock in chain(*locks):
         if lock.parent not in living:
             # Where it is held, or another user's, it stays.
-            with suppress(OSError), os.fdopen(take_lock(lock, 0)):
+            with suppress(OSError, ConfigError), closing(take_lock(lock, 0)):
                 shutil.rmtree(lock.parent)
                 lock.parent.parent.rmdir()
 

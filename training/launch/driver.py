@@ -7,21 +7,30 @@ Prepares the data, finds the workers, runs Ray Train and reports. The training i
 import math
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from esmeray.cluster.placement import LOCAL, NodeResources, Workers, find, local_resources, place_workers
+from esmeray.cluster.placement import (
+    LOCAL,
+    NodeResources,
+    Workers,
+    check_interface,
+    find,
+    local_resources,
+    place_workers,
+)
 from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common import processor
 from esmeray.common.command_line import say, warn
-from esmeray.common.errors import DataError, ResourceError
+from esmeray.common.errors import ResourceError
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
@@ -30,12 +39,11 @@ from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.monitoring.watch.progress import ProgressSink
-from esmeray.monitoring.watch.run_watcher import RunWatcher, Sink
-from esmeray.run_folder.checkpoints import CheckpointStore, check_data
+from esmeray.monitoring.watch.run_watcher import CurvesSink, RunWatcher, Sink
+from esmeray.run_folder.checkpoints import CheckpointStore, check_data, saved_steps
 from esmeray.run_folder.job import held, refuse_foreign
-from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
-from esmeray.run_folder.paths import RESERVE_BYTES, RunFolder, no_space
+from esmeray.run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
 from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
@@ -76,12 +84,9 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     try:
         with signals, held(run.path):
             return work(signals)
-    except (KeyboardInterrupt, SystemExit) as error:
-        signum = signals.behind(error)
-        if signum is None:
-            raise
+    except KeyboardInterrupt as error:
         print(f"interrupted before {name} began", file=sys.stderr)
-        return 128 + signum
+        return 128 + (signals.behind(error) or signal.SIGINT)
 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
@@ -107,6 +112,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     size = task.measure(store_path)
     # Its refusals come before Ray, which takes seconds to start.
     if local is not None:
+        check_interface()
         _plan(resumption, local, size)
     with ExitStack() as cluster:
         if local is not None and task.in_process and local.count == 1 and not local.use_gpu:
@@ -115,7 +121,6 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             from esmeray.cluster import connection  # here: it imports Ray, and the work that needs it begins
 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
-            signals.reinstall()  # ray.init has put its own in their place
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
         # The nodes decide, not this machine; a cluster that was started here is this machine.
@@ -144,7 +149,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
                 with connection.asked_for(workers):
                     error = attempts.train(mirror.with_outcome(start))
-        return _conclude(run, error, signals, config.ray.max_failures)
+    # Once a cluster of its own has ended: no worker saves a checkpoint any more.
+    return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def dry_run(config: Config) -> int:
@@ -258,7 +264,7 @@ def _record_start(resumption: Resumption, task: TaskPlan, store_path: Path) -> N
 
 @contextmanager
 def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Iterator[RunMirror]:
-    """Follow a run while the block lasts: at its URI, at the terminal, in W&B; then draw its curves.
+    """Follow a run while the block lasts: at its URI, at the terminal, in its curves, in W&B.
 
     From here on a signal asks the workers to save and end.
     """
@@ -267,7 +273,7 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     mirror.begin()
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
-    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels())]
+    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels()), CurvesSink(run, metric_labels())]
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
     watcher = RunWatcher(run, sinks, warn=warn)
@@ -281,52 +287,43 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
         mirror.close()
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
         wandb.close(signals.remaining_s(math.inf))
-    _draw(run)
     mirror.save_files(run.alerts.name, run.curves.name, "wandb")
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    outcome = run.read_outcome()
-    folder = run.uri or run.path
     # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
-    if outcome is not None and outcome.status == "finished":
+    outcome = run.read_outcome()
+    if outcome is None:
+        outcome = _without_outcome(run, error, signals, max_failures)
+        with suppress(OSError):  # the disk may be full, or gone
+            run.write_outcome(outcome)
+    folder = run.uri or run.path
+    if outcome.status == "finished":
         say(
             f"{outcome.message}\n  model        {folder}/export\n  checkpoints  {folder}/checkpoints\n"
             f"  metrics      {folder}/metrics.jsonl\n  curves       {folder}/curves.png"
         )
         return 0
-    if outcome is not None and outcome.status == "stopped":
+    if outcome.status == "stopped":
         say(outcome.message)
         return signals.exit_code
-    if outcome is not None:
-        print(f"error: {outcome.message}", file=sys.stderr)
-        return outcome.exit_code
+    print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> Outcome:
+    """The outcome of a run whose workers did not live to write it, by what they left on disk."""
+    step, saved = saved_steps(run)
     if error is None and signals.expired:
-        say(
-            "stopped without saving the last steps: the workers did not answer; "
-            f"the same command resumes from {run.checkpoints}"
-        )
-        return signals.exit_code
-    # Whatever reached the driver is a consequence of that.
-    if shutil.disk_usage(run.path).free < RESERVE_BYTES:
-        raise ResourceError(no_space(run.path)) from error
+        return Outcome("stopped", step, f"stopped before the workers had ended, {saved}", 0)
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
     # Better than Ray's reason, which is that a process ended.
-    if stacks := left_stacks(run.logs):
-        raise ResourceError(
-            f"training failed{tried}: workers made no progress, their stacks are in {', '.join(map(str, stacks))}"
-        ) from error
-    raise ResourceError(f"training failed{tried}: {last_line(cause)} (the workers' logs are in {run.logs})") from error
-
-
-def _draw(run: RunFolder) -> None:
-    """Draw the curves; a picture that can't be drawn hides no result."""
-    from esmeray.monitoring.watch.curves import draw_curves  # here: it loads matplotlib
-
-    try:
-        if run.metrics.exists():
-            draw_curves(read_metrics(run.metrics), run.curves, run.path.name, metric_labels())
-    except (OSError, DataError) as error:
-        warn(f"{run.curves}: not drawn ({error})")
+    stacks = ", ".join(map(str, left_stacks(run.logs)))
+    hung = f"workers made no progress, their stacks are in {stacks}"
+    reason = hung if stacks else f"{last_line(cause)} (the workers' logs are in {run.logs})"
+    # Whatever reached the driver is a consequence of a full disk.
+    is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES
+    message = no_space(run.path) if is_full else f"training failed{tried}: {reason}; {saved}"
+    return Outcome("failed", step, message, ResourceError.exit_code)

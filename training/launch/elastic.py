@@ -19,7 +19,7 @@ from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say
 from esmeray.common.errors import ResourceError
 from esmeray.common.text import counted
-from esmeray.run_folder.checkpoints import CheckpointStore
+from esmeray.run_folder.checkpoints import CheckpointStore, saved_steps
 from esmeray.run_folder.paths import Outcome, RunFolder
 
 LOOK_S = 2.0
@@ -64,7 +64,7 @@ class Attempts:
             if outcome is None:
                 if error is None:
                     return None  # the time to save after a signal is over
-                step = self._saved_step()
+                step, _ = saved_steps(self._run)
                 # A run that got further may fail again: only failures without a new checkpoint add up.
                 failures = failures + 1 if step <= saved_step else 1
                 saved_step = step
@@ -91,8 +91,8 @@ class Attempts:
                 said = True
             time.sleep(LOOK_S / 4)
         # No worker is there to write it.
-        step = self._saved_step()
-        self._run.write_outcome(Outcome("stopped", step, f"stopped at step {step}; the same command resumes it", 0))
+        step, saved = saved_steps(self._run)
+        self._run.write_outcome(Outcome("stopped", step, f"stopped, {saved}", 0))
         return 0
 
     def _attempt(self, count: int, start: Callable[[], Any]) -> tuple[Exception | None, str]:
@@ -115,10 +115,6 @@ class Attempts:
                 if not ended.is_set() and need.look(capacity, time.monotonic()):
                     self._run.request_resize()
                     say(f"{need.why}: saving a checkpoint, then the workers start anew")
-
-    def _saved_step(self) -> int:
-        newest = self._checkpoints.newest_intact()
-        return newest.step if newest else 0
 
 
 class Need:

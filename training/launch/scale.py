@@ -30,8 +30,8 @@ class PlanAssumptions(Section):
     """Assumptions about cluster and GPUs; set what you have measured."""
 
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the peak that forward and backward pass reach (perf/mfu of a run). Default: products at 80 % of the
-    peak, attention at 35 %, everything else at 83 % of the memory's speed."""
+    """Share of the peak that forward and backward pass reach (throughput/mfu of a run). Default: products at 80 % of
+    the peak, attention at 35 %, everything else at 83 % of the memory's speed."""
     network: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the links' speed in collectives of many megabytes."""
     overlap: Annotated[float, Field(ge=0, le=1)] = 0.8

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from esmeray.cluster.collective import WorkerContext
+from esmeray.cluster.collective import WorkerContext, join_alone
 from esmeray.cluster.placement import Workers
 from esmeray.common.command_line import logged_to
 from esmeray.run_folder.mirror import RunMirror, place_of
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def train_here(arguments: dict[str, Any]) -> None:
     """Train in a process group of this process alone."""
     if not dist.is_initialized():  # DeepSpeed keeps the groups of the first: it lasts as long as the process
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        join_alone("gloo")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is no other
     # At most OMP_NUM_THREADS: in steps of a small network threads take most of their time to wait for one another.
     _train(arguments | {"cpus": min(arguments["cpus"], torch.get_num_threads())}, WorkerContext())

@@ -1,23 +1,28 @@
 """The formats of embeddings, by name: a new one is a line here, or an entry point of another package."""
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.embeddings.formats.base import Format
 from esmeray.dataset.embeddings.formats.hdf5 import Hdf5
 from esmeray.dataset.embeddings.formats.lance import Lance
 from esmeray.dataset.embeddings.formats.npy import Npy
 from esmeray.dataset.embeddings.formats.parquet import Parquet
 from esmeray.dataset.embeddings.formats.safetensors import Safetensors
-from esmeray.installation import added
+from esmeray.installation import added, expect
+
+
+def _checked(name: str, kind: type[Format]) -> Format:
+    made = kind()
+    expect(made, Format, "it")
+    for attribute, of_type in (("name", str), ("suffix", str), ("holds", frozenset), ("dtypes", tuple), ("read", type)):
+        expect(getattr(made, attribute), of_type, attribute)
+    if made.name != name:
+        # Manifests name the format by it.
+        raise ConfigError(f"name is {made.name!r}")
+    return made
+
 
 FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf5(), Safetensors(), Lance())}
-FORMATS |= {name: kind() for name, kind in added("formats", tuple(FORMATS)).items()}
+FORMATS |= added("formats", tuple(FORMATS), type, _checked)
 
-if TYPE_CHECKING:
-    VectorFormat: TypeAlias = str
-    TableFormat: TypeAlias = str
-else:
-    VectorFormat = Literal[tuple(name for name, kind in FORMATS.items() if "protein" in kind.holds)]
-    """Names of the formats of vectors of proteins, as settings take them."""
-    TableFormat = Literal[tuple(name for name in VectorFormat.__args__ if not FORMATS[name].has_keys)]
-    """Of these, those that need no names of datasets, as joining takes them."""
+TABLE_FORMATS = [name for name, kind in FORMATS.items() if "protein" in kind.holds and not kind.has_keys]
+"""Names of the formats of vectors that need no names of datasets, as joining takes them."""

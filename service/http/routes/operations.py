@@ -9,6 +9,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
 from esmeray.service.http.answers import json_answer
+from esmeray.service.http.models import RETRY_S
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Shared
 
@@ -34,9 +35,12 @@ async def health() -> Response:
 
 @router.get("/ready", name="ready")
 async def ready(service: Shared) -> Response:
-    """Every model is loaded and warmed up."""
+    """Every model is loaded and warmed up, and every index can be searched."""
     if not service.models.about:
         raise RefusalError(503, "models are being loaded", 1)
+    problem = await service.models.unready()
+    if problem:
+        raise RefusalError(503, problem, RETRY_S)
     return json_answer({"status": "ready", "models": list(service.models.about)})
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import dnaio
 import pytest
 
-from esmeray.common import background_thread, publishing
+from esmeray.common import background_thread
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.common.progress import ConversionProgress
+from esmeray.common.publishing import outputs
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
 from esmeray.dataset.store import conversion as store_conversion
@@ -44,6 +45,13 @@ def test_real_proteins_come_back_record_by_record(tmp_path, shared_data):
     assert contents(tmp_path / "store") == expected
     assert manifest.num_records == 10_000
     assert manifest.num_residues == sum(len(sequence) for _, sequence in expected)
+
+
+def test_names_that_are_no_text_are_files_and_stores_as_others(tmp_path, sample):
+    folder = tmp_path / os.fsdecode(b"\xd0\xb9\xff")
+    folder.mkdir()
+    convert([str(write_fasta(folder / "in.fasta", sample))], folder / "store", IngestSection())
+    assert contents(folder / "store") == sample
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
@@ -123,7 +131,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
     target = folder / "store"
     folder.mkdir()
     conversion = partial(convert, [str(source)], target, IngestSection())
-    files = {module.__file__ for module in (publishing, store_conversion, store_writer)}
+    files = {module.__file__ for module in (outputs, store_conversion, store_writer)}
     whole = 0
     for line in count(1, 9):  # which meets the last ten lines, when the store is there already
         killed = partial(interrupted_at, line, conversion, files, partial(signal.raise_signal, signal.SIGKILL))
@@ -133,7 +141,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
         if not process.exitcode:
             break
         assert process.exitcode == -signal.SIGKILL
-        assert len(list(folder.glob(".store.building-*"))) <= 1, "each conversion sweeps what the one before it left"
+        assert len(list(folder.glob(".store.scratch-*"))) <= 1, "each conversion sweeps what the one before it left"
         if target.exists():
             assert contents(target) == [("a", "MKV"), ("b", "MKL")], f"killed at line {line}"
             shutil.rmtree(target)

@@ -54,7 +54,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     assert train_losses(cold) == train_losses(warm)
     assert all((exported_weights(cold)[name] == value).all() for name, value in exported_weights(warm).items())
     samples = read_metrics(run_folder(cold).monitoring / "worker-00000.jsonl")
-    assert 0 < samples[-1]["metrics"]["worker/0/feature_cache_hit_rate"] < 1
+    assert 0 < samples[-1]["metrics"]["data/worker/0/feature_cache_hit_rate"] < 1
 
 
 class InThisProcess(Folder):

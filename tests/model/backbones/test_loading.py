@@ -164,7 +164,7 @@ def test_a_folder_of_an_adapter_or_of_damaged_weights_is_refused(tmp_path):
     save_small_model(tmp_path, "esm")
     path, adapter = tmp_path / "model.safetensors", tmp_path / "adapter_config.json"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(DataError, match="can't be read"):
+    with pytest.raises(DataError, match=r"model\.safetensors: damaged"):
         build(tmp_path)
     _change_config(tmp_path, model_type="bert")
     adapter.write_text('{"base_model_name_or_path": "someone/elses"}')

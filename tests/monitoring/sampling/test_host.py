@@ -7,7 +7,7 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from esmeray.monitoring.sampling import host
+from esmeray.common import processor
 from esmeray.monitoring.sampling.host import HostSampler, Memory, ProcessSampler, memory_of_this_machine
 
 HELD_BYTES = 64 << 20
@@ -44,10 +44,14 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     sampler = HostSampler(clock=lambda: now)
     first = sampler.read()
     assert not [name for name in first if "per_s" in name]
-    assert first["mem/host_used_bytes"] + first["mem/host_available_bytes"] == first["mem/host_total_bytes"]
+    assert first["host/mem_used_bytes"] + first["host/mem_available_bytes"] == first["host/mem_total_bytes"]
     now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the network's counter of sent bytes began anew
     rates = {name: value for name, value in sampler.read().items() if "per_s" in name}
-    assert rates == {"disk/read_bytes_per_s": 250.0, "disk/write_bytes_per_s": 0.0, "net/received_bytes_per_s": 50.0}
+    assert rates == {
+        "host/disk_read_bytes_per_s": 250.0,
+        "host/disk_write_bytes_per_s": 0.0,
+        "host/net_received_bytes_per_s": 50.0,
+    }
 
 
 STAT = f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}"
@@ -73,11 +77,10 @@ LIMITS = {
 def test_limits_of_a_container_count(tmp_path, monkeypatch, limit):
     """Of a machine with 8 GiB, 6 of them available."""
     groups, folders, memory = LIMITS[limit]
-    monkeypatch.setattr(host, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(host, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(processor, "CGROUP", tmp_path / "group")
+    monkeypatch.setattr(processor, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 * GIB, 6 * GIB))
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
+    (tmp_path / "group").write_text(f"{groups}\n")
     for folder, files in folders.items():
         (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -8,10 +8,13 @@ from esmeray.monitoring.sampling.metric_names import METRICS, find
 from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops
 from tests.conftest import REPOSITORY
 
+SECTIONS = ("train", "throughput", "gpu", "host", "data")
+
 
 def test_names_are_unique_valid_in_prometheus_and_found_again():
     assert len({metric.prometheus_name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
+        assert metric.name.partition("/")[0] in SECTIONS
         assert re.fullmatch(r"esmeray_[a-z][a-z0-9_]*", metric.prometheus_name)
         assert find(metric.name.format(gpu=12, worker=12)) == (metric, 12 if "{" in metric.name else None)
     for unknown in ("gpu/util", "gpu/x/util", "gpu/0/util/more", "worker/1", "", "perf/tokens_per_s "):
@@ -20,8 +23,10 @@ def test_names_are_unique_valid_in_prometheus_and_found_again():
 
 def test_the_page_lists_every_metric_as_the_code_does():
     page = (REPOSITORY / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    rows = "".join(f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in METRICS)
-    assert "| metric | unit | meaning |\n|---|---|---|\n" + rows in page
+    for section in SECTIONS:
+        of_section = [metric for metric in METRICS if metric.name.startswith(f"{section}/")]
+        rows = "".join(f"| `{metric.name}` | {metric.unit} | {metric.description} |\n" for metric in of_section)
+        assert "| metric | unit | meaning |\n|---|---|---|\n" + rows in page
 
 
 def test_grafanas_dashboard_asks_for_every_metric_and_no_other_in_panels_side_by_side():

@@ -68,19 +68,24 @@ def test_sample_holds_the_process_and_the_last_noted_step_and_worker_0s_the_run(
     record = only_sample(path)
     values = record["metrics"]
     assert {"kind": "sample", "step": 8, "epoch": 1, "time": 1234.5, "worker": 3}.items() <= record.items()
-    assert values["worker/3/rss_bytes"] > 10 << 20
-    names = ("forward_s", "loader_queue_depth", "feature_cache_hit_rate")
-    assert [values[f"worker/3/{name}"] for name in names] == [1.0, 2, 0.75]
-    assert all(find(name) is not None and name.startswith("worker/") for name in values)
+    assert values["host/worker/3/rss_bytes"] > 10 << 20
+    assert values["throughput/worker/3/forward_s"] == 1.0
+    assert [values[f"data/worker/3/{name}"] for name in ("loader_queue_depth", "feature_cache_hit_rate")] == [2, 0.75]
+    assert all(find(name) is not None and "/worker/3/" in name for name in values)
     assert warnings == []
     path.unlink()
     sampler = make(worker=0, flops_per_token=2e9, peak_tflops=20.0)
     sampler.note(8, 1, STEP)
     sampler.sample()
-    of_run = {"perf/tokens_per_s": 1000.0, "perf/step_s": 4.0, "perf/padding_share": 0.03, "train/loss": 2.5}
-    of_run["perf/mfu"] = pytest.approx(0.1)
+    of_run = {
+        "throughput/tokens_per_s": 1000.0,
+        "throughput/step_s": 4.0,
+        "data/padding_share": 0.03,
+        "train/loss": 2.5,
+    }
+    of_run["throughput/mfu"] = pytest.approx(0.1)
     values = only_sample(path)["metrics"]
-    assert {name: value for name, value in values.items() if not name.startswith("worker/")} == of_run
+    assert {name: value for name, value in values.items() if "/worker/" not in name} == of_run
 
 
 def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
@@ -93,8 +98,7 @@ def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypat
     values = read_metrics(path)[-1]["metrics"]
     gpu_values = {"gpu/0/util": 50.0, "gpu/0/power_w": 300.0, "gpu/1/util": 51.0, "gpu/1/power_w": 300.0}
     assert {name: value for name, value in values.items() if name.startswith("gpu/")} == gpu_values
-    assert values["mem/host_rss_bytes"] == values["worker/3/rss_bytes"]
-    assert values["mem/host_total_bytes"] > values["mem/host_available_bytes"]
+    assert values["host/mem_total_bytes"] > values["host/mem_available_bytes"]
     assert all(find(name) is not None for name in values)
     assert closed == [True]
     assert warnings == []
@@ -105,7 +109,9 @@ def test_memory_is_of_the_workers_gpu_and_its_peak_of_an_epoch_whose_last_one_is
     sampler.note(1, 0, STEP)
     sampler.sample()
     values = only_sample(path)["metrics"]
-    torch_values = {name.removeprefix("worker/3/torch_"): value for name, value in values.items() if "torch" in name}
+    torch_values = {
+        name.removeprefix("gpu/worker/3/torch_"): value for name, value in values.items() if "torch" in name
+    }
     counted = {"allocated_bytes": 600, "reserved_bytes": 800, "peak_bytes": 900, "alloc_retries": 4}
     assert torch_values == {**counted, "fragmentation": pytest.approx(0.25)}
     cuda.peak = 1500  # after the sample, before the epoch ends
@@ -115,7 +121,7 @@ def test_memory_is_of_the_workers_gpu_and_its_peak_of_an_epoch_whose_last_one_is
     sampler.note(3, 1, STEP)
     sampler.new_epoch()
     sampler.sample()
-    peaks = [(record["epoch"], record["metrics"]["worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
+    peaks = [(record["epoch"], record["metrics"]["gpu/worker/3/torch_peak_bytes"]) for record in read_metrics(path)]
     assert peaks == [(0, 900), (0, 1500), (1, 600), (1, 600), (1, 600)]
 
 
@@ -146,9 +152,9 @@ def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monke
     told = [record for record in records if record["kind"] == "event"]
     assert [(event["event"], event["message"]) for event in told] == [("warning", f"worker 3: {warnings[0]}")]
     for record in (record for record in records if record["kind"] == "sample"):
-        assert record["metrics"]["worker/3/step_s"] == 4.0
-        assert "mem/host_used_bytes" in record["metrics"]
-        assert "worker/3/rss_bytes" not in record["metrics"]
+        assert record["metrics"]["throughput/worker/3/step_s"] == 4.0
+        assert "host/mem_used_bytes" in record["metrics"]
+        assert "host/worker/3/rss_bytes" not in record["metrics"]
 
 
 def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings):
@@ -191,19 +197,19 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     for rank in range(2):
         sampler = make(worker=rank, node=rank == 0, interval_s=0.2, prometheus=True)
         sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
-        as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "perf/mfu": float("nan")}
+        as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "throughput/mfu": float("nan")}
         sampler._export(as_if_of_a_gpu)
         workers.append(sampler.start())
     (node,) = [node for node in ray.nodes() if node["Alive"]]
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     expected = {
-        ("worker_forward_s", "0", ""): 0.5,
-        ("worker_forward_s", "1", ""): 1.5,
-        ("perf_tokens_per_s", "0", ""): 1234.0,
+        ("throughput_worker_forward_s", "0", ""): 0.5,
+        ("throughput_worker_forward_s", "1", ""): 1.5,
+        ("throughput_tokens_per_s", "0", ""): 1234.0,
         ("train_loss", "0", ""): 2.25,
         ("gpu_util", "0", "3"): 87.0,
     }
-    present = {("worker_rss_bytes", "1", ""), ("mem_host_used_bytes", "0", ""), ("cpu_percent", "0", "")}
+    present = {("host_worker_rss_bytes", "1", ""), ("host_mem_used_bytes", "0", ""), ("host_cpu_percent", "0", "")}
     deadline = time.monotonic() + SCRAPE_TIMEOUT_S
     found = {}
     while not (expected.keys() | present) <= found.keys() and time.monotonic() < deadline:
@@ -212,7 +218,7 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     for sampler in workers:
         sampler.close()
     assert {key: found.get(key) for key in expected} == expected
-    assert all(found[key] > 0 for key in present - {("cpu_percent", "0", "")})
+    assert all(found[key] > 0 for key in present - {("host_cpu_percent", "0", "")})
     assert not {"not_known", "perf_mfu"} & {name for name, *_ in found}
-    assert ("perf_tokens_per_s", "1", "") not in found  # it is the whole run's
-    assert ("mem_host_used_bytes", "1", "") not in found  # worker 0 looks at the machine
+    assert ("throughput_tokens_per_s", "1", "") not in found  # it is the whole run's
+    assert ("host_mem_used_bytes", "1", "") not in found  # worker 0 looks at the machine

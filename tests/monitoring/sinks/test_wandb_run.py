@@ -10,19 +10,19 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
 from esmeray.monitoring.sampling.metric_names import METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.monitoring.sinks import wandb_run
-from esmeray.monitoring.sinks.wandb_follower import AXES, WandbRows, wandb_values
+from esmeray.monitoring.sinks.wandb_follower import CURVES, WandbRows, wandb_values
 from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
-from esmeray.run_folder.paths import RunFolder, sample_file
+from esmeray.run_folder.paths import Outcome, RunFolder, sample_file
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
@@ -38,6 +38,8 @@ MARK = "ESMERAY_TEST_MARK"
 RUN_ID = "abcd1234"
 RECORDS = [train(step, step) for step in range(1, 101)]
 VALUES = [wandb_values(record) for record in RECORDS]
+SECTIONS = {"train", "validation", "throughput", "data", "gpu", "host", "event", "alert"}
+LABELS = {"tags": ["esm2", "small"], "notes": "with *markup*", "group": "sizes", "job_type": "pretraining"}
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,14 @@ class Run:
         self.folder.wandb_run_id.write_text(RUN_ID)
         self.warnings: list[str] = []
 
+    def finish(self, **metrics: float) -> None:
+        """Write the files of a finished run: curves, export, validation, outcome."""
+        Image.new("RGB", (4, 4)).save(self.folder.curves)
+        self.folder.export.mkdir()
+        (self.folder.export / "model.safetensors").write_bytes(b"weights")
+        append(self.folder.metrics, train(100, 100) | {"kind": "validation", **metrics})
+        self.folder.write_outcome(Outcome("finished", 100, "trained", 0))
+
     def start(self, workers: int = 1) -> WandbFollowers:
         return WandbFollowers(self.section, self.folder, workers, warn=self.warnings.append)
 
@@ -102,48 +112,78 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in history if name in row]
 
 
-def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_figures_of_its_own_and_new_alerts(
+def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metrics_of_its_own_and_new_alerts(
     tmp_path, monkeypatch, mark
 ):
     assert WandbSection().mode == "offline"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     Run(tmp_path / "none", "disabled").start().close()
     assert not [*tmp_path.glob("none/wandb*/")]
-    run = Run(tmp_path / "run", runs="per_worker")
+    run = Run(tmp_path / "run", runs="per_worker", log_model=True, **LABELS)
     for worker in (0, 1):
         append(sample_file(run.folder.monitoring, worker), sample(worker, 200 + worker, gpu__0__util=worker))
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start(workers=2)
     append(run.folder.metrics, *RECORDS[50:])
-    alert = {"kind": "alert", "step": 3, "name": "memory", "state": "raised", "message": "GPU 0 is full"}
+    alert = {
+        "kind": "alert",
+        "step": 3,
+        "name": "memory",
+        "subject": "GPU 0 on a",
+        "state": "raised",
+        "message": "full",
+    }
     append(run.folder.alerts, alert | {"time": time.time() - 3600}, alert | {"time": time.time() + 3600})
+    run.finish(loss=2.5)
     wandb.close()
     assert run.warnings == [] and marked_processes(mark) == [] and not [*tmp_path.glob("tmp*")]
     files = {}
     for file in run.folder.path.glob("wandb/*run-*/*.wandb"):
-        started = next(record.run for record in read_records(file) if record.HasField("run"))
-        files[started.run_id] = file
-        config = {item.key: json.loads(item.value_json) for item in started.config.update}
-        assert (started.run_group, config["wandb"]["mode"]) == ("run", "offline")
+        started = [record.run for record in read_records(file) if record.HasField("run")]
+        files[started[0].run_id] = file
+        config = {item.key: json.loads(item.value_json) for item in started[0].config.update}
+        assert config["wandb"]["mode"] == "offline"
+        last = started[-1]
+        assert {"tags": [*last.tags], "notes": last.notes, "group": last.run_group, "job_type": last.job_type} == LABELS
     assert set(files) == {RUN_ID, f"{RUN_ID}-1"}
     first, second = read_history(files[RUN_ID]), read_history(files[f"{RUN_ID}-1"])
     assert [row for row in first if "train/loss" in row] == VALUES
     assert (series(first, "gpu/0/util"), series(second, "gpu/0/util")) == ([0], [1])
     assert series(first, "alert/memory") == [1, 1] and not series(second, "alert/memory")
-    sent = [r.alert for r in read_records(files[RUN_ID]) if r.WhichOneof("record_type") == "alert"]
-    assert [(a.title, a.text) for a in sent] == [("memory", "GPU 0 is full")], "that of before the start is history"
+    (picture,) = series(first, f"{CURVES}.path")
+    assert (files[RUN_ID].parent / "files" / picture).read_bytes() == run.folder.curves.read_bytes()
+    records = {name: [] for name in ("alert", "artifact", "metric", "exit")}
+    for record in read_records(files[RUN_ID]):
+        kind = record.WhichOneof("record_type")
+        records.get(kind, []).append(getattr(record, kind))
+    sent = [(alert.title, alert.text, alert.level, alert.wait_duration) for alert in records["alert"]]
+    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "that of before the start is history"
+    (model,) = records["artifact"]
+    assert (model.name, model.type, [*model.aliases]) == ("run", "model", ["latest"])
+    assert json.loads(model.metadata) == {"step": 100, "validation/loss": 2.5}
+    (weights,) = model.manifest.contents
+    assert (weights.path, weights.local_path) == ("model.safetensors", str(run.folder.export / "model.safetensors"))
+    axes = {metric.name: metric.step_metric for metric in records["metric"]}
+    assert {axes[name] for name in ("train/loss", "validation/loss", CURVES)} == {"step"}
+    assert {axes[name] for name in ("gpu/0/util", "alert/memory")} == {"elapsed_s"}
+    assert [end.exit_code for end in records["exit"]] == [0]
 
 
 def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
-    run = Run(tmp_path / "run", "online")
+    run = Run(tmp_path / "run", "online", tags=["esm2"], notes="first")
     for steps, samples in ((range(60), range(2)), (range(60, 100), range(2, 4))):
         wandb = run.start()
         append(run.folder.metrics, *(RECORDS[step] for step in steps))
         append(sample_file(run.folder.monitoring, 1), *(sample(1, 30 * n, gpu__0__util=n) for n in samples))
         wandb.close()
         assert run.warnings == []
+        Image.new("RGB", (4, 4)).save(run.folder.curves)  # while the run rests: logged by the second start alone
+        server.known_run["tags"] += ["by hand"]
+        server.known_run["notes"] = "edited"
     assert series(server.values(), "train/loss") == [1.0] * 100
-    assert series(server.values(), "node/a/gpu/0/util") == [0, 1, 2, 3]
+    assert series(server.values(), "gpu/a/0/util") == [0, 1, 2, 3]
+    assert len(series(server.values(), CURVES)) == 1
+    assert server.known_run == {"tags": ["esm2", "by hand", "by hand"], "notes": "edited"}
     assert marked_processes(mark) == []
 
 
@@ -187,17 +227,30 @@ def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis()
     shown = {name for values in made for name in values}
     for metric in METRICS:
         first, second = (metric.name.format(gpu=index, worker=index) for index in (0, 1))
-        if metric.name.startswith("worker/"):
+        section, _, rest = second.partition("/")
+        if rest.startswith("worker/"):
             assert {first, second} <= shown
-        elif not metric.name.startswith(("perf/", "train/")):
-            assert {first, f"node/b/{second}"} <= shown
-    for values in made:
-        axis = "elapsed_s" if "elapsed_s" in values else "step"
-        for name in values:
-            if "/" in name and not name.startswith("position/"):
-                assert any(fnmatch(name, pattern) for pattern in AXES[axis]), name
+        elif section in ("gpu", "host"):
+            assert {first, f"{section}/b/{rest}"} <= shown
+    assert {name.partition("/")[0] for name in shown if "/" in name} <= SECTIONS | {"position"}
+    step = train(1, 0, learning_rate=1e-3, tokens_per_s=9.0, forward_s=0.1, data_wait_s=0.2, padding_share=0.1)
+    by_step = {"train/loss", "train/learning_rate", "throughput/tokens_per_s", "throughput/forward_s"}
+    assert wandb_values(step).keys() == by_step | {"data/data_wait_s", "data/padding_share", "step"}
     assert [values["elapsed_s"] for values in made if "elapsed_s" in values] == [5, 6, 9]
     assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
+
+
+def test_model_whose_upload_stalls_holds_up_the_end_no_longer_than_its_timeout_and_is_named(tmp_path, mark, server):
+    server.artifacts_stall = True
+    run = Run(tmp_path / "run", "online", log_model=True, finish_timeout_s=2.0)
+    append(run.folder.metrics, *RECORDS)
+    wandb = run.start()
+    assert wait_until(lambda: "file_stream" in server.requests, PATIENCE_S), run.warnings
+    run.finish(loss=2.5)
+    wandb.close()
+    run.assert_harmless(mark)
+    assert "(wandb.finish_timeout_s is 2, and the model was to be uploaded)" in run.warnings[0]
+    assert "CreateArtifact" in server.requests
 
 
 def drive(run: Run) -> None:

@@ -79,7 +79,7 @@ def test_memory_near_its_limit_is_reported_once_until_it_is_well_below_and_that_
     alerts = alerts_of(memory(0.5, 0.91, 0.89, 0.92, 0.86, 0.84, 0.91))
     assert states(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
     assert "GPU 1 on a: 72.8 of 80.0 GiB of memory in use (91 %)" in alerts[0]["message"]
-    alert = alerts_of([sample(0, 0, mem__host_total_bytes=100.0 * GIB, mem__host_used_bytes=96.0 * GIB)])[-1]
+    alert = alerts_of([sample(0, 0, host__mem_total_bytes=100.0 * GIB, host__mem_used_bytes=96.0 * GIB)])[-1]
     assert alert["subject"] == "host a" and "96.0 of 100.0 GiB" in alert["message"]
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
+from esmeray.run_folder.checkpoints import MANIFEST, CheckpointStore
 from esmeray.run_folder.job import held
 from esmeray.run_folder.paths import Outcome, RunFolder
 from esmeray.tasks.registry import metric_labels
 from tests.monitoring.samples import append
+from tests.runs import a_manifest
 
 
 @pytest.fixture
@@ -86,11 +88,17 @@ def test_only_a_run_that_finished_or_failed_and_is_not_begun_again_has_ended(run
     assert [*map(has_ended, outcomes)] == [False, False, True, True, True]
 
 
-def test_killed_run_is_crashed_as_soon_as_its_lock_is_free(run):
+def test_killed_run_is_said_to_have_saved_what_is_on_disk_as_soon_as_its_lock_is_free(run):
     append(run.metrics, step(99))
     with held(run.path):
         assert lines(run)[0] == "mine: running"
-    assert lines(run)[0].startswith("mine: crashed")
+    ended = "mine: ended without an outcome (killed?), saved up to step"
+    assert lines(run)[0] == f"{ended} 0 of 99; the same command resumes it"
+    for number in (90, 99):
+        folder = CheckpointStore(run.checkpoints).folder(number).path
+        folder.mkdir(parents=True)
+        (folder / MANIFEST).write_text(a_manifest(number).sealed().model_dump_json())
+        assert lines(run)[0] == f"{ended} {number} of 99; the same command resumes it"
     assert not any("left" in line for line in lines(run))
     run.lock.write_text(f"1 not-{socket.gethostname()}\n")
     assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"

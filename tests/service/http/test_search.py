@@ -1,8 +1,11 @@
 """Neighbours by the service are those of the index itself, for many at once, and are not searched when nobody waits."""
 
 import io
+import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from esmeray.common.errors import DataError
 from esmeray.inference.index.opening import open_index
 from esmeray.service.client import Client
 from esmeray.service.http.answers import ARROW, NPY
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import IndexCall, Models
+from esmeray.service.replicas import index_replica
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.section import ServedIndex
 from tests.model.support import random_sequences
@@ -88,6 +93,48 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
         calls = {"proteins": IndexCall(replica.about, replica.run)}
         problems.append(serving.run(Models(serving.calls, Metrics(), index_calls=calls).mismatch()))
     assert not problems[0] and "indexes: proteins: its vectors are of " in problems[1]
+
+
+def test_a_truncated_index_is_refused_at_once_and_searched_again_when_it_is_whole(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "index"
+    shutil.copytree(serving.index, folder)
+    part = folder / "parts" / "00000.safetensors"
+    served = ServedIndex(name="proteins", source=str(folder)).model_dump()
+    kept: list[str] = []
+    monkeypatch.setattr(
+        index_replica,
+        "first_record",
+        lambda name, version, record="": kept.append(record) or next(filter(None, kept), ""),
+    )
+
+    def searched(client: httpx.Client) -> httpx.Response:
+        return client.post("/v1/search", json={"ids": ["P00001"]})
+
+    def lost_and_found(replica: IndexReplica) -> None:
+        monkeypatch.setattr(serving, "index_calls", {"proteins": IndexCall(replica.about, replica.run)})
+        with serving.client() as client:
+            os.truncate(part, 100)
+            for body in ({"ids": ["P00001"]}, {"sequences": ["MKT"]}):
+                answer = client.post("/v1/search", json=body)
+                assert f"proteins: {part}: " in problem(answer, 503) and answer.headers["retry-after"] == "2"
+            assert f"indexes: proteins: {part}: " in problem(client.get("/ready"), 503)
+            assert client.post("/v1/encode", json={"sequences": ["MKT"]}).status_code == 200
+            shutil.copyfile(serving.index / "parts" / part.name, part)
+            eventually(lambda: searched(client).status_code == 200)
+            assert found(searched(client)) == wanted and client.get("/ready").status_code == 200
+
+    with serving.client() as client:
+        wanted = found(searched(client))
+    lost_and_found(IndexReplica(served, "esm", "1"))
+    os.truncate(part, 0)
+    # Serve starts it after a crash; a first one, at the start or at SIGHUP, refuses.
+    lost_and_found(IndexReplica(served, "esm", "1"))
+    os.truncate(part, 0)
+    kept.clear()
+    with pytest.raises(DataError, match=r"00000\.safetensors: damaged"):
+        IndexReplica(served, "esm", "2")
 
 
 def test_a_request_that_took_too_long_is_not_searched_for(

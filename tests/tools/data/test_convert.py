@@ -62,7 +62,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path):
     options = ["--data.source", tmp_path / "in.fasta", "--convert.store", tmp_path / "out" / "store"]
     command = [sys.executable, "-c", WAITING, "data", "convert", *options]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "written\n" and list(tmp_path.glob("out/.store.building-*/data.mdb"))
+    assert process.stdout.readline() == "written\n" and list(tmp_path.glob("out/.store.scratch-*/store/data.mdb"))
     process.send_signal(signal.SIGTERM)
     assert process.communicate()[1] == "" and process.returncode == 143
     assert list((tmp_path / "out").iterdir()) == []

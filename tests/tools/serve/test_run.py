@@ -4,7 +4,7 @@ import yaml
 from ray.serve.schema import ApplicationStatusOverview
 
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.service.launch import _deployment_error
+from esmeray.service.running import deployment_error
 from esmeray.service.section import ServiceSettings
 from tests.conftest import REPOSITORY
 
@@ -48,5 +48,5 @@ def test_a_replica_that_can_not_start_is_named_in_one_line():
         ("Something else", ConfigError, "models: can't be served"),
     ]:
         status = ApplicationStatusOverview(message=MESSAGE.format(error=error), **details)  # type: ignore[arg-type]
-        found = _deployment_error(status)
+        found = deployment_error(status)
         assert type(found) is kind and words in str(found) and "\n" not in str(found)

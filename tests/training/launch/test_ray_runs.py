@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ def allow(config: Config, steps: int, process: subprocess.Popen) -> None:
 
 
 class Interrupted(NamedTuple):
-    """A run on a local cluster that Ctrl-C ended, the processes that it had, and its end."""
+    """A run on a local cluster that a signal ended, the processes that it had, and its end."""
 
     config: Config
     home: Path
@@ -99,7 +100,7 @@ class Interrupted(NamedTuple):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> Interrupted:
-    """A run after its fourth step. Ctrl-C goes to the terminal's whole process group."""
+    """A run after its fourth step. Slurm signals all processes of a job, those of Ray among them."""
     ray = {"num_workers": (1, 2), "minimum_stay_s": 0}
     config = tiny_config(tmp_path_factory.mktemp("followed"), **merged(FEW_STEPS, {"ray": ray}))
     run, home = run_folder(config), tmp_path_factory.mktemp("home")
@@ -117,7 +118,9 @@ def interrupted(tmp_path_factory) -> Interrupted:
     (head,) = [member for member in family if "gcs_server" in member.name()]
     authentication = head.environ()["RAY_AUTH_MODE"]
     begun = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
+    for member in [driver, *driver.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGTERM)
     output = finish(process)
     seconds = time.monotonic() - begun
     (saved,) = CheckpointStore(run.checkpoints).complete()
@@ -147,10 +150,10 @@ def followed(interrupted) -> tuple[Config, str]:
     return config, output
 
 
-def test_ctrl_c_on_a_local_cluster_which_no_one_else_can_use_saves_ends_within_30_s_and_leaves_no_process(interrupted):
-    """The cluster has a token that it leaves nowhere."""
+def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_leaves_none_of_them(interrupted):
+    """No one else can use the cluster: it has a token that it leaves nowhere."""
     assert interrupted.seconds < 30
-    assert interrupted.exit_code == 128 + signal.SIGINT, interrupted.output
+    assert interrupted.exit_code == 128 + signal.SIGTERM, interrupted.output
     for line in "stopping, saving a checkpoint", "ray get-auth-token --generate":
         assert interrupted.output.count(line) == 1
     assert len(interrupted.sockets) > 5 and {address for address, _ in interrupted.sockets} == {"127.0.0.1"}

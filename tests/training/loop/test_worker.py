@@ -295,7 +295,7 @@ def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_s
         assert 0 <= record["padding_share"] < 1
     *_, last = (json.loads(line) for line in (run.monitoring / "worker-00000.jsonl").read_text().splitlines())
     assert (last["kind"], last["step"]) == ("sample", 4)
-    assert last["metrics"]["worker/0/step_s"] == record["step_s"]
+    assert last["metrics"]["throughput/worker/0/step_s"] == record["step_s"]
     assert record["checkpoint_s"] == 0  # the one after the last step is in no record
 
 

@@ -1,0 +1,51 @@
+"""Folders of this user's own: for what is kept between commands, and for what no other user may see or plant.
+
+A container's user may have no entry in passwd, no HOME, or a home that can't be written: nothing here fails for that.
+"""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import writing
+
+
+def cache_folder(name: str) -> Path:
+    """Folder ``esmeray/NAME`` in the user's cache folder, or, if that can't be written, in the temporary folder.
+
+    Raises ResourceError if neither can be used.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
+    with suppress(OSError):
+        # 0700: code from it is executed, and whoever else could write there would have his code executed.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        folder = own_folder(tempfile.gettempdir()) / name
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+    return folder
+
+
+def own_folder(parent: str | Path) -> Path:
+    """Folder of this user alone in another one, which may be everybody's.
+
+    Raises ResourceError if it is a link, or another user owns it or may enter it.
+    """
+    folder = Path(parent).absolute() / f"esmeray-{os.geteuid()}"
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(folder, "remove it, or name another folder by TMPDIR, and for Ray by RAY_TMPDIR")
+    return folder
+
+
+def check_private(path: Path, remedy: str) -> None:
+    """Refuse a folder or file that another user could have made or changed, or can read."""
+    if not is_private(path):
+        raise ResourceError(f"{path}: is a link, or another user owns it or has access to it; {remedy}")
+
+
+def is_private(path: Path) -> bool:
+    facts = path.lstat()  # a link's own mode is 0777
+    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o077

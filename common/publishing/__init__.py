@@ -1,0 +1,67 @@
+"""Outputs that appear complete or not at all, their manifests and their locks."""
+
+from esmeray.common.publishing.locks import Lock, refuse_other_user, take_lock
+from esmeray.common.publishing.manifest import (
+    MADE_FILE,
+    PARTS,
+    check_names,
+    file_xxh128,
+    inner_name,
+    list_files,
+    listed_names,
+)
+from esmeray.common.publishing.outputs import (
+    PARTIAL,
+    RECORD_FILE,
+    discard,
+    exclusive,
+    grown_folder,
+    made_file,
+    made_folder,
+    published,
+    recover,
+    refuse_existing,
+    refuse_file,
+)
+from esmeray.common.publishing.writing import (
+    atomic_file,
+    disk_full,
+    is_disk_full,
+    link,
+    resolved,
+    sync,
+    write_atomically,
+    writing,
+)
+
+__all__ = [
+    "Lock",
+    "MADE_FILE",
+    "PARTIAL",
+    "PARTS",
+    "RECORD_FILE",
+    "atomic_file",
+    "check_names",
+    "discard",
+    "disk_full",
+    "exclusive",
+    "file_xxh128",
+    "grown_folder",
+    "inner_name",
+    "is_disk_full",
+    "link",
+    "list_files",
+    "listed_names",
+    "made_file",
+    "made_folder",
+    "published",
+    "recover",
+    "refuse_existing",
+    "refuse_file",
+    "refuse_other_user",
+    "resolved",
+    "sync",
+    "take_lock",
+    "write_atomically",
+    "writing",
+]

@@ -1,0 +1,134 @@
+"""Locks by files, which processes of a machine, or of a shared file system, hold one at a time.
+
+A lock is flock's, which the system releases when its process ends. A file system without flock gets a file that names
+host and process instead. What another user prepared is never opened: it could lead to a file of this user's.
+"""
+
+import errno
+import fcntl
+import logging
+import math
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from esmeray.common.errors import ConfigError, ResourceError
+
+log = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Answers of a file system without flock, such as Lustre mounted without ``-o flock``."""
+
+
+def lock_path_of(target: Path) -> Path:
+    """Path of the lock of a target. Raises ConfigError if something else has this name."""
+    path = target.with_name(f".{target.name}.lock")
+    # Most often it is not there, and its holder may end at any time. Earlier versions wrote a process into it.
+    with suppress(OSError):
+        if path.is_file() and not (path.read_text(errors="replace") or "0").isdigit():
+            raise ConfigError(f"{path}: is no lock of Esmeray's; move it away, or choose another name")
+    return path
+
+
+class Lock:
+    """A lock that is held until it is closed."""
+
+    def __init__(self, descriptor: int, release: Callable[[], None] = lambda: None) -> None:
+        self._descriptor = descriptor
+        self._release = release
+
+    def write(self, text: str) -> None:
+        """Replace the text of the lock's file."""
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, text.encode())
+
+    def close(self) -> None:
+        self._release()
+        os.close(self._descriptor)
+
+
+def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> Lock:
+    """Lock a file, which is made with its folder.
+
+    ``shared``: beside others that share it. The last holder may remove the file while it holds it. Raises
+    BlockingIOError where another process holds it longer, ConfigError if the file is a link or another user's.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = _open_lock(path)
+        except FileNotFoundError:  # its folder was removed since
+            continue
+        try:
+            # LOCK_NB and a sleep: a wait within flock has no time-out.
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            # The last holder may have removed the file: a lock on it would keep nobody from a new one.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return Lock(descriptor)
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                os.close(descriptor)
+                raise
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise
+            return _lock_without_flock(path, descriptor, patience_s, shared)
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Open or make the file of a lock. Another user could have made it a link to a file of this user's."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(FileExistsError):
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise ConfigError(f"{path}: is a link or no regular file, so it is no lock of Esmeray's; remove it")
+    refuse_other_user(path, status)
+    return os.open(path, flags)
+
+
+def refuse_other_user(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigError if a file or folder to continue with belongs to another user."""
+    if status.st_uid == os.geteuid():
+        return
+    # A file system may map users, as NFS does root: there what this process makes has the same owner.
+    with tempfile.TemporaryFile(dir=path.parent) as probe:
+        owner = os.fstat(probe.fileno()).st_uid
+    if status.st_uid != owner:
+        raise ConfigError(
+            f"{path}: belongs to another user (uid {status.st_uid}), so it is not continued; remove it or choose "
+            "another name"
+        )
+
+
+def _lock_without_flock(path: Path, descriptor: int, patience_s: float, shared: bool) -> Lock:
+    """A lock by a file that names host and process, for a file system without flock; never shared."""
+    from filelock import SoftFileLock, Timeout  # here: few file systems need it
+
+    if shared:
+        os.close(descriptor)
+        raise ResourceError(
+            f"{path.parent}: its file system has no locks (flock), which shared files need; choose a local folder"
+        )
+    log.warning(
+        "%s: the file system has no locks (flock); a file that names host and process is used instead", path.parent
+    )
+    lock = SoftFileLock(
+        path.with_name(f"{path.name}.held"), -1 if patience_s == math.inf else patience_s, thread_local=False
+    )
+    try:
+        lock.acquire()
+    except Timeout as error:
+        os.close(descriptor)
+        raise BlockingIOError(errno.EAGAIN, str(error)) from error
+    return Lock(descriptor, lock.release)

@@ -1,0 +1,99 @@
+"""The manifest of what a tool made: ``esmeray.json`` in a folder, ``.NAME.esmeray.json`` beside a file.
+
+It names the tool and the XXH3-128 of each file. Manifests come from others, too: their names are checked.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import xxhash
+
+from esmeray.common.errors import DataError
+from esmeray.common.text import shortened
+
+MADE_FILE = "esmeray.json"
+PARTS = "part-*"
+"""Folders by which a folder grows, each with its own manifest: nothing of what was there before is written again."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 2000
+"""Bytes of a name, and characters of a path below a folder, that file systems take."""
+
+
+def list_files(folder: Path, made_by: str) -> None:
+    """Write the manifest of a folder, with the checksums of all that is in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MADE_FILE)
+    write_manifest(manifest_of(folder), made_by, {str(path.relative_to(folder)): file_xxh128(path) for path in paths})
+
+
+def listed_names(folder: Path, made_by: str) -> set[str]:
+    """Return the names of the files that the manifest of a folder lists, and its own."""
+    return {*listed(folder / MADE_FILE, made_by), MADE_FILE}
+
+
+def listed(manifest: Path, made_by: str) -> dict[str, str]:
+    """XXH3-128 by name, of a manifest of the tool; nothing of any other."""
+    try:
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        files = dict(made["files"]) if made["made_by"] == made_by else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        files = {}  # a damaged manifest says nothing: what it is of is not replaced
+    check_names(files, manifest)
+    return files
+
+
+def manifest_of(target: Path) -> Path:
+    return target / MADE_FILE if target.is_dir() else target.with_name(f".{target.name}.{MADE_FILE}")
+
+
+def write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
+    path.write_text(json.dumps({"made_by": made_by, "files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
+    """The part of the target that the tool did not make, by its manifest; unless ``read`` by the names alone."""
+    manifest = manifest_of(target)
+    files = listed(manifest, made_by)
+    if not files:
+        return f"was not made by {made_by}"
+    folder = target if target.is_dir() else target.parent
+    # Parts alone: another output that lies in this folder is not replaced with it.
+    of_parts = {path: listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
+    for path, checksums in of_parts.items():
+        files |= {str((path.parent / name).relative_to(folder)): checksum for name, checksum in checksums.items()}
+    manifests = {manifest, *(path for path, checksums in of_parts.items() if checksums)}
+    paths = [path for path in target.rglob("*") if path not in manifests] if target.is_dir() else [target]
+    for path in paths:
+        name = str(path.relative_to(folder))
+        if path.is_symlink() or not (path.is_dir() or name in files):
+            return f"holds {name}, which {made_by} did not make"
+        if read and path.is_file() and file_xxh128(path) != files[name]:
+            return f"{name} was changed since {made_by} made it"
+    return None
+
+
+def check_names(names: Iterable[object], manifest: Path | str) -> None:
+    """Raise DataError where a manifest lists what can't be a file of its folder; see :func:`inner_name`."""
+    try:
+        list(map(inner_name, names))
+    except ValueError as error:
+        raise DataError(f"{manifest}: {error}; it was not written by Esmeray") from error
+
+
+def inner_name(name: object) -> str:
+    """Return the name of a file in a manifest's folder; ValueError where it is absolute, empty, climbs or is too long.
+
+    Manifests come from others, too, and what they list is read, replaced and removed.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
+    is_long = any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts) or len(str(name)) > _LONGEST_PATH
+    if not parts or parts[0].startswith("/") or ".." in parts or is_long:
+        raise ValueError(f"{shortened(repr(name), _LONGEST_NAME)} is no name of a file in its folder")
+    return str(name)
+
+
+def file_xxh128(path: Path) -> str:
+    """XXH3-128 of a file's bytes, hex: notices damage as surely as SHA-256 at ten times its speed; no signature."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -1,0 +1,541 @@
+"""A command that is killed at one of its file operations, or that the system refuses one: nothing is lost.
+
+``python -m tests.chaos --phases operations --minutes 15 --only "embed index"``. Each case is a command and what was
+there before. Its operations (opening for writing, write, rename, link, unlink, rmdir, mkdir, fsync, chmod, truncate,
+and uploads to an object store) are counted by a preloaded library, ``operations.cpp``. At one of them the command is
+killed, or the operation fails with EIO, ENOSPC or EDQUOT, once or from there on. Then
+
+- a reader must see the old output or the new one;
+- a command that failed must have said why in one line, and a command that succeeded must have succeeded;
+- the same command, started again, must come to the output of the undisturbed one, and leave nothing else.
+
+Runs of writes to one file count as three operations: the first, the last, and one between.
+"""
+
+import ctypes
+import errno
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial, partialmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from esmeray.common import remote
+from esmeray.common.compiled_code import load
+from esmeray.common.errors import read_json, reading
+from esmeray.common.publishing import MADE_FILE, file_xxh128
+from tests.chaos.forks import LIMIT_S, Call, command, ended
+
+ACTS = {"kill before": 1, "kill after": 2, "once": 3, "from there on": 4}
+"""As in operations.cpp."""
+KILLS, ERRORS = ("kill before", "kill after"), ("EIO", "ENOSPC", "EDQUOT")
+COLUMNS = ("lost", "wrong end", "not resumed", "left over")
+PACKAGES = ("esmeray.", "torch", "transformers", "faiss", "sklearn.", "h5py", "pyarrow.", "matplotlib.")
+LIGHT = ("data convert", "align", "bad")
+"""Cases that need none of the modules that take seconds to import."""
+STANDARD = ("<", "pathlib", "shutil", "contextlib", "operations")
+VARYING = r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n'
+"""Parts of results that no two runs agree on."""
+BUCKET = "bucket"
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+
+
+class Case(NamedTuple):
+    """A command and its surroundings.
+
+    Attributes:
+        make: what is done before, in a folder of its own.
+        run: the command. ``{folder}`` is that folder.
+        read: prints the output, verified, or ends with an error.
+        is_staged: what ``read`` prints is a number that may not decrease from operation to operation.
+        is_worker: the driver, which is not there, says in a line how it ended.
+        on_s3: the output is in the bucket.
+    """
+
+    make: tuple[str | Call, ...]
+    run: str | Call
+    read: str | Call
+    is_staged: bool = False
+    is_worker: bool = False
+    on_s3: bool = False
+
+
+def called(work: str | Call) -> Call:
+    return work if callable(work) else lambda: command(work.format(folder=Path.cwd()))()
+
+
+def bits(name: str, *given: Any) -> Call:
+    """A function of tests/chaos/bits.py, or a command there; its imports take seconds."""
+
+    def call() -> Any:
+        module = importlib.import_module("tests.chaos.bits")
+        module.small_pieces()
+        named = getattr(module, name)
+        return command(named)() if isinstance(named, str) else named(*given)
+
+    return call
+
+
+def write_fasta(name: str, count: int) -> None:
+    """Write proteins of the numbers below ``count``: each number is a sequence of its own."""
+    draws = [random.Random(number) for number in range(count)]
+    sequences = ["".join(draw.choices(AMINO_ACIDS, k=draw.randint(5, 60))) for draw in draws]
+    Path(name).write_text("".join(f">P{number:05d}\n{text}\n" for number, text in enumerate(sequences)))
+
+
+def read_text(name: str) -> None:
+    with reading(name):
+        print(Path(name).read_text())
+
+
+def read_vectors(output: str) -> None:
+    """Print every value of the embeddings in a folder or at a URI."""
+    from esmeray.dataset.embeddings.manifest import read_manifest
+    from esmeray.dataset.embeddings.reader import read_embeddings
+
+    remote.use(remote.Storage(cache_folder="cache", patience_s=1))
+    address = output.format(folder=Path.cwd())
+    for name in read_manifest(remote.local_path(address)).outputs:
+        embeddings = read_embeddings(address, name)
+        for record_id, values in zip(embeddings.ids, embeddings, strict=True):
+            print(name, record_id, values.tobytes().hex())
+
+
+def search(index: str) -> None:
+    """Print the hits of all vectors in an index."""
+    called(f"embed search {index} --search.queries vectors --search.output hits.tsv {CACHE}")()
+    read_text("hits.tsv")
+
+
+def read_folder(folder: str) -> None:
+    """Print the checksums of a folder that its manifest lists, verified."""
+    for name, checksum in read_json(Path(folder) / MADE_FILE, "")["files"].items():
+        is_sound = file_xxh128(Path(folder) / name) == checksum
+        print(name, checksum if is_sound and not name.endswith((".md", ".json", ".png")) else is_sound)
+
+
+def read_run(run: str) -> None:
+    """Print how far a run is: the step of its newest sound checkpoint, and more if its files are complete."""
+    from esmeray.run_folder.checkpoints import CheckpointStore
+
+    folder = CheckpointStore(Path(run) / "checkpoints").newest_intact()
+    exports = [path for path in (Path(run) / "export", Path(run) / "function") if path.is_dir()]
+    for path in exports:
+        read_folder(str(path))
+    print((0 if folder is None else folder.verify().position.step) + 1000 * len(exports))
+
+
+CACHE = "--storage.cache_folder cache --storage.patience_s 1"
+AT_FILE, AT_S3 = "file://{folder}/shared", f"s3://{BUCKET}"
+EMBED = (
+    "embed run --embed.models model --embed.input {} --embed.device cpu --embed.precision fp32 --embed.tokens 64 "
+    f"--embed.shard_tokens 256 {CACHE} --embed.output "
+)
+FEW, ALL = EMBED.format("few.fasta"), EMBED.format("proteins.fasta")
+PROTEINS = (partial(write_fasta, "few.fasta", 12), partial(write_fasta, "proteins.fasta", 24))
+INPUTS = (bits("inputs"), *PROTEINS)
+VECTORS = (*INPUTS, FEW + "old", ALL + "vectors", lambda: shutil.rmtree("cache", ignore_errors=True))
+CONVERT = "data convert --data.source {} --convert.store store"
+ALIGN = "align --align.queries proteins.fasta --align.store store --align.output hits.tsv --align.evalue inf"
+FIT = "embed fit --fit.input proteins.fasta --fit.labels labels.csv --fit.features 8 --fit.output relatives"
+
+
+def labels() -> None:
+    Path("labels.csv").write_text("id,label\n" + "".join(f"P{number:05d},{number % 4}\n" for number in range(24)))
+
+
+def structures() -> None:
+    from tests.structures import folds, pdb_lines, write_pdb
+
+    Path("pdb").mkdir()
+    for number, structure in enumerate(folds(4)):
+        write_pdb(Path(f"pdb/{number}.pdb"), pdb_lines(structure))
+
+
+def classifier() -> None:
+    from tests.classifiers import export_tiny, labelled_fasta
+
+    export_tiny(Path("places"))
+    labelled_fasta(Path("labelled.fasta"), [20] * 12)
+
+
+def indexing(kind: str, output: str = "index", **more: Any) -> dict[str, Case]:
+    """Cases of an index that is built, extended and replaced."""
+    build = f"embed index {{}} --index.output {output} {CACHE}"
+    new = f" --index.kind {kind}"
+    old = (*VECTORS, build.replace("{}", "old") + new)
+    grow = build.replace("{}", "vectors")
+    return {
+        "built": Case(VECTORS, grow + new, partial(search, output), **more),
+        "extended": Case(old, grow, partial(search, output), **more),
+        "replaced": Case(old, f"{grow}{new} --overwrite", partial(search, output), **more),
+    }
+
+
+def embedding(output: str = "out", options: str = "", **more: Any) -> dict[str, Case]:
+    """Cases of embeddings that are new, grown and replaced."""
+    old = (*INPUTS, f"{FEW}{output}{options}")
+    run = f"{ALL}{output}{options}"
+    return {
+        "new": Case(INPUTS, run, partial(read_vectors, output), **more),
+        "grown": Case(old, run, partial(read_vectors, output), **more),
+        "replaced": Case(old, f"{run} --overwrite", partial(read_vectors, output), **more),
+    }
+
+
+GROUPS: dict[str, dict[str, Case]] = {
+    "data convert": {
+        "new": Case(PROTEINS, CONVERT.format("proteins.fasta"), "data inspect store --verify --json"),
+        "replaced": Case(
+            (*PROTEINS, CONVERT.format("few.fasta")),
+            CONVERT.format("proteins.fasta") + " --overwrite",
+            "data inspect store --verify --json",
+        ),
+    },
+    "align": {
+        "new": Case((*PROTEINS, CONVERT.format("proteins.fasta")), ALIGN, partial(read_text, "hits.tsv")),
+        "replaced": Case(
+            (*PROTEINS, CONVERT.format("proteins.fasta"), f"{ALIGN} --align.hits 3"),
+            f"{ALIGN} --overwrite",
+            partial(read_text, "hits.tsv"),
+        ),
+    },
+    "embed run": embedding(),
+    "embed run, residues": embedding(options=" --embed.outputs mean residues --embed.format hdf5"),
+    "embed run at file://": embedding(f"{AT_FILE}/out"),
+    "embed run at s3://": embedding(f"{AT_S3}/out", on_s3=True),
+    "embed index, exact": indexing("exact"),
+    "embed index, compressed": indexing("compressed"),
+    "embed index at file://": indexing("exact", f"{AT_FILE}/index"),
+    "embed index at s3://": indexing("exact", f"{AT_S3}/index", on_s3=True),
+    "embed fit": {"new": Case((*PROTEINS, labels), FIT, partial(read_folder, "relatives"))},
+    "data structures": {
+        "new": Case(
+            (structures,), "data structures --data.source pdb --structures.store structures", bits("read_structures")
+        )
+    },
+    "classify": {
+        "evaluate": Case(
+            (classifier,),
+            "classify evaluate places --evaluate.input labelled.fasta --evaluate.output report "
+            "--data.labels.header_field 1 --evaluate.device cpu",
+            partial(read_folder, "report"),
+        ),
+        "predict": Case(
+            (classifier,),
+            "classify predict places --predict.input labelled.fasta --predict.output classes.csv --predict.device cpu",
+            partial(read_text, "classes.csv"),
+        ),
+    },
+    "function": {
+        "train": Case((), bits("FUNCTION"), partial(read_run, "runs/function"), is_staged=True),
+        "predict": Case((bits("FUNCTION"),), bits("PREDICT"), partial(read_text, "t.tsv")),
+    },
+    "train": {
+        "new": Case((), bits("train"), partial(read_run, "tiny"), is_staged=True, is_worker=True),
+        "resumed": Case((bits("train", 4),), bits("train"), partial(read_run, "tiny"), is_staged=True, is_worker=True),
+        "export": Case(
+            (bits("train"),), "train export tiny --export.output exported", partial(read_folder, "exported")
+        ),
+    },
+}
+CASES = {f"{group}, {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
+
+
+class Point(NamedTuple):
+    """What happens at which operation."""
+
+    number: int
+    act: str
+    error: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.error} {self.act}".strip()
+
+
+class Trial(NamedTuple):
+    """What came of it: ``wrong`` has what was wrong by column."""
+
+    case: str
+    point: Point
+    operation: str
+    wrong: dict[str, str]
+    level: int = 0
+    stack: str = ""
+
+    def __str__(self) -> str:
+        wrong = "; ".join(f"{column}: {text}" for column, text in self.wrong.items()) or "right"
+        return f"{self.case}, {self.point} at {self.point.number} {self.operation} [{self.stack}]: {wrong}"
+
+
+class State(NamedTuple):
+    """An output as its reader sees it."""
+
+    code: int
+    text: str
+
+
+class Subject:
+    """A case that is made, its undisturbed result, and the points at which it can be disturbed."""
+
+    def __init__(self, root: Path, name: str, library: Any) -> None:
+        self.name, self.case, self.library = name, CASES[name], library
+        self.root = root / re.sub(r"\W+", "-", name)
+        self.here = self.root / "here"
+        self.here.mkdir(parents=True)
+        (self.root / "kept").mkdir()
+        self.files = [self.root / f"{stream}.txt" for stream in ("stdout", "stderr")]
+        self._restore()  # the bucket of all cases is empty
+        for number, work in enumerate(self.case.make):
+            assert self._call(called(work)) == 0, f"{name}, {number}: {self._said()}"
+        self._pull()
+        shutil.copytree(self.here, self.root / "kept", symlinks=True, dirs_exist_ok=True)
+        self.old = self._read()
+        self.operations = self._undisturbed()
+        self.new, self.content = self._read(), self._content()
+        self.names = {generic(path) for path in self.content}
+        # What differs between two undisturbed runs, such as a time, is not compared.
+        self._undisturbed()
+        self.content = dict(self.content.items() & self._content().items())
+        again = self._read()
+        assert self.new.code == 0 and self.old != self.new == again, f"{self.old}, {self.new}, {again}"[-2000:]
+
+    def _undisturbed(self) -> list[str]:
+        self._restore()
+        assert self._run(Point(0, "")) == 0, self._said()
+        return [line for line in self._log() if "\t" in line]
+
+    def points(self) -> list[Point]:
+        """All of them, without most of a file's writes that follow each other."""
+        lines = [line.split("\t")[1:3] for line in self.operations]
+        around = zip(["", *lines], lines, [*lines[1:], ""], strict=False)
+        is_inner = [before == line == after for before, line, after in around]
+        numbers = [n for n, line in enumerate(lines, 1) if not (is_inner[n - 1] and line[0] == "write" and n % 16)]
+        errors = [(act, error) for error in ERRORS for act in ("once", "from there on")]
+        return [Point(number, *act) for number in numbers for act in [*((kill, "") for kill in KILLS), *errors]]
+
+    def trial(self, point: Point) -> Trial:
+        self._restore()
+        code = self._run(point)
+        said, state = self._said(), self._read()
+        operation = next((line.partition("\t")[2] for line in self._log() if line.startswith(f"{point.number}\t")), "")
+        stack = self._stack()
+        wrong = {}
+        if state not in (self.old, self.new) and not (self.case.is_staged and state.code == 0):
+            wrong["lost"] = last_lines(state.text)
+        if problem := self._wrong_end(point, code, said, state):
+            wrong["wrong end"] = problem
+        again = self._call(called(self.case.run))
+        resaid, final, content = self._said(), self._read(), self._content()
+        is_refused = again == 2 and state == self.new and "exists" in resaid
+        different = [path for path, expected in self.content.items() if content.get(path) != expected]
+        if (again and not is_refused) or final != self.new or different:
+            wrong["not resumed"] = f"{again}, {final.code}, {different[:3]}: {last_lines(resaid)}"
+        if extra := {generic(path) for path in content} ^ self.names:
+            wrong["left over"] = ", ".join(sorted(extra)[:4]) + (f" after {last_lines(resaid)}" if is_refused else "")
+        level = int(state.text.split()[-1]) if self.case.is_staged and state.code == 0 else 0
+        return Trial(self.name, point, operation.replace(f"{self.here}/", "").strip(), wrong, level, stack)
+
+    def _wrong_end(self, point: Point, code: int, said: str, state: State) -> str:
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        is_killed = code == -signal.SIGKILL and not point.error
+        is_refusal = code == 4 and len(errors) == 1 and "/" in errors[0]
+        is_right = is_killed or is_refusal or (code == 0 and state == self.new) or (code == 1 and self.case.is_worker)
+        return "" if is_right and ("Traceback" not in said or self.case.is_worker) else f"{code}, {last_lines(said)}"
+
+    def _run(self, point: Point) -> int:
+        """The command in a fork, with its operations counted, and disturbed."""
+        for name in ("plan", "log.txt"):
+            (self.root / name).unlink(missing_ok=True)
+
+        def call() -> Any:
+            names = [os.fsencode(self.root / name) for name in ("plan", "here/", "log.txt")]
+            if self.case.on_s3:
+                count_uploads(self.library)
+            self.library.arm(*names, point.number, ACTS.get(point.act, 0), getattr(errno, point.error, 0))
+            code = called(self.case.run)()
+            (self.root / "modules.txt").write_text("\n".join(sys.modules))
+            return code
+
+        return self._call(call)
+
+    def _call(self, call: Call, place: Path | None = None) -> int:
+        return ended(call, place or self.here, LIMIT_S, *self.files)
+
+    def _said(self) -> str:
+        return self.files[1].read_text(errors="replace")
+
+    def _log(self) -> list[str]:
+        log = self.root / "log.txt"
+        return log.read_text(errors="replace").splitlines() if log.exists() else []
+
+    def _stack(self) -> str:
+        """Esmeray's frames at the operation, innermost first."""
+        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', "\n".join(self._log()))
+        own = [f"{Path(file).name}:{line} {name}" for file, line, name in frames if "site-packages" not in file]
+        return " < ".join(frame for frame in own if not frame.startswith(STANDARD))[:120]
+
+    def _read(self) -> State:
+        """What the reader says, in a copy of the folder, which stays as it is."""
+        look = self.root / "look"
+        shutil.rmtree(look, ignore_errors=True)
+        shutil.copytree(self.here, look, symlinks=True)
+        code = self._call(called(self.case.read), look)
+        text = self.files[0].read_text(errors="replace") if code == 0 else self._said()
+        return State(code, re.sub(VARYING, "", text))
+
+    def _restore(self) -> None:
+        shutil.rmtree(self.here)
+        shutil.copytree(self.root / "kept", self.here, symlinks=True)
+        if self.case.on_s3:
+
+            def put() -> None:
+                files = importlib.import_module("fsspec").filesystem("s3")
+                if names := files.find(BUCKET):
+                    files.rm(names)
+                for path in [path for path in (self.here / BUCKET).rglob("*") if path.is_file()]:
+                    files.put_file(str(path), str(path.relative_to(self.here)))
+                shutil.rmtree(self.here / BUCKET, ignore_errors=True)
+
+            assert self._call(put) == 0, self._said()
+
+    def _pull(self) -> None:
+        """Copy the bucket into the folder."""
+        if self.case.on_s3:
+
+            def pull() -> None:
+                files = importlib.import_module("fsspec").filesystem("s3")
+                for name in files.find(BUCKET):
+                    (self.here / name).parent.mkdir(parents=True, exist_ok=True)
+                    files.get_file(name, str(self.here / name))
+
+            assert self._call(pull) == 0, self._said()
+
+    def _content(self) -> dict[str, bytes | None]:
+        """Files by name, and folders, which have None."""
+        self._pull()
+        paths = sorted(self.here.rglob("*"))
+        return {str(path.relative_to(self.here)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def count_uploads(library: Any) -> None:
+    """Have what changes a bucket counted, and disturbed, as operations are."""
+    from s3fs import S3FileSystem
+
+    for name in ("_put_file", "_pipe_file", "_rm_file", "_bulk_delete", "_cp_file"):
+        setattr(S3FileSystem, name, partialmethod(counted_upload, library, getattr(S3FileSystem, name)))
+
+
+async def counted_upload(files: Any, library: Any, original: Any, *given: Any, **more: Any) -> Any:
+    code = library.disturb(original.__name__.encode(), f"s3://{given[:2]}"[:500].encode())
+    if code > 0:
+        raise OSError(code, os.strerror(code), str(given[-1]))
+    result = await original(files, *given, **more)
+    if code < 0:
+        library.disturb_after()
+    return result
+
+
+def generic(path: str) -> str:
+    """A name without what differs between runs; one name for all copies of objects, which stay in the cache."""
+    return re.sub(r"[0-9a-f]{8,}|\d[\dT-]*", "N", re.sub(r"^cache/files(/\w{24}(\.used|/.*)?)?$", "cache", path))
+
+
+def last_lines(text: str) -> str:
+    return " / ".join(text.strip().splitlines()[-2:])[-300:]
+
+
+def with_stages(trials: list[Trial]) -> list[Trial]:
+    """Trials of one case, with those as lost in which a run was less far than after a kill at an earlier operation."""
+    reached, checked = 0, []
+    for trial in sorted(trials, key=lambda trial: trial.point.number):
+        is_back = trial.level < reached and "lost" not in trial.wrong
+        text = {"lost": f"at {trial.level}, was at {reached}"} if is_back else {}
+        checked.append(trial._replace(wrong={**text, **trial.wrong}))
+        reached = max(reached, trial.level if trial.point.act in KILLS else 0)
+    return checked
+
+
+def table(trials: list[Trial], counts: dict[str, int]) -> Iterator[str]:
+    yield f"| command | operations | kills | errors | {' | '.join(COLUMNS)} |"
+    yield "|---" * (4 + len(COLUMNS)) + "|"
+    for name in [*counts, "all"]:
+        own = [trial for trial in trials if name in (trial.case, "all")]
+        kills = sum(not trial.point.error for trial in own)
+        wrong = [str(sum(column in trial.wrong for trial in own)) for column in COLUMNS]
+        operations = counts.get(name, sum(counts.values()))
+        yield f"| {name} | {operations} | {kills} | {len(own) - kills} | {' | '.join(wrong)} |"
+
+
+def disturbed(
+    only: list[str] | None = None, seed: int = 0, minutes: float = 15, most: int | None = None
+) -> tuple[list[str], list[str]]:
+    """Lines of the table, and what was wrong. Points are drawn, of each case as many, until the time is up.
+
+    ``only``: of the cases that begin with these words; ``most``: points of a case.
+    """
+    names = [name for name in CASES if only is None or name.startswith(tuple(only))]
+    library, by_case, counts = ctypes.CDLL(None), dict[str, list[Trial]](), dict[str, int]()
+    with tempfile.TemporaryDirectory(prefix="chaos-operations-") as folder, ExitStack() as servers:
+        if any(CASES[name].on_s3 for name in names):
+            from tests.object_store import object_store
+
+            servers.enter_context(object_store())
+        if not all(name.startswith(LIGHT) for name in names):
+            importlib.import_module("tests.chaos.bits")
+        rounds = []
+        for name in names:
+            subject = Subject(Path(folder).resolve(), name, library)
+            import_all((subject.root / "modules.txt").read_text().split())
+            points, by_case[name] = subject.points(), []
+            counts[name] = len(subject.operations)
+            random.Random(seed).shuffle(points)
+            rounds.append((subject, points[:most]))
+            print(f"{name}: {counts[name]} operations, {len(points)} points", flush=True)
+        until = time.monotonic() + 60 * minutes
+        while time.monotonic() < until and any(points for _, points in rounds):
+            for subject, points in rounds:
+                if points and time.monotonic() < until:
+                    by_case[subject.name].append(subject.trial(points.pop()))
+                    if by_case[subject.name][-1].wrong:
+                        print(by_case[subject.name][-1], flush=True)
+    trials = [trial for name in by_case for trial in with_stages(by_case[name])]
+    return [*table(trials, counts)], [str(trial) for trial in trials if trial.wrong]
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import what a command imported, so that the next fork has it."""
+    for name in modules:
+        if name.startswith(PACKAGES):
+            with suppress(ImportError):
+                importlib.import_module(name)
+
+
+def preloaded(module: str = "tests.chaos.operations", **settings: Any) -> tuple[list[str], list[str]]:
+    """:func:`disturbed` in a process that has the library."""
+    library = load(Path(__file__).with_suffix(".cpp"))
+    assert library is not None, "a C++ compiler is needed"
+    with tempfile.NamedTemporaryFile("r") as results:
+        words = [sys.executable, "-m", module, results.name, json.dumps(settings)]
+        subprocess.run(words, env={**os.environ, "LD_PRELOAD": library._name}, check=True)
+        lines, wrong = json.load(results)
+    return lines, wrong
+
+
+def main(results: str, settings: str) -> None:
+    Path(results).write_text(json.dumps(disturbed(**json.loads(settings))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

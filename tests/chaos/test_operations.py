@@ -1,0 +1,51 @@
+"""Commands that are killed at their file operations lose nothing, and the harness notices one that does."""
+
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import operations
+
+
+def write_old() -> None:
+    Path("out").mkdir()
+    Path("out/values.txt").write_text("old\n")
+
+
+def publish_badly() -> None:
+    """Replace a folder in steps: a kill between them loses it, and what lies beside is in the way of the next."""
+    shutil.rmtree("out")
+    Path("building").mkdir()
+    Path("building/values.txt").write_text("new\n")
+    Path("building").rename("out")
+
+
+BAD = operations.Case((write_old,), publish_badly, partial(operations.read_text, "out/values.txt"))
+
+
+@pytest.fixture(scope="module")
+def results() -> tuple[list[str], list[str]]:
+    """A row for each of three commands, each at a few points, and what was wrong."""
+    return operations.preloaded(__name__, only=["data convert, replaced", "align, replaced", "bad"], most=6)
+
+
+@pytest.mark.parametrize("name", ["data convert, replaced", "align, replaced"])
+def test_a_command_killed_at_an_operation_loses_nothing_and_is_resumed(results, name):
+    lines, wrong = results
+    assert not [line for line in wrong if line.startswith(name)]
+    (row,) = [line.split(" | ") for line in lines if line.startswith(f"| {name} | ")]
+    assert int(row[1]) > 10, "operations"
+    assert int(row[2]) + int(row[3]) == 6, "kills and errors"
+
+
+def test_a_folder_that_is_replaced_in_steps_is_noticed_as_lost_and_not_resumed(results):
+    wrong = [line for line in results[1] if line.startswith("bad, ")]
+    assert any("lost: " in line and "not resumed: " in line for line in wrong)
+
+
+if __name__ == "__main__":
+    operations.CASES["bad"] = BAD
+    operations.main(*sys.argv[1:])
