@@ -119,7 +119,9 @@ class IndexReplica(Replica):
                 raise DataError(f"{self._settings.name}: the vectors of the index are of another model than is served")
             # Before they share a batch with those of others.
             self._index.check(queries_NC)
-            return [Item(considered, (considered, query_C.tobytes()), query_C, 1) for query_C in queries_NC]
+            # By its width, so that a batch of wide searches delays others no longer than a batch of many.
+            width = 1 + top_k // WIDE_HITS
+            return [Item(considered, (considered, query_C.tobytes()), query_C, width) for query_C in queries_NC]
 
         reply = await self._answered(items, caller)
         hits = [
