@@ -63,11 +63,6 @@ class StopSignals:
         """
         self._on_request, self._reply, self._interrupts = on_request, reply, interrupts
 
-    def reinstall(self) -> None:
-        """Install the handler of SIGTERM again, which ray.init replaces by one that ends the process."""
-        if signal.SIGTERM in self._before:
-            signal.signal(signal.SIGTERM, self._handle)
-
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
         """The signal that led to this error before the hand-over; None where a program asked to exit."""
         return None if isinstance(error, SystemExit) else self._raised or signal.SIGINT

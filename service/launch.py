@@ -78,7 +78,6 @@ def _serve(
     with status_line() as show:
         show("starting Ray")
         with connected(settings.ray) as dashboard:
-            signals.reinstall()  # ray.init has replaced the handler of SIGTERM
             from esmeray.service import running
 
             running.check_room(config)

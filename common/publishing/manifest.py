@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, refuse_special
 from esmeray.common.text import shortened
 
 MADE_FILE = "esmeray.json"
@@ -35,6 +35,7 @@ def listed_names(folder: Path, made_by: str) -> set[str]:
 def listed(manifest: Path, made_by: str) -> dict[str, str]:
     """XXH3-128 by name, of a manifest of the tool; nothing of any other."""
     try:
+        refuse_special(manifest)
         made = json.loads(manifest.read_text(encoding="utf-8"))
         files = dict(made["files"]) if made["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -95,5 +96,6 @@ def inner_name(name: object) -> str:
 
 def file_xxh128(path: Path) -> str:
     """XXH3-128 of a file's bytes, hex: notices damage as surely as SHA-256 at ten times its speed; no signature."""
+    refuse_special(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
