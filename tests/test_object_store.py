@@ -329,3 +329,29 @@ def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here
     with pytest.raises(ConfigError, match="was not made by Esmeray"):
         make("fourth", overwrite=True)
     assert local_path(uri).read_text() == "mine"
+
+
+@pytest.mark.parametrize("failing", [2, 4, 5])
+def test_a_replacement_that_is_cut_short_is_swept_by_the_same_command(store: ObjectStore, monkeypatch, failing: int):
+    uri = "s3://bucket/replaced/out"
+
+    def make(text: str) -> None:
+        with made_folder(remote.target_path(Path(uri), True), "embed", True) as building:
+            for name in ("a.json", "b.json", "c"):
+                (building / name).write_text(text)
+        remote.publish(Path(uri))
+
+    def cut_short(path: Path, uri: str, calls: Iterator[int] = count(1)) -> None:
+        if next(calls) == failing:
+            raise KeyboardInterrupt
+        upload(path, uri)
+
+    make("old")
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
+        patched.setattr(remote, "upload", cut_short)
+        patched.setattr(remote, "write", lambda *_: cut_short(Path(), uri))
+        make("new")
+    assert {(local_path(uri) / name).read_text() for name in listing(uri) if name != MADE_FILE} == {"old"}
+    make("new")
+    assert {(local_path(uri) / name).read_text() for name in ("a.json", "b.json", "c")} == {"new"}
+    assert sorted(name.partition("/")[2] for name in remote._objects(uri)) == ["", "a.json", "b.json", "c", MADE_FILE]
