@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from esmeray.common.publishing import MADE_FILE, made_file
+from esmeray.common.publishing import MADE_FILE, made_file, made_folder
 from esmeray.common.remote import Storage, listing, local_path, remove, upload, use, write
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
@@ -329,3 +330,31 @@ def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here
     with pytest.raises(ConfigError, match="was not made by Esmeray"):
         make("fourth", overwrite=True)
     assert local_path(uri).read_text() == "mine"
+
+
+@pytest.mark.parametrize("failing", [2, 4, 5])
+def test_a_replacement_that_is_cut_short_is_swept_by_the_same_command(store: ObjectStore, monkeypatch, failing: int):
+    uri = "s3://bucket/replaced/out"
+
+    def make(text: str) -> None:
+        with made_folder(remote.target_path(Path(uri), True), "embed", True) as building:
+            for name in ("a.json", "b.json", "c"):
+                (building / name).write_text(text)
+        remote.publish(Path(uri))
+
+    calls = count(1)
+
+    def cut_short(path: Path, uri: str) -> None:
+        if next(calls) == failing:
+            raise KeyboardInterrupt
+        upload(path, uri)
+
+    make("old")
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
+        patched.setattr(remote, "upload", cut_short)
+        patched.setattr(remote, "write", lambda *_: cut_short(Path(), uri))
+        make("new")
+    assert {(local_path(uri) / name).read_text() for name in listing(uri) if name != MADE_FILE} == {"old"}
+    make("new")
+    assert {(local_path(uri) / name).read_text() for name in ("a.json", "b.json", "c")} == {"new"}
+    assert sorted(name.partition("/")[2] for name in remote._objects(uri)) == ["", "a.json", "b.json", "c", MADE_FILE]

@@ -70,7 +70,7 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                stack.callback(_lock_without_flock(path, patience_s, shared).release)
+                stack.callback(_lock_without_flock(path, patience_s, shared))
                 return Lock(descriptor, stack.pop_all().close)
             # A lock on a file that was removed would keep nobody from a new one.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -103,8 +103,8 @@ def refuse_other_user(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> "SoftFileLock":
-    """A lock by a file that names host and process, for a file system without flock; never shared."""
+def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> Callable[[], None]:
+    """Lock by a file that names host and process, for a file system without flock; returns its release."""
     from filelock import SoftFileLock, Timeout  # here: few file systems need it
 
     if shared:
@@ -121,4 +121,4 @@ def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> "SoftFil
         lock.acquire()
     except Timeout as error:
         raise BlockingIOError(errno.EAGAIN, str(error)) from error
-    return lock
+    return lock.release
