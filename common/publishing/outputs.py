@@ -78,13 +78,11 @@ def refuse_existing(
 @contextmanager
 def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     """A temporary folder, renamed to ``target`` with its manifest when the block ends; see :func:`refuse_existing`."""
-    target = resolved(target)
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
         list_files(building, made_by)
         refuse_existing(target, made_by, overwrite)  # something else may stand there by now
-        _note_finished(target, building / MADE_FILE)
 
 
 @contextmanager
@@ -93,9 +91,7 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
 
     What is to change is replaced in the block, never written to. Raises ConfigError where ``base`` holds anything else.
     """
-    target = resolved(target)
-    problem = not_made_by(base, made_by, read=False)
-    if problem:
+    if problem := not_made_by(base, made_by, read=False):
         raise ConfigError(f"{base}: {problem}; move it away")
     files = listed(manifest_of(base), made_by)
     # A folder that grows may be as large as the disk: what is there is neither read nor copied.
@@ -109,21 +105,18 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
             if begun.get(name) != path.stat().st_ino:
                 files[name] = file_xxh128(path)
         write_manifest(building / MADE_FILE, made_by, files)
-        _note_finished(target, building / MADE_FILE)
 
 
 @contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     """A temporary name beside ``target``, renamed to it when the block ends, its manifest beside it."""
-    target = resolved(target)
     refuse_file(target, made_by, overwrite)
     with exclusive(target), published(target, is_folder=False) as temporary:
         yield temporary
         refuse_file(target, made_by, overwrite)
         manifest = temporary.with_name(MADE_FILE)  # once the file has its name, the manifest gets its own; see _clear
-        write_manifest(manifest, made_by, {target.name: file_xxh128(temporary)})
+        write_manifest(manifest, made_by, {temporary.name: file_xxh128(temporary)})
         sync(manifest)
-        _note_finished(target, manifest)
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
@@ -133,13 +126,6 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     if not resolved(target).parent.exists():
         raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
     refuse_existing(target, made_by, overwrite)
-
-
-def _note_finished(target: Path, manifest: Path) -> None:
-    """Copy the manifest of an output into the unfinished work that it is published from, if there is any."""
-    partial = target.with_name(target.name + PARTIAL)
-    if (partial / RECORD_FILE).is_file():
-        shutil.copyfile(manifest, partial / FINISHED_FILE)
 
 
 @contextmanager
@@ -173,6 +159,8 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
     target = resolved(target)
     scratch = scratch_path(target)
     building = scratch / target.name
+    manifest = (building if is_folder else scratch) / MADE_FILE
+    partial = target.with_name(target.name + PARTIAL)
     try:
         with writing(target):
             (building if is_folder else scratch).mkdir(parents=True)
@@ -184,6 +172,9 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
                 if path.is_file():  # safetensors writes 0600: readable as the folder is
                     path.chmod(mode & 0o666)
                 sync(path)
+            # By it the unfinished work that an output is published from is known to be done.
+            if manifest.exists() and (partial / RECORD_FILE).is_file():
+                shutil.copyfile(manifest, partial / FINISHED_FILE)
             _replace(target, building)
             sync(target.parent)
     finally:
