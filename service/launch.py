@@ -82,14 +82,16 @@ def _serve(
 
             running.check_room(config)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            http = {
-                "host": config.host,
-                "port": config.port,
-                "keep_alive_timeout_s": KEEP_ALIVE_S,
-                "ssl_certfile": config.access.tls_certificate,
-                "ssl_keyfile": config.access.tls_key,
-            }
-            running.start_proxies(http, say)
+            running.start_proxies(
+                {
+                    "host": config.host,
+                    "port": config.port,
+                    "keep_alive_timeout_s": KEEP_ALIVE_S,
+                    "ssl_certfile": config.access.tls_certificate,
+                    "ssl_keyfile": config.access.tls_key,
+                },
+                say,
+            )
             try:
                 problem = running.deploy(config, say, signals)
                 if problem:

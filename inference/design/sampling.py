@@ -245,6 +245,5 @@ def nearest(residues: str, known: Search) -> tuple[str, float]:
     if not hits:  # nothing scores above 0: all of it is new, whatever the record
         return known.store.id(0), 1.0
     target = known.store.text(hits[0].record)
-    pairs = known.alignment(query, hits[0]).tolist()
-    matches = sum(residues[q] == target[t] for q, t in pairs if q >= 0 and t >= 0)
+    matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)
     return known.store.id(hits[0].record), 1 - matches / len(residues)

@@ -76,8 +76,7 @@ class ModelJob:
             self._accept()
             if not self.chosen.size:
                 return
-            texts = (self.store.text(record) for record in self.chosen.tolist())
-            self.unknown = self.facts.unknown.report(texts)
+            self.unknown = self.facts.unknown.report(self.store.text(record) for record in self.chosen.tolist())
             self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:

@@ -88,8 +88,8 @@ class Parts:
         homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
             # Only those that share words with it are aligned: with all, the search costs many times as much.
-            candidates = self._words("", query, homology.candidates)
-            rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
+            shared = self._words("", query, homology.candidates)
+            rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, shared))
         ends = np.cumsum([0, *map(len, rows)])
         hits = [hit for row in rows for hit in row]
         return csr_array(

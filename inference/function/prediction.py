@@ -96,11 +96,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         ranker, crossed_K = fit_ranker(pairs, aspect.terms[rows])
         ranker.save(folder / f"ranker_{name}.npz")
         predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
-        blend[name] = {
-            "weights": weights,
-            "proteins": len(rows),
-            "validation": _values(data, name, rows, predicted),
-        }
+        blend[name] = {"weights": weights, "proteins": len(rows), "validation": _values(data, name, rows, predicted)}
     return blend
 
 

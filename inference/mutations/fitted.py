@@ -139,8 +139,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         predicted = Prediction.unknown(len(variants))
         for protein, rows in groups.items():
             process, features = parts[protein].posterior(protein)
-            mutants = [variants[row].mutant for row in rows]
-            predicted.put(rows, process.predict(features(mutants, inputs.of(rows))))
+            predicted.put(rows, process.predict(features([variants[row].mutant for row in rows], inputs.of(rows))))
         return predicted
 
 
@@ -281,8 +280,7 @@ def measured_parts(
     variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
-    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())])
-    rows = np.flatnonzero(known_N)
+    rows = np.flatnonzero(np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())]))
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])

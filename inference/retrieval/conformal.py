@@ -89,8 +89,7 @@ def calibrated(
 
     ids = index.ids(np.arange(index.count))
     labels = labels_of(ids, labels_by_id(labels_file, label_column, "search", not_missing), index.source, labels_file)
-    numbers = {name: number for number, name in enumerate(ids) if name in labels}
-    rows_n = chosen(queries, numbers, labels_file)
+    rows_n = chosen(queries, {name: number for number, name in enumerate(ids) if name in labels}, labels_file)
     # One query of nothing but false hits is assumed beside those that calibrate.
     if len(rows_n) + 1 < 1 / error_rate:
         raise DataError(

@@ -100,8 +100,7 @@ def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
 
 def _json_blocks(values: NDArray) -> Iterator[bytes]:
     """JSON of an array, some of its rows at a time."""
-    parts = max(1, min(len(values), values.size // TOGETHER + 1))
-    for number, rows in enumerate(np.array_split(values, parts)):
+    for number, rows in enumerate(np.array_split(values, max(1, min(len(values), values.size // TOGETHER + 1)))):
         yield (b"," if number else b"[") + to_json(rows.tolist())[1:-1]  # its own brackets cut off
     yield b"]"
 

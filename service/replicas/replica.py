@@ -49,7 +49,7 @@ class Replica(ABC):
         except OverloadedError as error:
             reply = Reply(refused="overloaded", retry_after_s=error.retry_after_s, room_tokens=error.room_tokens)
         except ResourceError as error:
-            reply = Reply(refused="memory", detail=str(error))
+            reply = Reply(refused="unavailable", detail=f"{error}; send a shorter sequence")
         except DataError as error:
             reply = Reply(refused="model", detail=str(error))
         reply.statistics = {
