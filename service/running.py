@@ -135,8 +135,7 @@ def drain(signals: StopSignals) -> None:
 
 def remove(at_once: bool = False) -> None:
     """Remove the application from a cluster that goes on, and Serve too if nobody else uses it and there is time."""
-    others = set(serve.status().applications) - {APPLICATION}
-    if others or at_once:
+    if at_once or set(serve.status().applications) - {APPLICATION}:
         serve.delete(APPLICATION, _blocking=False)
         serve.status()  # answered once the deletion has arrived
     else:

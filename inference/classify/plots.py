@@ -186,9 +186,11 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
     colours = {id(display): colour for (_, display), colour in zip(named, _COLOURS, strict=False)}
     for area, display in ordered:
         # A label that begins with "_" is left out of the legend.
-        look = {"color": GREY, "linewidth": 0.7, "alpha": 0.45, "zorder": 1.5, "label": "_"}
-        if id(display) in colours:
-            look = {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}
+        look = (
+            {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}
+            if id(display) in colours
+            else {"color": GREY, "linewidth": 0.7, "alpha": 0.45, "zorder": 1.5, "label": "_"}
+        )
         display.plot(axes, curve_kwargs=look)
     style(axes, title)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02), xlabel=x, ylabel=y, aspect="auto")

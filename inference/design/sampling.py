@@ -107,9 +107,8 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     """(T, 20): the logits of the amino acids alone, whatever the backbone's vocabulary."""
     ids = _AMINO_ACID_IDS.to(logits_TK.device)
-    if model.backbone.residue_ids is not None:
-        ids = model.backbone.residue_ids[ids]
-    return logits_TK[:, ids]
+    backbone_ids = model.backbone.residue_ids
+    return logits_TK[:, ids if backbone_ids is None else backbone_ids[ids]]
 
 
 class _Drafts:

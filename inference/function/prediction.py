@@ -162,8 +162,16 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
-        job = {"run": file_xxh128(run / FOLDER / BLEND_FILE), "input": store.checksum, "part": part}
-        accept(partial, job | {"format": options.format, "terms": options.most_terms})
+        accept(
+            partial,
+            {
+                "run": file_xxh128(run / FOLDER / BLEND_FILE),
+                "input": store.checksum,
+                "part": part,
+                "format": options.format,
+                "terms": options.most_terms,
+            },
+        )
         with journal(partial) as done:
             _predict(run, settings, weights, rankers, store, partial, options, done)
             with made_file(output, MADE_BY, overwrite) as building:

@@ -131,12 +131,18 @@ class Inputs(NamedTuple):
 
 def _columns(mutants: Sequence[Mutant]) -> NDArray[np.int64]:
     """(4, mutations): the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
-    numbers = [
-        (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
-        for row, mutant in enumerate(mutants)
-        for wild, offset, letter in mutant.mutations
-    ]
-    return np.array(numbers, np.int64).reshape(-1, 4).T
+    return (
+        np.array(
+            [
+                (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
+                for row, mutant in enumerate(mutants)
+                for wild, offset, letter in mutant.mutations
+            ],
+            np.int64,
+        )
+        .reshape(-1, 4)
+        .T
+    )
 
 
 def _properties() -> NDArray[np.float64]:

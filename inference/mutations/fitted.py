@@ -180,11 +180,11 @@ def predictions_of(
     predicted = []
     for source in sources:
         fitted = read_fitted(source)
-        if fitted is None:
-            scores_N = Scorer(source, section, folder).zero_shot(variants)
-            predicted.append(Prediction.unknown(len(variants))._replace(mean=scores_N))
-        else:
-            predicted.append(fitted.predict(variants, section, folder, columns))
+        predicted.append(
+            Prediction.unknown(len(variants))._replace(mean=Scorer(source, section, folder).zero_shot(variants))
+            if fitted is None
+            else fitted.predict(variants, section, folder, columns)
+        )
     return predicted
 
 

@@ -78,7 +78,8 @@ class IndexReplica(Replica):
             self._problem = ""
         except EsmerayError as error:
             self._problem = str(error)
-        self._reopen_s = time.monotonic() + REOPENED_S
+        finally:  # also at an error that nobody foresaw, or there would be no further attempt
+            self._reopen_s = time.monotonic() + REOPENED_S
 
     async def _find_problem(self) -> str:
         """Describe what is wrong with the files, '' for nothing. After a change they are opened again, now and then."""

@@ -149,8 +149,7 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
     behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
-    is_behind = sum(behind.values()) > max(1, current)
-    wanted = current + is_behind - (context.total_num_requests < 1)
+    wanted = current + (sum(behind.values()) > max(1, current)) - (context.total_num_requests < 1)
     return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 

@@ -103,9 +103,16 @@ async def decode(
         "letters": AMINO_ACIDS,
         "data": [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)],
     }
-    numbers = [*map(str, range(len(texts)))]  # latents have no ids
     return await beside(
-        are_many(shares), lambda: arrays_answer(kind, numbers, shares, "probabilities", content, sequence=texts)
+        are_many(shares),
+        lambda: arrays_answer(
+            kind,
+            [*map(str, range(len(texts)))],  # latents have no ids
+            shares,
+            "probabilities",
+            content,
+            sequence=texts,
+        ),
     )
 
 
