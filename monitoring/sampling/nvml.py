@@ -173,8 +173,8 @@ class _Gpu:
             "nvlink_tx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "nvlink_rx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
         }
-        all_links = 0xFFFFFFFF
-        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, all_links) for field in fields.values()])
+        # 0xFFFFFFFF: all links.
+        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, 0xFFFFFFFF) for field in fields.values()])
         for value in values:  # the call itself succeeds where a field does not
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)

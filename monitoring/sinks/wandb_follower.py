@@ -129,15 +129,15 @@ class _Follower:
             if row.position == "step" and repeats in seen:
                 continue
             seen.add(repeats)
-            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
-            owner = record["worker"] if record["kind"] == "sample" else 0
-            if self._worker not in (None, owner) or _is_known(row, known):
+            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts: these name none.
+            if self._worker not in (None, record.get("worker", 0)) or _is_known(row, known):
                 continue
+            axis = "step" if "step" in row.values else ELAPSED
+            new_names = {name for name in row.values if "/" in name} - defined
             # By name, not by a pattern of a section: a section holds values of steps and of samples.
-            for name in {name for name in row.values if "/" in name} - defined:
-                axis = "step" if "step" in row.values else ELAPSED
+            for name in new_names:
                 run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
-                defined.add(name)
+            defined |= new_names
             if CURVES in row.values:
                 row.values[CURVES] = wandb.Image(str(self._run.curves))
                 known[row.position] = row.values[row.position]  # the same picture is not logged again
