@@ -32,9 +32,12 @@ class Search(OptunaSearch):
 
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        distributions = {name: _distribution(space, name) for name in NAMES}
-        sampler = _sampler(search.search, len(read_trials(trials)))
-        super().__init__(distributions, metric=METRIC, mode="max", sampler=sampler)
+        super().__init__(
+            {name: _distribution(space, name) for name in NAMES},
+            metric=METRIC,
+            mode="max",
+            sampler=_sampler(search.search, len(read_trials(trials))),
+        )
         self._configurations = space
         self._search = search.search
         self._margin = search.memory_margin
