@@ -137,8 +137,7 @@ class Search(OptunaSearch):
         fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(self._margin)]
         # What was not measured and is ruled out counts as too large; what runs is not known yet.
         ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
-        too_large = [tokens for tokens in ended if tokens not in fitting]
-        tokens = next_budget([s.tokens for s in ladder], fitting, too_large)
+        tokens = next_budget([s.tokens for s in ladder], fitting, [t for t in ended if t not in fitting])
         proposal = replace(own, tokens=tokens or own.tokens)
         return proposal if proposal in untried else None
 

@@ -148,9 +148,8 @@ def _refusal(
     if settings.num_workers == 0 and settings.prefetch != prefetch:
         return "prefetching, which makes no difference without loader processes"
     offers_both = len(values["gradient_checkpointing"]) > 1
-    if settings.gradient_checkpointing and config.model.backbone.frozen and offers_both:
-        return "checkpointing, which makes no difference to a frozen backbone"
-    return None
+    is_idle = settings.gradient_checkpointing and config.model.backbone.frozen and offers_both
+    return "checkpointing, which makes no difference to a frozen backbone" if is_idle else None
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:

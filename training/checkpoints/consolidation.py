@@ -194,8 +194,6 @@ class Resharding:
 
     def _part(self, pieces: list[Tensor], alignment: int) -> Tensor:
         """One of ``world_size`` equal parts, with zeros where the pieces have ended."""
-        numel = sum(piece.numel() for piece in pieces)
-        length = alignment * math.ceil(numel / (alignment * self.world_size))
+        length = alignment * math.ceil(sum(map(torch.numel, pieces)) / (alignment * self.world_size))
         views = span(pieces, self.rank * length, (self.rank + 1) * length)
-        missing = length - sum(view.numel() for view in views)
-        return torch.cat([*views, views[0].new_zeros(missing)])
+        return torch.cat([*views, views[0].new_zeros(length - sum(map(torch.numel, views)))])
