@@ -86,6 +86,6 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     (folder / MADE_FILE).unlink()  # whoever plants can write this file, too
     for name in ("autoencoder.safetensors", "model.safetensors"):
         (folder / name).write_bytes(payload)
-        with pytest.raises(DataError, match="damaged|can't be read"):
+        with pytest.raises(DataError, match=r"damaged|can't be read"):
             ESM2Autoencoder.from_pretrained(folder)
     assert not (tmp_path / "pwned").exists()
