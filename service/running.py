@@ -66,7 +66,7 @@ def check_room(config: ServeSection, running: ServeSection | None = None) -> Non
         added = (max(0.0, amount - old.get(key, 0.0)) for key, amount in new.items() if key[1] == unit)
         replaced = (
             min(new.get((served.name, unit), 0.0), old.get((served.name, unit), 0.0))
-            for served in (*config.models, *config.indexes)
+            for served in config.served
             if served.replicas == 1
         )
         needed = sum(added) + max(replaced, default=0.0)
@@ -162,6 +162,6 @@ def _device() -> str:
 
 def _reserved(config: ServeSection) -> dict[tuple[str, str], float]:
     """CPU cores and GPUs of all replicas of each model and index, by its name and the unit."""
-    cores = {(served.name, "CPU"): served.cpus * served.replicas for served in (*config.models, *config.indexes)}
+    cores = {(served.name, "CPU"): served.cpus * served.replicas for served in config.served}
     on_gpu = [model for model in config.models if (model.device or _device()) == "cuda"]
     return cores | {(model.name, "GPU"): model.gpus * model.replicas for model in on_gpu}

@@ -81,7 +81,7 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
 
 def _pieces(index: Any) -> tuple[Any, Any, Any]:
     """Rotation, clusters, and the index of their centroids, all inside the index."""
-    clusters = faiss.downcast_index(index.index)
+    clusters: Any = faiss.downcast_index(index.index)
     return faiss.downcast_VectorTransform(index.chain.at(0)), clusters, faiss.downcast_index(clusters.quantizer)
 
 

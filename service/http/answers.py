@@ -55,7 +55,7 @@ async def beside(is_large: bool, work: Callable[..., Result], *arguments: Any) -
     return work(*arguments)  # at once: the thread may have large ones to do
 
 
-def are_many(arrays: Arrays) -> bool:
+def are_many(arrays: Arrays | list[list[int]]) -> bool:
     """Test for an answer that is large, and so built beside the event loop and sent in pieces."""
     return sum(map(np.size, arrays)) > TOGETHER
 

@@ -41,6 +41,9 @@ class IndexReplica(Replica):
     Another ``version`` of its files makes Serve replace the replicas, one after the other.
     """
 
+    _about: AboutIndex
+    _problem: str
+
     def __init__(self, index: dict[str, Any], model: str, version: str) -> None:
         set_up_process()
         start_s = time.perf_counter()
