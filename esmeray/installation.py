@@ -26,9 +26,10 @@ ROOMS = CHECKOUT or PACKAGE
 
 def python_path() -> str:
     """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # This process's own first: what somebody has put before the checkout stays before it.
-    return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *paths])))
+    return os.pathsep.join(
+        dict.fromkeys(filter(None, [str(CHECKOUT or ""), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    )
 
 
 _entry_points = cache(entry_points)
