@@ -294,7 +294,8 @@ class Subject:
         shutil.copytree(self.here, self.root / "kept", symlinks=True, dirs_exist_ok=True)
         self.old = self._read()
         self.operations = self._undisturbed()
-        self.new, self.content = self._read(), self._content()
+        self.new = self._read()
+        self.content = self._content()
         self.names = {generic(path) for path in self.content}
         # What differs between two undisturbed runs, such as a time, is not compared.
         self._undisturbed()
@@ -319,7 +320,8 @@ class Subject:
     def trial(self, point: Point) -> Trial:
         self._restore()
         code = self._run(point)
-        said, state = self._said(), self._read()
+        said = self._said()
+        state = self._read()
         operation = next((line.partition("\t")[2] for line in self._log() if line.startswith(f"{point.number}\t")), "")
         wrong = {}
         is_further = self.case.is_staged and state.code == 0 and stage(state) >= stage(self.old)
@@ -479,7 +481,8 @@ def disturbed(
                 if module.startswith(PACKAGES):
                     with suppress(ImportError):
                         importlib.import_module(module)
-            points, by_case[name] = subject.points(), []
+            points = subject.points()
+            by_case[name] = []
             counts[name] = len(subject.operations)
             random.Random(seed).shuffle(points)
             rounds.append((subject, points[:most]))
