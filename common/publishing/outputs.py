@@ -228,7 +228,8 @@ def sweep(target: Path) -> None:
 
 def _clear(scratch: Path, target: Path) -> None:
     """Remove a scratch folder, once an output that was set aside in it, or the manifest of a new file, has its name."""
-    replaced, manifest = scratch / _REPLACED, scratch / MADE_FILE
+    replaced = scratch / _REPLACED
+    manifest = scratch / MADE_FILE
     with suppress(OSError):  # the folder stays, for the next command
         if replaced.exists() and not target.exists():
             replaced.rename(target)
