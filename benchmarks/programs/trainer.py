@@ -115,9 +115,11 @@ class StepClock(TrainerCallback):
         self._ended_s = time.perf_counter()
 
 
-def deepspeed_settings() -> dict[str, Any]:
-    """The project's own ZeRO-2 settings, with what the Trainer fills in."""
-    return yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
+def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArguments:
+    """The same optimizer, schedule and tokens a step as the project's run."""
+    cuda = torch.cuda.is_available()
+    # The project's own ZeRO-2 settings, with what the Trainer fills in.
+    deepspeed = yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -126,11 +128,6 @@ def deepspeed_settings() -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArguments:
-    """The same optimizer, schedule and tokens a step as the project's run."""
-    cuda = torch.cuda.is_available()
     return TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=workload.sequences,
@@ -152,7 +149,7 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        deepspeed=deepspeed_settings(),
+        deepspeed=deepspeed,
         use_cpu=not cuda,
     )
 
