@@ -244,7 +244,8 @@ def _own_signals() -> Iterator[None]:
     """Have signals to all processes of a job answered by this one, and by its own handlers.
 
     Ray (2.60) keeps only SIGINT from a cluster that is started in the block: any other signal to the process group
-    ended the workers before they could save. And it sets a handler of SIGTERM that exits with code 1.
+    ended the workers before they could save. And ray.init, also of a running cluster, sets a handler of SIGTERM that
+    exits with code 1.
     """
     handler = signal.getsignal(signal.SIGTERM)
     with kept_from_children():
@@ -257,10 +258,11 @@ def _own_signals() -> Iterator[None]:
 
 def _init(**arguments: Any) -> BaseContext:
     """Connect, in 3 tries: one in ten of Ray Client's servers (2.60) dies when forked (ray-project/ray#63202)."""
-    for _ in range(2):
-        with suppress(ConnectionAbortedError):
-            return ray.init(**arguments)
-    return ray.init(**arguments)
+    with _own_signals():
+        for _ in range(2):
+            with suppress(ConnectionAbortedError):
+                return ray.init(**arguments)
+        return ray.init(**arguments)
 
 
 def _join(address: str) -> BaseContext:
