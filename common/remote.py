@@ -266,7 +266,8 @@ def upload_folder(folder: Path, uri: str, last: str, kept: Collection[str] = ())
 
     ``kept``: names of files that are not copied.
     """
-    for path in sorted(folder.rglob("*"), key=lambda path: path == folder / last):
+    # A reader of a first upload looks for other manifests than the last one, too: they come after what they list.
+    for path in sorted(folder.rglob("*"), key=lambda path: (path == folder / last, path.suffix == ".json")):
         if path.is_file() and str(path.relative_to(folder)) not in kept:
             upload(path, f"{uri}/{path.relative_to(folder)}")
 
