@@ -62,8 +62,7 @@ def capacity(workers: Workers) -> Capacity:
     """
     try:
         if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster knows
-            task = ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines)
-            machines = ray.get(task.remote())
+            machines = ray.get(ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines).remote())
         else:
             machines = _machines()
     except (RayError, RuntimeError) as error:

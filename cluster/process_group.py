@@ -65,10 +65,16 @@ class _ProcessGroup(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         own = addresses(worker_group.execute(ray.util.get_node_ip_address))
         meeting = own[0], worker_group.execute_single(0, listen, own[0], len(own))
-        timeout = timedelta(seconds=backend_config.timeout_s)
         joining = [
             worker_group.execute_single_async(
-                rank, join, meeting, rank, len(own), address, backend_config.backend, timeout
+                rank,
+                join,
+                meeting,
+                rank,
+                len(own),
+                address,
+                backend_config.backend,
+                timedelta(seconds=backend_config.timeout_s),
             )
             for rank, address in enumerate(own)
         ]

@@ -42,5 +42,6 @@ class RaySection(Section):
         if not isinstance(self.num_workers, tuple):
             return ()
         least, most = self.num_workers
-        allowed = range(least, most + 1)
-        return tuple(size for size in allowed if self.allowed_workers is None or size in self.allowed_workers)
+        return tuple(
+            size for size in range(least, most + 1) if self.allowed_workers is None or size in self.allowed_workers
+        )

@@ -61,7 +61,9 @@ class StopSignals:
 
         With ``interrupts`` each later signal raises KeyboardInterrupt, which breaks off any wait of the main thread.
         """
-        self._on_request, self._reply, self._interrupts = on_request, reply, interrupts
+        self._on_request = on_request
+        self._reply = reply
+        self._interrupts = interrupts
 
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
         """The signal that led to this error before the hand-over; None where a program asked to exit."""

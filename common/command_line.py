@@ -50,12 +50,9 @@ class _Output(io.FileIO):
 class _LogFile(logging.FileHandler):
     """A log file that ends no command: the first error is a warning, and the lines after it are lost."""
 
-    _is_lost = False
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not self._is_lost:
-            warn(f"{self.baseFilename}: can't be written any more: {sys.exc_info()[1]}")
-        self._is_lost = True
+        warn(f"{self.baseFilename}: can't be written any more: {sys.exc_info()[1]}")
+        self.setLevel(logging.CRITICAL + 1)
 
 
 def end_process(main: Callable[[list[str]], int]) -> NoReturn:

@@ -56,8 +56,12 @@ def _reason(error: Exception) -> str:
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
     # The text, not the time of the file: a checkout sets that anew.
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    settings = repr((_FLAGS, openmp, sorted(constants.items())))
-    parts = [source.read_text(encoding="utf-8"), version, processor(), settings]
+    parts = [
+        source.read_text(encoding="utf-8"),
+        version,
+        processor(),
+        repr((_FLAGS, openmp, sorted(constants.items()))),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

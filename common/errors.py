@@ -89,8 +89,9 @@ def naming_variables() -> Iterator[None]:
         names = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXIES
         variables = " or ".join(name for name in os.environ if name.lower() in names)
         # httpx quotes what it takes for the port, which may be part of a password.
-        is_url = isinstance(error, httpx.InvalidURL)
-        reason = "no URL; in no_proxy, addresses have no []" if is_url else first_line(error)
+        reason = (
+            "no URL; in no_proxy, addresses have no []" if isinstance(error, httpx.InvalidURL) else first_line(error)
+        )
         raise ConfigError(f"{variables}: can't be used ({reason}); correct or unset it") from error
 
 

@@ -71,5 +71,6 @@ def number_text(value: float, _position: float = 0) -> str:
 def legend(axes: Axes, over_curves: bool = False) -> None:
     """A legend, where anything has a label; over curves it has a white ground."""
     if axes.get_legend_handles_labels()[0]:
-        ground = axes.legend(frameon=over_curves, fontsize=9, labelcolor=INK).get_frame()
-        ground.set(facecolor="white", edgecolor="none", alpha=0.85)
+        axes.legend(frameon=over_curves, fontsize=9, labelcolor=INK).get_frame().set(
+            facecolor="white", edgecolor="none", alpha=0.85
+        )

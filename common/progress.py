@@ -126,12 +126,6 @@ def _display(line: Callable[[], str] | None) -> Iterator[None]:
         _changed.set()
 
 
-@cache
-def _start_log() -> None:
-    # A thread, since a step of minutes may report nothing; one, so that only the innermost display writes.
-    Thread(target=_write_log, daemon=True).start()
-
-
 def _write_log() -> None:
     while True:
         wait_s = FIRST_S if _lines else None
@@ -140,3 +134,7 @@ def _write_log() -> None:
             for line in filter(None, _lines[-1:]):
                 print(line(), file=sys.stderr, flush=True)
         _changed.clear()
+
+
+# A thread, since a step of minutes may report nothing; one, so that only the innermost display writes.
+_start_log = cache(Thread(target=_write_log, daemon=True).start)

@@ -8,7 +8,8 @@ each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
 
 A store of objects renames nothing, so an output at a URI changes by its manifest: new objects are uploaded first, the
 manifest last, and then the objects that no manifest lists any more are removed (:func:`publish`). An output that is
-replaced gets a folder of its own, ``version-XXXXXXXX``, to which ``version.txt`` points; :func:`listing` follows it.
+replaced gets a folder of its own, ``version-XXXXXXXX``, to which ``esmeray-version.txt`` points; :func:`listing`
+follows it.
 """
 
 import hashlib
@@ -57,8 +58,10 @@ AT_ONCE_S = 20.0
 """Patience with a store where somebody waits for something to start, in seconds."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 """A wait for a store that is as long as the first is reported."""
-VERSION_FILE = "version.txt"
+VERSION_FILE = "esmeray-version.txt"
 """Names the folder below a URI that holds the current version of an output that was replaced."""
+_VERSION = re.compile(r"version-[0-9a-f]{8}/")
+"""Start of the names of a version's objects; those of a version that is not current are no part of an output."""
 _locks: dict[Path, Lock] = {}
 """Copies that this process uses: no process removes them while it lives."""
 
@@ -177,7 +180,8 @@ def listing(uri: str) -> Items:
     """
     items = _objects(uri)
     prefix = f"{_version(uri)}/" if VERSION_FILE in items else ""
-    return {name.removeprefix(prefix): item for name, item in items.items() if name.startswith(prefix)}
+    names = {name.removeprefix(prefix): name for name in items if name.startswith(prefix)}
+    return {name: items[whole] for name, whole in names.items() if not _VERSION.match(name)}
 
 
 def current(uri: str) -> str:
@@ -329,23 +333,19 @@ def leave(target: Path) -> None:
 
 def _publish_folder(work: Path, uri: str) -> None:
     made = json.loads((work / MADE_FILE).read_text(encoding="utf-8"))
-    every_object, items = _objects(uri), listing(uri)
-    record = f"{uri}{PARTIAL}/{RECORD_FILE}"
-    is_recorded = bool(listing(record))
-    if MADE_FILE not in items and not is_recorded:
-        write(record, made["made_by"])  # first: by it the same command resumes an upload that is cut short
-    old, new = _listed_objects(uri, items), made["files"]
-    unlisted = {name: item for name, item in items.items() if name in old.keys() - {*new, MADE_FILE}}
+    new = made["files"]
+    before = _objects(uri)
+    items = listing(uri)
+    old = _listed_objects(uri, items)
     kept = {name for name in new.keys() & items.keys() if old.get(name) == new[name]}
     changed = (new.keys() & old.keys()) - kept
     if MADE_FILE not in items:
+        write(f"{uri}{PARTIAL}/{RECORD_FILE}", made["made_by"])  # by it the same command resumes a killed upload
         upload_folder(work, uri, MADE_FILE)
     elif len(changed) > 1:
         version = f"version-{uuid.uuid4().hex[:8]}"
         upload_folder(work, f"{uri}/{version}", MADE_FILE)
         write(f"{uri}/{VERSION_FILE}", version)
-        unlisted = {name: item for name, item in items.items() if name in old}
-        unlisted |= {name: item for name, item in every_object.items() if name.startswith("version-")}
     else:
         # The one file that changes is the output's own manifest. Until it is there, the one before it is right, too.
         made["replaced"] = {name: xxhash.xxh3_128_hexdigest(read(f"{current(uri)}/{name}")) for name in changed}
@@ -353,10 +353,13 @@ def _publish_folder(work: Path, uri: str) -> None:
         upload_folder(work, current(uri), MADE_FILE, kept | changed)
         for name in changed:
             upload(work / name, f"{current(uri)}/{name}")
-    for item in unlisted.values():
-        _opened(uri)[0].rm_file(item["name"])
-    if not is_recorded:
-        remove(f"{uri}{PARTIAL}")
+    # What others put there is in no manifest, and stays. A manifest goes after what it lists.
+    ours = {item["name"] for name, item in before.items() if _VERSION.match(name)}
+    ours |= {before[name]["name"] for name in _listed_objects(uri, before).keys() & before.keys()}
+    ours -= {item["name"] for name, item in listing(uri).items() if name in {*new, MADE_FILE}}
+    for path in sorted(ours, key=lambda path: path.endswith(MADE_FILE)):
+        _opened(uri)[0].rm_file(path)
+    remove(f"{uri}{PARTIAL}", RECORD_FILE)
 
 
 def _listed_objects(uri: str, items: Items) -> dict[str, str]:

@@ -51,8 +51,9 @@ def refusal(error: Mapping[str, Any]) -> str:
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "literal_error":
         message += did_you_mean(str(error["input"]), ())
-    own = error["type"] == "value_error"
-    return message if own else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
+    return (
+        message if error["type"] == "value_error" else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
+    )
 
 
 def shortened(text: str, longest: int) -> str:

@@ -70,5 +70,5 @@ def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, st
     remedy = f"make or copy {manifest.parent} again, or remove this file, by which the others are verified"
     made = read_json(manifest, remedy)
     with parsing(manifest, remedy):
-        files, replaced = dict(made["files"]), dict(made.get("replaced", {}))
-        return {str(name): str(checksum) for name, checksum in files.items()}, replaced
+        files = {str(name): str(checksum) for name, checksum in made["files"].items()}
+        return files, dict(made.get("replaced", {}))

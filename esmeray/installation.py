@@ -26,9 +26,10 @@ ROOMS = CHECKOUT or PACKAGE
 
 def python_path() -> str:
     """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # This process's own first: what somebody has put before the checkout stays before it.
-    return os.pathsep.join(dict.fromkeys(filter(None, [str(CHECKOUT or ""), *paths])))
+    return os.pathsep.join(
+        dict.fromkeys(filter(None, [str(CHECKOUT or ""), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    )
 
 
 _entry_points = cache(entry_points)
@@ -59,22 +60,21 @@ def added(
             # The order of packages differs between machines, so that none of them is used.
             "this name is added more than once": names.count(point.name) > 1,
         }
-        objection = next((text for text, holds in objections.items() if holds), None)
+        holding = [text for text, holds in objections.items() if holds]
         try:
-            additions[point.name] = imported(partial(_load, point, of_type, checked, objection), what)
+            additions[point.name] = imported(partial(_load, point, of_type, checked, holding), what)
         except ConfigError as error:
             if point.name not in shipped:
                 UNUSABLE[point.name] = "; ".join(filter(None, (UNUSABLE.get(point.name), str(error))))
             # Processes that this one starts import the same packages, and would warn again.
-            this = str(os.getpid())
-            if os.environ.setdefault(_WARNS, this) == this:
+            if os.environ.setdefault(_WARNS, str(os.getpid())) == str(os.getpid()):
                 warn(str(error))
     return additions
 
 
-def _load(point: EntryPoint, of_type: type, checked: Callable[[str, Any], Any] | None, objection: str | None) -> Any:
-    if objection is not None:
-        raise ConfigError(objection)
+def _load(point: EntryPoint, of_type: type, checked: Callable[[str, Any], Any] | None, objections: list[str]) -> Any:
+    if objections:
+        raise ConfigError(objections[0])
     loaded = point.load()
     expect(loaded, of_type, "it")
     return checked(point.name, loaded) if checked else loaded

@@ -98,8 +98,7 @@ def read_annotations(
     own = {without_database(protein): protein for protein in reversed(ids)}.values()
     matches = match_ids(ids, own if proteins is None else proteins, path, "the sequences", share=share)
     if len(matches) < len(ids):
-        lacking = counted(len(ids) - len(matches), "protein{s}")
-        log.warning("%s: %s without a sequence left out", path, lacking)
+        log.warning("%s: %s without a sequence left out", path, counted(len(ids) - len(matches), "protein{s}"))
     matched = [matches.get(protein, "") for protein in ids]
     annotations = {}
     for name, (numbers, columns) in pairs.items():
@@ -221,8 +220,11 @@ class _Lines:
         """The file's rows; after them, log what was left out."""
         yield from rows_of(self._path, self._ontology.positions)
         if self._left_out:  # one line at the end, where a release of other terms may have a million
-            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in self._left_out.items())
-            log.warning("%s: left out: %s", self._path, reasons)
+            log.warning(
+                "%s: left out: %s",
+                self._path,
+                ", ".join(f"{reason}: {number:,}" for reason, number in self._left_out.items()),
+            )
 
     def annotated(
         self, row: Row, evidence: Collection[str] = EVIDENCE, since: str = "", before: str = ""

@@ -206,8 +206,10 @@ def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) 
             signed_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
             yield name + end, _metric(sign * signed_TR.max(axis=0), float(thresholds_T[signed_TR[:, 0].argmax()]))
         for kind in ("", "_micro"):
-            area_R = _area(values[f"pr{kind}"][w], values[f"rc{kind}"][w], values["cov"][w] > 0)
-            yield f"aupr{kind}{end}", _metric(area_R)
+            yield (
+                f"aupr{kind}{end}",
+                _metric(_area(values[f"pr{kind}"][w], values[f"rc{kind}"][w], values["cov"][w] > 0)),
+            )
         yield f"cov{end}", _metric(values["cov"][w].max(axis=0))
 
 

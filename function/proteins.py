@@ -96,8 +96,11 @@ def location(data: DataSection, root: Path) -> Path:
     settings["rules"] = _RULES
     if data.source == [SAMPLE]:
         return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
-    files = (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)
-    paths = [expanded(name) for name in files if name]
+    paths = [
+        expanded(name)
+        for name in (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)
+        if name
+    ]
     if missing := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{missing}: no such file; check data.terms")
     return root / name_of_content(
@@ -150,8 +153,13 @@ def read(folder: Path) -> FunctionData:
         if training_M.all() or not training_M.any():
             log.warning("%s is left out: it needs proteins to train with and held-out ones; see data.terms", name)
             continue
-        records_M = np.array([records[protein] for protein in annotated.proteins])
-        aspects[name] = AspectData(ontology.aspects[name], records_M, annotated.terms, accretion[name], training_M)
+        aspects[name] = AspectData(
+            ontology.aspects[name],
+            np.array([records[protein] for protein in annotated.proteins]),
+            annotated.terms,
+            accretion[name],
+            training_M,
+        )
     if not aspects:
         raise DataError(f"{folder}: no aspect has proteins to train with and held-out ones; hold out others, or more")
     return FunctionData(store, ids, aspects)
@@ -181,11 +189,13 @@ class LabelledTerms:
         learners = [(aspect, columns) for aspect, columns in learnt if columns.size]
         if not learners:
             raise DataError(f"{path}: no term has {min_count} training proteins; lower data.terms.min_count")
-        names = [aspect.aspect.terms[column] for aspect, columns in learners for column in columns]
-        self.label_space = LabelSpace("multilabel", tuple(names))
+        self.label_space = LabelSpace(
+            "multilabel", tuple(aspect.aspect.terms[column] for aspect, columns in learners for column in columns)
+        )
         # Rare and specific terms count more, as in Smin; the 1 keeps those that nearly every protein has.
-        weights = [1 + aspect.accretion[columns] for aspect, columns in learners]
-        self.label_weights = np.concatenate(weights).astype(np.float32)
+        self.label_weights = np.concatenate([1 + aspect.accretion[columns] for aspect, columns in learners]).astype(
+            np.float32
+        )
         annotated_RA = np.zeros((len(self.store), len(learners)), bool)
         blocks = []
         for number, (aspect, columns) in enumerate(learners):
@@ -264,8 +274,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
         listed = {line.strip() for _, line in numbered_lines(path)} - {""}
         held_out = match_ids(sorted(listed), ids, path, "the sequences")
         if len(held_out) < len(listed):
-            lacking = counted(len(listed) - len(held_out), "protein{s}")
-            log.warning("%s: %s without a sequence left out", path, lacking)
+            log.warning("%s: %s without a sequence left out", path, counted(len(listed) - len(held_out), "protein{s}"))
         return {*held_out.values()}
     if terms.since:
         # As in CAFA: those that had no annotation in any aspect before.

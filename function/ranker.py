@@ -105,8 +105,9 @@ class Ranker(NamedTuple):
 
 def scored(values_K: NDArray[np.float64], candidates: Candidates, aspect: Aspect) -> csr_array:
     """(N, V) scores of candidates, of which no term scores above its parents."""
-    cells = (candidates.rows, candidates.columns)
-    return propagate(pruned(csr_array((values_K, cells), shape=candidates.shape)), aspect)
+    return propagate(
+        pruned(csr_array((values_K, (candidates.rows, candidates.columns)), shape=candidates.shape)), aspect
+    )
 
 
 def fit_ranker(candidates: Candidates, terms: csr_array) -> tuple[Ranker, NDArray[np.float64]]:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import DataError, parsing
 from esmeray.common.verification import verified
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
@@ -83,10 +83,8 @@ class TaskModel(nn.Module, ABC):
 
     def load_own_weights(self, path: Path) -> None:
         """Load what :meth:`save_own_weights` wrote. Raises DataError (the file is damaged, or of another model)."""
-        try:
+        with parsing(path, "export the model again", SafetensorError):
             state = load_file(verified(path))
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} can't be read ({error}); export the model again") from error
         own_shapes = {name: tensor.shape for name, tensor in self.own_state().items()}
         # Held against the model before it is loaded: strict=False, for want of the backbone, would pass over anything.
         if {name: tensor.shape for name, tensor in state.items()} != own_shapes:

@@ -116,9 +116,8 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
             # A search that has measured a setting's other values found the one in use the fastest.
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
-            # A rule with an upper bound is of something that is too low: lost is what is missing of the whole.
-            lost = value if math.isinf(rule.below) else 1 - value
-            yield Advice(topic, finding, actions, rule.weight * lost)
+            # A rule with an upper bound is about a value that is too low: what is missing of the whole is lost.
+            yield Advice(topic, finding, actions, rule.weight * (value if math.isinf(rule.below) else 1 - value))
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"

@@ -211,8 +211,14 @@ def saved_steps(run: RunFolder) -> tuple[int, str]:
     """The newest checkpoint's step, 0 without one, and what a run that ended without an outcome has saved, in words."""
     newest = CheckpointStore(run.checkpoints).newest_intact()
     step = newest.step if newest else 0
-    records = RecordTail(run.metrics, recent_bytes=1 << 20).poll()
-    taken = max((record["step"] for record in records if record["kind"] == "train"), default=0)
+    taken = max(
+        (
+            record["step"]
+            for record in RecordTail(run.metrics, recent_bytes=1 << 20).poll()
+            if record["kind"] == "train"
+        ),
+        default=0,
+    )
     return step, f"saved up to step {step} of {max(step, taken)}; the same command resumes it"
 
 

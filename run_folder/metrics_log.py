@@ -263,8 +263,10 @@ class RunTail:
         self._run = run
         self._warn = warn
         self._warned: set[str] = set()
-        present = [run.metrics, run.alerts, *sample_files(run.monitoring)]
-        self._tails = {path: RecordTail(path, skip_present=live) for path in present}
+        self._tails = {
+            path: RecordTail(path, skip_present=live)
+            for path in [run.metrics, run.alerts, *sample_files(run.monitoring)]
+        }
 
     def poll(self) -> Iterator[Record]:
         """Yield what is new since the last call by time, that of one file in the file's order.

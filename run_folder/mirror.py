@@ -229,8 +229,11 @@ class RunMirror:
         """Write the manifest of a checkpoint at the URI if all parts are there; returns whether they are."""
         there = listing(f"{self._root}/{name}")
         if MANIFEST not in there:
-            texts = [read(f"{self._root}/{name}/{part}") for part in there if part.startswith("rank-")]
-            parts = [Manifest.model_validate_json(text) for text in texts]
+            parts = [
+                Manifest.model_validate_json(read(f"{self._root}/{name}/{part}"))
+                for part in there
+                if part.startswith("rank-")
+            ]
             files = {rank: entries for part in parts for rank, entries in part.files.items()}
             if len(files) < manifest.world_size:
                 return False

@@ -143,8 +143,7 @@ class Client:
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
         """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
-        answers = self._answers(_requests(sequences), "/v1/classify", {}, "application/json")
-        contents = (answer.json() for answer in answers)
+        contents = map(httpx.Response.json, self._answers(_requests(sequences), "/v1/classify", {}, "application/json"))
         return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
     def search(

@@ -78,8 +78,8 @@ class Reply:
         ids: of the neighbours of each payload, by an index.
         space: identity of what channels of the results mean.
         refused: ``overloaded`` (the replica has room after ``retry_after_s``, and now for a request of ``room_tokens``
-            of somebody who waits for nothing else), ``memory``, ``model``, ``unavailable`` (files of an index), or
-            ``unknown`` (an id, which is the detail).
+            of somebody who waits for nothing else), ``model``, ``unavailable`` (out of memory, or damaged files of an
+            index), or ``unknown`` (an id, which is the detail).
         statistics: of the replica, for the ingress' metrics.
     """
 

@@ -82,14 +82,16 @@ def _serve(
 
             running.check_room(config)
             show(f"loading {', '.join(model.name for model in config.models)}")
-            http = {
-                "host": config.host,
-                "port": config.port,
-                "keep_alive_timeout_s": KEEP_ALIVE_S,
-                "ssl_certfile": config.access.tls_certificate,
-                "ssl_keyfile": config.access.tls_key,
-            }
-            running.start_proxies(http, say)
+            running.start_proxies(
+                {
+                    "host": config.host,
+                    "port": config.port,
+                    "keep_alive_timeout_s": KEEP_ALIVE_S,
+                    "ssl_certfile": config.access.tls_certificate,
+                    "ssl_keyfile": config.access.tls_key,
+                },
+                say,
+            )
             try:
                 problem = running.deploy(config, say, signals)
                 if problem:
@@ -169,6 +171,5 @@ def _check_sources(config: ServeSection) -> None:
         check_model(model.source, model.random_weights, "models")
     for index in config.indexes:
         # Of a URI the manifest alone; what model its fingerprint stands for is known once the served ones are loaded.
-        folder = local_path(index.source, lambda name: name in (INDEX_FILE, MADE_FILE))
-        if read_index_manifest(folder).made_of is None:
+        if read_index_manifest(local_path(index.source, {INDEX_FILE, MADE_FILE}.__contains__)).made_of is None:
             raise ConfigError(f"indexes: {index.source}: does not name its vectors' model; make them by 'embed run'")

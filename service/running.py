@@ -62,10 +62,13 @@ def check_room(config: ServeSection, running: ServeSection | None = None) -> Non
     new = _reserved(config)
     old = _reserved(running) if running else {}
     amounts = ray.available_resources() if running else ray.cluster_resources()
-    single = [served.name for served in (*config.models, *config.indexes) if served.replicas == 1]
     for unit, noun, setting in ("CPU", "CPU cores", "cpus"), ("GPU", "GPUs", "gpus"):
         added = (max(0.0, amount - old.get(key, 0.0)) for key, amount in new.items() if key[1] == unit)
-        replaced = (min(new.get((name, unit), 0.0), old.get((name, unit), 0.0)) for name in single)
+        replaced = (
+            min(new.get((served.name, unit), 0.0), old.get((served.name, unit), 0.0))
+            for served in config.served
+            if served.replicas == 1
+        )
         needed = sum(added) + max(replaced, default=0.0)
         if needed > amounts.get(unit, 0.0) + 1e-6:  # amounts are multiples of 0.0001
             replicas = "successors, which start before the replicas end," if running else "replicas"
@@ -132,8 +135,7 @@ def drain(signals: StopSignals) -> None:
 
 def remove(at_once: bool = False) -> None:
     """Remove the application from a cluster that goes on, and Serve too if nobody else uses it and there is time."""
-    others = set(serve.status().applications) - {APPLICATION}
-    if others or at_once:
+    if at_once or set(serve.status().applications) - {APPLICATION}:
         serve.delete(APPLICATION, _blocking=False)
         serve.status()  # answered once the deletion has arrived
     else:
@@ -160,6 +162,6 @@ def _device() -> str:
 
 def _reserved(config: ServeSection) -> dict[tuple[str, str], float]:
     """CPU cores and GPUs of all replicas of each model and index, by its name and the unit."""
-    cores = {(served.name, "CPU"): served.cpus * served.replicas for served in (*config.models, *config.indexes)}
+    cores = {(served.name, "CPU"): served.cpus * served.replicas for served in config.served}
     on_gpu = [model for model in config.models if (model.device or _device()) == "cuda"]
     return cores | {(model.name, "GPU"): model.gpus * model.replicas for model in on_gpu}

@@ -138,6 +138,11 @@ class ServeSection(Section):
     limits: LimitsSection = LimitsSection()
     access: AccessSection = AccessSection()
 
+    @property
+    def served(self) -> list[ServedModel | ServedIndex]:
+        """Models and indexes, each a deployment of its name."""
+        return [*self.models, *self.indexes]
+
     @model_validator(mode="before")
     @classmethod
     def _by_name(cls, values: Any) -> Any:
@@ -156,8 +161,7 @@ class ServeSection(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServeSection":
-        # Of indexes, too: each has a deployment of its name.
-        names = [*(model.name for model in self.models), *(index.name for index in self.indexes)]
+        names = [served.name for served in self.served]
         known = [None, *(model.name for model in self.models)]
         wrong = [
             (len(set(names)) < len(names), "models, indexes: two have the same name; rename one"),

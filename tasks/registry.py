@@ -60,9 +60,7 @@ def task_named(name: str) -> Task:
 
 def part_named(name: str) -> Any:
     """A part of a task, ``module:name``. Raises ConfigError if it is another package's and can't be imported."""
-    if name.startswith("esmeray."):
-        return resolve_name(name)
-    return imported(lambda: resolve_name(name), name)
+    return resolve_name(name) if name.startswith("esmeray.") else imported(lambda: resolve_name(name), name)
 
 
 def metric_labels() -> MetricLabels:

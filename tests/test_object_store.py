@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common import remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
-from esmeray.common.publishing import MADE_FILE, made_file
+from esmeray.common.publishing import MADE_FILE, made_file, made_folder
 from esmeray.common.remote import Storage, listing, local_path, remove, upload, use, write
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
@@ -341,7 +342,9 @@ def test_a_replacement_that_is_cut_short_is_swept_by_the_same_command(store: Obj
                 (building / name).write_text(text)
         remote.publish(Path(uri))
 
-    def cut_short(path: Path, uri: str, calls: Iterator[int] = count(1)) -> None:
+    calls = count(1)
+
+    def cut_short(path: Path, uri: str) -> None:
         if next(calls) == failing:
             raise KeyboardInterrupt
         upload(path, uri)

@@ -305,9 +305,7 @@ def _default(key: KeyPath, field: FieldInfo, values: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _escaped(text: str) -> str:

@@ -122,12 +122,10 @@ class _Problems:
         key = self.key(error["loc"])
         name = ".".join(key)
         message = refusal(error)
+        place = f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
+        where = f"{place}: {name}" if place else name
         if overridden := self._overridden(key, error["msg"]):
             where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
-        elif key in self.lines:
-            where = f"{self.path}:{self.lines[key]}: {name}"
-        else:
-            where = f"{self.path}: {name}" if self.path else name
         if error["type"] == "extra_forbidden":
             # Sections, too: who writes traning: has mistyped one.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)

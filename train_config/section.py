@@ -136,8 +136,7 @@ def sections_of(schema: type[Section], path: KeyPath = ()) -> dict[KeyPath, type
 
 def own_settings(section: type[Section], path: KeyPath = ()) -> dict[KeyPath, FieldInfo]:
     """The settings of a section at this path, without those of sections below it."""
-    fields = section.model_fields.items()
-    return {(*path, name): field for name, field in fields if not is_section(field.annotation)}
+    return {(*path, name): field for name, field in section.model_fields.items() if not is_section(field.annotation)}
 
 
 def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
@@ -166,6 +165,5 @@ def metavar(annotation: Any) -> str:
         return metavar(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return "|".join("none" if member is type(None) else metavar(member) for member in arguments)
-    if origin in (list, tuple):
-        return f"{metavar(arguments[0])} ..."
-    return {int: "INT", float: "FLOAT", bool: "{true,false}", Path: "PATH"}.get(annotation, "TEXT")
+    names = {int: "INT", float: "FLOAT", bool: "{true,false}", Path: "PATH"}
+    return f"{metavar(arguments[0])} ..." if origin in (list, tuple) else names.get(annotation, "TEXT")

@@ -107,9 +107,8 @@ class Measurement:
     @property
     def memory_share(self) -> float | None:
         """Peak as a share of the device's memory."""
-        if self.peak_memory_bytes is None or not self.total_memory_bytes:
-            return None
-        return self.peak_memory_bytes / self.total_memory_bytes
+        peak, total = self.peak_memory_bytes, self.total_memory_bytes
+        return None if peak is None or not total else peak / total
 
 
 @dataclass(frozen=True)

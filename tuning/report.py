@@ -139,10 +139,9 @@ def advice_for(trial: Trial, results: Results) -> list[Advice]:
     """Return what limits a configuration that was measured to the end, then what else may be done about it."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
-    if limit is None:
-        return [_UNKNOWN]
     # The step's own topics compete: of these the one that limits is enough.
-    return [limit, *(advice for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED)]
+    further = [advice for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
+    return [limit, *further] if limit is not None else [_UNKNOWN]
 
 
 def shares_text(trial: Trial) -> str:

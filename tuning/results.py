@@ -94,8 +94,7 @@ def noise_lines(results: Results) -> list[str]:
 def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig) -> list[str]:
     """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
     # Whether or not it is fast: it is the answer to how much the memory holds.
-    fitting = [trial for trial in results.measured if results.speed(trial)]
-    largest = max(fitting, key=lambda trial: trial.settings.tokens)
+    largest = max(filter(results.speed, results.measured), key=lambda trial: trial.settings.tokens)
     lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
     # A larger budget that failed was reported with its trial; one that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:

@@ -32,9 +32,12 @@ class Search(OptunaSearch):
 
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        distributions = {name: _distribution(space, name) for name in NAMES}
-        sampler = _sampler(search.search, len(read_trials(trials)))
-        super().__init__(distributions, metric=METRIC, mode="max", sampler=sampler)
+        super().__init__(
+            {name: _distribution(space, name) for name in NAMES},
+            metric=METRIC,
+            mode="max",
+            sampler=_sampler(search.search, len(read_trials(trials))),
+        )
         self._configurations = space
         self._search = search.search
         self._margin = search.memory_margin
@@ -134,8 +137,7 @@ class Search(OptunaSearch):
         fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(self._margin)]
         # What was not measured and is ruled out counts as too large; what runs is not known yet.
         ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
-        too_large = [tokens for tokens in ended if tokens not in fitting]
-        tokens = next_budget([s.tokens for s in ladder], fitting, too_large)
+        tokens = next_budget([s.tokens for s in ladder], fitting, [t for t in ended if t not in fitting])
         proposal = replace(own, tokens=tokens or own.tokens)
         return proposal if proposal in untried else None
 

@@ -73,7 +73,8 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     config, search = job.config, job.search
     placed = place_workers(config.ray, nodes)
     own = job.own_settings(placed)
-    values = {name: _sorted(name, getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
+    values = {name: tuple(getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
+    values |= {name: tuple(sorted(values[name])) for name in ORDERED if None not in values[name]}
     if search.space.tokens is None:
         largest = config.batch.global_tokens
         if data_tokens is not None and not search.keep_global_tokens:
@@ -147,9 +148,8 @@ def _refusal(
     if settings.num_workers == 0 and settings.prefetch != prefetch:
         return "prefetching, which makes no difference without loader processes"
     offers_both = len(values["gradient_checkpointing"]) > 1
-    if settings.gradient_checkpointing and config.model.backbone.frozen and offers_both:
-        return "checkpointing, which makes no difference to a frozen backbone"
-    return None
+    is_idle = settings.gradient_checkpointing and config.model.backbone.frozen and offers_both
+    return "checkpointing, which makes no difference to a frozen backbone" if is_idle else None
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:
@@ -179,10 +179,6 @@ def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any])
         with suppress(ResourceError):
             workers[count] = place_workers(ray.model_copy(update={"num_workers": count}), nodes)
     return workers
-
-
-def _sorted(name: str, values: list[Any]) -> tuple[Value, ...]:
-    return tuple(sorted(values)) if name in ORDERED and None not in values else tuple(values)
 
 
 def _steps_between(name: str, value: Any, other: Any) -> float:

@@ -42,8 +42,11 @@ class MeasuredTrial(tune.Trainable):
         measurement = self._measure(settings, self.config["to_beat"])
         # Before Ray Tune has the result: a search that is killed now is resumed from the files.
         write_trial(self._job.folder.trials, self.trial_id, settings, measurement)
-        speed = measurement.speed(self._job.search.memory_margin)
-        return {METRIC: speed, "measurement": asdict(measurement), "done": True}
+        return {
+            METRIC: measurement.speed(self._job.search.memory_margin),
+            "measurement": asdict(measurement),
+            "done": True,
+        }
 
     def cleanup(self) -> None:
         if self._group is not None:

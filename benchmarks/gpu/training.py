@@ -35,6 +35,8 @@ NAMES_OF_KERNELS = {
 }
 """Parts of the kernels' names, by kind; the first that fits counts."""
 
+ALL = "all of them"
+"""In place of a kernel's name, for a whole kind."""
 OPTIMIZER_BYTES = 28
 """Of a parameter's update: weight and two moments read and written, gradient read, fp32."""
 
@@ -204,17 +206,15 @@ def _bytes_of_a_layer(run: TrainingRun, batch: PackedBatch) -> int:
 def _rows(spent: Kernels, calls: Kernels, least_s: dict[str, float]) -> Iterator[Row]:
     """Kinds, then single kernels, the longest first; ``least_s``: seconds that a kind takes at its limit."""
     total = sum(spent.values())
-    by_kind, count = Counter[str](), Counter[str]()
+    by_kind, calls_by_kind = Kernels(), Kernels()
     for (kind, kernel), microseconds in spent.items():
-        by_kind[kind] += microseconds
-        count[kind] += calls[kind, kernel]
-    for kind, own in by_kind.most_common():
-        limit = least_s[kind] / (own * 1e-6) if least_s.get(kind) else None
-        row: Row = {"kind": kind, "kernel": "all of them", "share": own / total, "ms": own / 1e3, "calls": count[kind]}
-        yield row | {"of its limit": limit}
-    for (kind, kernel), own in spent.most_common(20):
-        row = {"kind": kind, "kernel": kernel, "share": own / total, "ms": own / 1e3}
-        yield row | {"calls": calls[kind, kernel]}
+        by_kind[kind, ALL] += microseconds
+        calls_by_kind[kind, ALL] += calls[kind, kernel]
+    for key, own in [*by_kind.most_common(), *spent.most_common(20)]:
+        row: Row = dict(zip(("kind", "kernel"), key, strict=True))
+        row |= {"share": own / total, "ms": own / 1e3, "calls": (calls | calls_by_kind)[key]}
+        has_limit = key in by_kind and least_s.get(key[0])
+        yield row | {"of its limit": least_s[key[0]] / (own * 1e-6) if has_limit else None}
 
 
 def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kernels, Kernels]:

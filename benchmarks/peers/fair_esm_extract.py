@@ -75,11 +75,9 @@ def _copy_weights(model: torch.nn.Module, theirs: Mapping[str, Tensor]) -> None:
     }
     prefix = "esm.encoder.layer."
     for key, value in theirs.items():
-        if not key.startswith(prefix):
-            continue
         number, _, rest = key.removeprefix(prefix).partition(".")
         module, _, kind = rest.rpartition(".")
-        if module in _LAYER:
+        if key.startswith(prefix) and module in _LAYER:
             named[f"layers.{number}.{_LAYER[module]}.{kind}"] = value
     # Not strict: the head and the contact regression stay as they are; whatever features depend on must be there.
     unknown = model.load_state_dict(named, strict=False)

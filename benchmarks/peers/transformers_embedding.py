@@ -106,14 +106,11 @@ def documented(device: str) -> Tuning:
 def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
     """The fastest precision and batch size on some of the sequences; each is tried twice, the better time counts."""
     batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
-    best = Tuning()
-    best_s = float("inf")
     precisions: tuple[Precision, ...] = ("bf16 weights", "bf16 autocast")
-    for precision, batch_size in itertools.product(precisions, batch_sizes):
-        embedder = TransformersEmbedder(folder, setting.device, Tuning(precision, batch_size, sort_by_length=True))
+
+    def seconds(tuning: Tuning) -> float:
+        embedder = TransformersEmbedder(folder, setting.device, tuning)
         # The better of two: the first has what torch sets up for shapes that it has not met.
-        taken_s = min(timed(partial(embedder, sequences))[1] for _ in range(2))
-        if taken_s < best_s:
-            best = embedder.tuning
-            best_s = taken_s
-    return best
+        return min(timed(partial(embedder, sequences))[1] for _ in range(2))
+
+    return min((Tuning(*pair, sort_by_length=True) for pair in itertools.product(precisions, batch_sizes)), key=seconds)

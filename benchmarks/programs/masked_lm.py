@@ -8,7 +8,6 @@ Shape legend: B proteins of a batch, L their length with padding, M masked resid
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import DataCollatorForLanguageModeling, PreTrainedModel, TrainingArguments
 
 from esmeray.benchmarks.harness.models import random_network
 from esmeray.benchmarks.harness.proteins import make_store
@@ -32,7 +26,7 @@ from esmeray.benchmarks.harness.split import Part, split
 from esmeray.benchmarks.harness.stage import Row, Setting
 from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
 from esmeray.benchmarks.programs.processes import call
-from esmeray.benchmarks.programs.trainer import CountingTrainer, tokenized
+from esmeray.benchmarks.programs.trainer import CountingTrainer, StepClock, tokenized
 from esmeray.benchmarks.programs.training_workload import NEVER, TOY
 from esmeray.benchmarks.programs.worker_alone import begin, train_until_enough
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
@@ -183,22 +177,6 @@ def train_ours(
     return course.points
 
 
-class _Clock(TrainerCallback):
-    def __init__(self, trainer: CountingTrainer, course: _Course) -> None:
-        self._trainer = trainer
-        self._course = course
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._ended_s = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seconds = time.perf_counter() - self._ended_s
-        tokens, _computed = self._trainer.take_counts()
-        self._course.stepped(seconds, tokens, state.global_step == state.max_steps)
-        # Read again: an evaluation may lie between, which the clock leaves out.
-        self._ended_s = time.perf_counter()
-
-
 def train_trainer(
     network: dict[str, int],
     proteins: str,
@@ -227,7 +205,7 @@ def train_trainer(
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_SHARE),
     )
     course = _Course(lambda: model, fasta, at_s)
-    trainer.add_callback(_Clock(trainer, course))
+    trainer.add_callback(StepClock(lambda seconds, last: course.stepped(seconds, trainer.take_counts()[0], last)))
     trainer.train()
     return course.points
 

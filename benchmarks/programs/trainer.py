@@ -10,7 +10,7 @@ Shape legend: B sequences of a micro-batch, L their length with padding.
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dnaio
@@ -94,35 +94,32 @@ class CountingTrainer(Trainer):
         return counts
 
 
-class _StepReporter(TrainerCallback):
-    """Keeps a line when the Trainer has logged a step, which it does after each."""
+class StepClock(TrainerCallback):
+    """Calls ``stepped`` after each step, with its seconds and whether it was the last; the call is not timed.
 
-    def __init__(self, trainer: CountingTrainer) -> None:
-        self.lines: list[StepLine] = []
-        self._trainer = trainer
+    Attributes:
+        meter: peak memory since the training began, when DeepSpeed's engine is built.
+    """
+
+    def __init__(self, stepped: Callable[[float, bool], object]) -> None:
+        self._stepped = stepped
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """DeepSpeed's engine is built by now."""
-        self._meter = MemoryMeter(trim=True)
+        self.meter = MemoryMeter(trim=True)
         self._ended_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()  # or a step's kernels would count in the next one
-        now_s = time.perf_counter()
-        self._step_s = now_s - self._ended_s
-        self._ended_s = now_s
-
-    def on_log(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        loss = keywords["logs"].get("loss")
-        if loss is not None:  # the last entry of the Trainer is a summary without one
-            memory_bytes = self._meter.peak().computing_bytes
-            self.lines.append(StepLine(self._step_s, *self._trainer.take_counts(), loss, memory_bytes))
+        self._stepped(time.perf_counter() - self._ended_s, state.global_step == state.max_steps)
+        self._ended_s = time.perf_counter()
 
 
-def deepspeed_settings() -> dict[str, Any]:
-    """The project's own ZeRO-2 settings, with what the Trainer fills in."""
-    return yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
+def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArguments:
+    """The same optimizer, schedule and tokens a step as the project's run."""
+    cuda = torch.cuda.is_available()
+    # The project's own ZeRO-2 settings, with what the Trainer fills in.
+    deepspeed = yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -131,11 +128,6 @@ def deepspeed_settings() -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArguments:
-    """The same optimizer, schedule and tokens a step as the project's run."""
-    cuda = torch.cuda.is_available()
     return TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=workload.sequences,
@@ -157,7 +149,7 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        deepspeed=deepspeed_settings(),
+        deepspeed=deepspeed,
         use_cpu=not cuda,
     )
 
@@ -176,7 +168,14 @@ def train(workload: dict[str, Any], folder: str, sampling: str) -> list[StepLine
         train_dataset=tokenized(work.fasta, tokenizer),  # type: ignore[arg-type]
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.MASK_SHARE),
     )
-    reporter = _StepReporter(trainer)
-    trainer.add_callback(reporter)
+    steps: list[tuple[float, int, int, int]] = []
+
+    def stepped(seconds: float, last: bool) -> None:
+        steps.append((seconds, *trainer.take_counts(), clock.meter.peak().computing_bytes))
+
+    clock = StepClock(stepped)
+    trainer.add_callback(clock)
     trainer.train()
-    return reporter.lines
+    # One entry for each step, and a summary without a loss.
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return [StepLine(*step[:3], loss, step[3]) for step, loss in zip(steps, losses, strict=True)]

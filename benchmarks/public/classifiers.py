@@ -1,10 +1,9 @@
 """Locations of proteins (DeepLoc), intents of messages (Banking77) and secondary structure, by trained classifiers."""
 
-import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
@@ -57,14 +56,14 @@ def _structure(work: Work) -> dict[str, Value]:
 
 def write_residues(source: Path, target: Path) -> None:
     """The table with '.' for the structure of residues that were not resolved, which are neither learnt nor scored."""
-    with gzip.open(source, "rt") as file, target.open("w", newline="") as output:
-        rows = csv.DictReader(file)
-        writer = csv.writer(output)
-        writer.writerow(["id", "sequence", "structure", "split"])
-        for row in rows:
-            structure = np.array([*row["structure"]])
-            structure[np.array([*row["resolved"]]) == "0"] = "."
-            writer.writerow([row["id"], row["sequence"], "".join(structure), row["split"]])
+    # As text: NA may be a protein, and 0101 is no number.
+    table = pd.read_csv(source, dtype=str, keep_default_na=False)
+
+    def known(row: pd.Series) -> str:
+        return "".join(np.where(np.array([*row["resolved"]]) == "0", ".", [*row["structure"]]))
+
+    table["structure"] = table.apply(known, axis=1)
+    table[["id", "sequence", "structure", "split"]].to_csv(target, index=False)
 
 
 LINEAR = "logistic regression on "

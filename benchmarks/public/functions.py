@@ -1,8 +1,8 @@
 """Functions of CAFA2's targets, by the ranker of the task terms, as CAFA evaluates them."""
 
-import gzip
-import json
 from pathlib import Path
+
+import pandas as pd
 
 from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
@@ -51,10 +51,11 @@ def _functions(work: Work) -> dict[str, Value]:
 def write_files(data: Path, folder: Path, limit: float) -> None:
     """FASTA of both, annotations of the training proteins, and for each aspect those of its targets."""
     folder.mkdir()
-    rows = {name: _rows(data / f"{name}.jsonl.gz") for name in ("training_pool", "cafa2_targets")}
+    parts = (data / "training_pool.jsonl.gz", data / "cafa2_targets.jsonl.gz")
+    candidates, asked = (pd.read_json(path, lines=True, dtype=False).to_dict("records") for path in parts)
     # By identity to any target, so that no part can look a target's relatives up.
-    pool = [(f"P{n}", row) for n, row in enumerate(rows["training_pool"]) if row["max_id_cafa2"] < limit]
-    targets = [(row["id"], row) for row in rows["cafa2_targets"]]
+    pool = [(f"P{n}", row) for n, row in enumerate(candidates) if row["max_id_cafa2"] < limit]
+    targets = [(row["id"], row) for row in asked]
     for name, proteins in (("train", pool), ("targets", targets)):
         (folder / f"{name}.fasta").write_text("".join(f">{protein}\n{row['seq']}\n" for protein, row in proteins))
     files = {"train": [(protein, row, aspect) for protein, row in pool for aspect in ASPECTS]}
@@ -63,11 +64,6 @@ def write_files(data: Path, folder: Path, limit: float) -> None:
     for name, annotated in files.items():
         lines = [f"{protein}\t{term}\n" for protein, row, aspect in annotated for term in row[aspect]]
         (folder / f"{name}.tsv").write_text("".join(lines))
-
-
-def _rows(path: Path) -> list[dict]:
-    with gzip.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
 
 
 BENCHMARKS = (

@@ -12,12 +12,12 @@ itself is evidence beside that.
 Shape legend: N domains, H hits of a query, C channels.
 """
 
-import gzip
 import itertools
 import json
 import random
 from pathlib import Path
 
+import dnaio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,9 +75,8 @@ def sensitivities(work: Work) -> dict[str, Value]:
 def write_files(data: Path, folder: Path) -> None:
     """Files that the commands read: sequences, labels, and lists of queries."""
     rows = [line.split("\t") for line in (data / "domains.tsv").read_text().splitlines()[1:]]
-    with gzip.open(data / "domains.fasta.gz", "rt") as file:
-        records = [record.split("\n") for record in file.read().split(">")[1:]]
-    sequences = {name: "".join(lines).upper() for name, *lines in records}
+    with dnaio.open(data / "domains.fasta.gz") as records:
+        sequences = {record.name: record.sequence.upper() for record in records}
     training = [name for name, _, part in rows if part == "training"]
     random.Random(0).shuffle(training)
     queries = {"validation": [name for name, _, part in rows if part == "validation"], "tuning": training[:TUNING]}

@@ -5,8 +5,6 @@ Spearman's coefficient of the mutants that are left once some at random are meas
 Features are one_hot: no weights have a part.
 """
 
-import csv
-import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -80,11 +78,8 @@ def _beta_lactamase(work: Work) -> dict[str, Value]:
 
 def write_scored(source: Path, target: Path, column: str) -> None:
     """The rows of a table that have a value in this column."""
-    with gzip.open(source, "rt") as file, target.open("w", newline="") as output:
-        rows = csv.DictReader(file)
-        writer = csv.DictWriter(output, rows.fieldnames or ())
-        writer.writeheader()
-        writer.writerows(row for row in rows if row[column])
+    rows = pd.read_csv(source, dtype=str, keep_default_na=False)
+    rows[rows[column] != ""].to_csv(target, index=False)
 
 
 BENCHMARKS = (

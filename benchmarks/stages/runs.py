@@ -13,12 +13,13 @@ steps counts.
 Losses of two runs of a case are held to each other before anything counts.
 """
 
-import csv
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
 from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
@@ -83,11 +84,9 @@ def _cases(setting: Setting) -> Iterator[Case]:
 
 def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
     table = setting.folder / "proteins.csv"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sequence", "label"])
-        # A label that a model can learn, without data of anyone: which of four residues is most frequent.
-        writer.writerows([sequence, max(_JUDGED, key=sequence.count)] for sequence in sequences)
+    # A label that a model can learn, without data of anyone: which of four residues is most frequent.
+    labels = [max(_JUDGED, key=sequence.count) for sequence in sequences]
+    pd.DataFrame({"sequence": sequences, "label": labels}).to_csv(table, index=False)
     runs = TrainingRuns(setting, HEAD)
     facts = {**facts, **runs.facts, "records": len(sequences)}
 

@@ -136,15 +136,14 @@ def write_weights(folder: Path, size: str) -> Path:
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     # Drawn once, which for all weights would take minutes: each tensor starts a value further on.
     noise = 0.02 * torch.randn(len(shapes) + max(map(math.prod, shapes.values()))).bfloat16()
-    files: dict[str, str] = {}
-    for name in shapes:
-        layer = name.partition("encoder.layer.")[2].partition(".")[0]
-        files[name] = f"model-{layer or 'embeddings'}.safetensors"
+    layers = {name: name.partition("encoder.layer.")[2].partition(".")[0] for name in shapes}
+    files = {name: f"model-{layer or 'embeddings'}.safetensors" for name, layer in layers.items()}
     for file in set(files.values()):
-        tensors = {}
-        for start, (name, shape) in enumerate(shapes.items()):
-            if files[name] == file:
-                tensors[name] = noise[start : start + math.prod(shape)].view(shape).clone()
+        tensors = {
+            name: noise[start : start + math.prod(shape)].view(shape).clone()
+            for start, (name, shape) in enumerate(shapes.items())
+            if files[name] == file
+        }
         save_file(tensors, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return folder

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from esmeray.common.errors import ConfigError, ResourceError
@@ -37,18 +37,14 @@ def lock_path_of(target: Path) -> Path:
 class Lock:
     """A lock that is held until it is closed."""
 
-    def __init__(self, descriptor: int, release: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, descriptor: int, release: Callable[[], None]) -> None:
         self._descriptor = descriptor
-        self._release = release
+        self.close = release
 
     def write(self, text: str) -> None:
         """Replace the text of the lock's file."""
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, text.encode())
-
-    def close(self) -> None:
-        self._release()
-        os.close(self._descriptor)
 
 
 def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> Lock:
@@ -60,29 +56,25 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
     deadline_s = time.monotonic() + patience_s
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with suppress(FileNotFoundError), ExitStack() as stack:  # the last holder removed the file, or its folder
             descriptor = _open_lock(path)
-        except FileNotFoundError:  # its folder was removed since
-            continue
-        try:
-            # LOCK_NB and a sleep: a wait within flock has no time-out.
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            # The last holder may have removed the file: a lock on it would keep nobody from a new one.
+            stack.callback(os.close, descriptor)
+            try:
+                # LOCK_NB and a sleep: a wait within flock has no time-out.
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(0.05)
+                continue
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                stack.callback(_lock_without_flock(path, patience_s, shared))
+                return Lock(descriptor, stack.pop_all().close)
+            # A lock on a file that was removed would keep nobody from a new one.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return Lock(descriptor)
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                os.close(descriptor)
-                raise
-            time.sleep(0.05)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(descriptor)
-                raise
-            return _lock_without_flock(path, descriptor, patience_s, shared)
-        os.close(descriptor)
+                return Lock(descriptor, stack.pop_all().close)
 
 
 def _open_lock(path: Path) -> int:
@@ -111,12 +103,11 @@ def refuse_other_user(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _lock_without_flock(path: Path, descriptor: int, patience_s: float, shared: bool) -> Lock:
-    """A lock by a file that names host and process, for a file system without flock; never shared."""
+def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> Callable[[], None]:
+    """Lock by a file that names host and process, for a file system without flock; returns its release."""
     from filelock import SoftFileLock, Timeout  # here: few file systems need it
 
     if shared:
-        os.close(descriptor)
         raise ResourceError(
             f"{path.parent}: its file system has no locks (flock), which shared files need; choose a local folder"
         )
@@ -129,6 +120,5 @@ def _lock_without_flock(path: Path, descriptor: int, patience_s: float, shared: 
     try:
         lock.acquire()
     except Timeout as error:
-        os.close(descriptor)
         raise BlockingIOError(errno.EAGAIN, str(error)) from error
-    return Lock(descriptor, lock.release)
+    return lock.release

@@ -2,7 +2,7 @@
 
 A reader sees the old output or the new one at every moment: an existing folder and the new one exchange their names in
 one system call. Whoever builds holds a lock on the target, and first removes the scratch folders that killed commands
-left (:func:`sweep`); a scratch folder is recognised by the record in it, which is removed last.
+left (:func:`sweep`), which are recognised by their names.
 
 What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` beside a file: which
 tool made it, and the XXH3-128 of each file. Only the same tool replaces it, and only when asked. An output path is
@@ -14,6 +14,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -77,13 +78,11 @@ def refuse_existing(
 @contextmanager
 def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     """A temporary folder, renamed to ``target`` with its manifest when the block ends; see :func:`refuse_existing`."""
-    target = resolved(target)
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
         list_files(building, made_by)
         refuse_existing(target, made_by, overwrite)  # something else may stand there by now
-        _note_finished(target, building / MADE_FILE)
 
 
 @contextmanager
@@ -92,9 +91,7 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
 
     What is to change is replaced in the block, never written to. Raises ConfigError where ``base`` holds anything else.
     """
-    target = resolved(target)
-    problem = not_made_by(base, made_by, read=False)
-    if problem:
+    if problem := not_made_by(base, made_by, read=False):
         raise ConfigError(f"{base}: {problem}; move it away")
     files = listed(manifest_of(base), made_by)
     # A folder that grows may be as large as the disk: what is there is neither read nor copied.
@@ -108,21 +105,18 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
             if begun.get(name) != path.stat().st_ino:
                 files[name] = file_xxh128(path)
         write_manifest(building / MADE_FILE, made_by, files)
-        _note_finished(target, building / MADE_FILE)
 
 
 @contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
     """A temporary name beside ``target``, renamed to it when the block ends, its manifest beside it."""
-    target = resolved(target)
     refuse_file(target, made_by, overwrite)
     with exclusive(target), published(target, is_folder=False) as temporary:
         yield temporary
         refuse_file(target, made_by, overwrite)
         manifest = temporary.with_name(MADE_FILE)  # once the file has its name, the manifest gets its own; see _clear
-        write_manifest(manifest, made_by, {target.name: file_xxh128(temporary)})
+        write_manifest(manifest, made_by, {temporary.name: file_xxh128(temporary)})
         sync(manifest)
-        _note_finished(target, manifest)
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
@@ -132,13 +126,6 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     if not resolved(target).parent.exists():
         raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
     refuse_existing(target, made_by, overwrite)
-
-
-def _note_finished(target: Path, manifest: Path) -> None:
-    """Copy the manifest of an output into the unfinished work that it is published from, if there is any."""
-    partial = target.with_name(target.name + PARTIAL)
-    if (partial / RECORD_FILE).is_file():
-        shutil.copyfile(manifest, partial / FINISHED_FILE)
 
 
 @contextmanager
@@ -172,13 +159,11 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
     target = resolved(target)
     scratch = scratch_path(target)
     building = scratch / target.name
+    manifest = (building if is_folder else scratch) / MADE_FILE
+    partial = target.with_name(target.name + PARTIAL)
     try:
         with writing(target):
-            scratch.mkdir()
-            (scratch / RECORD_FILE).touch()
-            if is_folder:
-                building.mkdir()
-        with writing(target):
+            (building if is_folder else scratch).mkdir(parents=True)
             yield building
             mode = (target if target.exists() else scratch).stat().st_mode
             if is_folder:
@@ -187,6 +172,9 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
                 if path.is_file():  # safetensors writes 0600: readable as the folder is
                     path.chmod(mode & 0o666)
                 sync(path)
+            # By it the unfinished work that an output is published from is known to be done.
+            if manifest.exists() and (partial / RECORD_FILE).is_file():
+                shutil.copyfile(manifest, partial / FINISHED_FILE)
             _replace(target, building)
             sync(target.parent)
     finally:
@@ -220,15 +208,13 @@ def _exchange(first: Path, second: Path) -> None:
 
 
 def scratch_path(target: Path) -> Path:
-    """Return a new name beside the target for a folder that :func:`sweep` removes once it holds a record."""
+    """Return a new name beside the target for a folder that :func:`sweep` removes."""
     return target.with_name(f".{target.name}.scratch-{uuid.uuid4().hex[:8]}")
 
 
 def _scratch_folders(target: Path) -> list[Path]:
-    """Scratch folders of a target: those of its name with a record, and empty ones."""
-    start = f".{target.name}.scratch-"
-    folders = [path for path in target.parent.glob(".*") if path.name.startswith(start) and not path.is_symlink()]
-    return [path for path in folders if path.is_dir() and ((path / RECORD_FILE).exists() or not any(path.iterdir()))]
+    name = re.compile(rf"\.{re.escape(target.name)}\.scratch-[0-9a-f]{{8}}")
+    return [path for path in target.parent.glob(".*") if name.fullmatch(path.name) and not path.is_symlink()]
 
 
 def sweep(target: Path) -> None:
@@ -242,21 +228,20 @@ def sweep(target: Path) -> None:
 
 def _clear(scratch: Path, target: Path) -> None:
     """Remove a scratch folder, once an output that was set aside in it, or the manifest of a new file, has its name."""
-    replaced, manifest = scratch / _REPLACED, scratch / MADE_FILE
+    replaced = scratch / _REPLACED
+    manifest = scratch / MADE_FILE
     with suppress(OSError):  # the folder stays, for the next command
         if replaced.exists() and not target.exists():
             replaced.rename(target)
-        if manifest.exists() and _is_manifest_of(manifest.read_text(encoding="utf-8"), target):
+        if manifest.exists() and target.exists() and _lists(manifest, target):
             manifest.replace(manifest_of(target))
-        remove_folder(scratch, RECORD_FILE)
+        shutil.rmtree(scratch)
 
 
-def _is_manifest_of(text: str, target: Path) -> bool:
-    """Test for the text of a manifest, which may be cut short, of the target as it is."""
-    if target.is_dir():
-        return manifest_of(target).read_text(encoding="utf-8") == text
-    with suppress(ValueError, KeyError):
-        return target.exists() and json.loads(text)["files"] == {target.name: file_xxh128(target)}
+def _lists(manifest: Path, target: Path) -> bool:
+    """Test for the manifest, which may be cut short, of a file as it is."""
+    with suppress(ValueError):
+        return bool(json.loads(manifest.read_text(encoding="utf-8"))["files"] == {target.name: file_xxh128(target)})
     return False
 
 
@@ -269,28 +254,13 @@ def recover(target: Path) -> None:
             with closing(take_lock(lock_path, 0)):
                 sweep(target)
                 lock_path.unlink()
-        finished = partial / FINISHED_FILE
-        if finished.exists() and _is_manifest_of(finished.read_text(encoding="utf-8"), target):
+        if (partial / FINISHED_FILE).read_bytes() == manifest_of(target).read_bytes():
             discard(partial, target)  # killed since: nothing is left to resume
 
 
 def discard(folder: Path, target: Path) -> None:
-    """Remove a folder of unfinished work, which has a record: first its name, so that no part of it is resumed."""
+    """Remove a folder of unfinished work: first its name, so that no part of it is resumed."""
     scratch = scratch_path(target)
     with suppress(OSError):  # it stays, for the next command
         folder.rename(scratch)
-        remove_folder(scratch, RECORD_FILE)
-
-
-def remove_folder(folder: Path, last: str) -> None:
-    """Remove a folder, the file ``last`` at the end: until then the folder is recognised. What stays is swept later."""
-    for path in folder.glob("*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != last:
-            with suppress(OSError):
-                path.unlink()
-    with suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [last]:
-            (folder / last).unlink()
-        folder.rmdir()
+        shutil.rmtree(scratch)

@@ -76,8 +76,10 @@ def _concerns(error: OSError, target: Path) -> bool:
     target = target.absolute()
     path = Path(os.fsdecode(error.filename)).absolute()
     names = f".{target.name}.", f"{target.name}{PARTIAL}"
-    beside = [path, *path.parents]
-    return any(parent == target or parent.name.startswith(names) for parent in beside) or path in target.parents
+    return (
+        any(parent == target or parent.name.startswith(names) for parent in [path, *path.parents])
+        or path in target.parents
+    )
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -86,9 +86,11 @@ class LabelledSource(BatchSource):
         whole_N = self._tokens.lengths[records_N].astype(np.int64)
         if self._crop == "ends":
             return [_both_ends(whole, kept) for whole, kept in zip(whole_N.tolist(), kept_N.tolist(), strict=True)]
-        starts_N = np.zeros_like(kept_N)
-        if self._crop == "random":
-            starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
+        starts_N = (
+            crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
+            if self._crop == "random"
+            else np.zeros_like(kept_N)
+        )
         return [[span] for span in zip(starts_N.tolist(), kept_N.tolist(), strict=True)]
 
 

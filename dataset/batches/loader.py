@@ -175,8 +175,8 @@ class Loader:
         while self._in_flight:
             process, _ = self._in_flight.popleft()
             process.next_reply()  # which nobody wants any more
-        while len(self._processes) < self._num_workers:
-            self._processes.append(LoaderProcess(self._source.preparation()))
+        missing = self._num_workers - len(self._processes)
+        self._processes += [LoaderProcess(self._source.preparation()) for _ in range(missing)]
 
     def _send(self, turns: Iterator[LoaderProcess], request: Request) -> None:
         process = next(turns)

@@ -108,10 +108,11 @@ def prepare_batch(
     # Lengths are known without reading, so that of a long record the window alone is tokenized.
     whole_N = store.lengths[records_N]
     lengths_N = cropped_lengths(whole_N, settings.max_length)
-    if settings.random_crops:
-        starts_N = crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
-    else:
-        starts_N = np.zeros_like(lengths_N)
+    starts_N = (
+        crop_starts(whole_N, settings.max_length, records_N, settings.seed, epoch)
+        if settings.random_crops
+        else np.zeros_like(lengths_N)
+    )
     tokens_T = tokenize_pieces(store.windows(records_N, starts_N, lengths_N))
     cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
     if settings.masking is None:

@@ -181,10 +181,11 @@ def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
     for name, kind in header.items():
         start, end = (8 + length + offset for offset in kind["data_offsets"])
         dtype = _DTYPES[kind["dtype"]]
-        if name == "values" and isinstance(content, RangedArray):
-            arrays[name] = RangedArray(content.file, start, kind["shape"], dtype)
-        else:
-            arrays[name] = np.asarray(content[start:end]).view(dtype).reshape(kind["shape"])
+        arrays[name] = (
+            RangedArray(content.file, start, kind["shape"], dtype)
+            if name == "values" and isinstance(content, RangedArray)
+            else np.asarray(content[start:end]).view(dtype).reshape(kind["shape"])
+        )
     return arrays
 
 

@@ -380,11 +380,8 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
 
     Those after the first few share the name 'others'. Files of systems and editors, as .DS_Store, are not counted.
     """
-    names: list[str] = []
-    for source in sources:
-        path = local_path(source)
-        if path.is_dir():
-            names += _files_of_folder(path, is_wanted)[1]
+    folders = [path for path in map(local_path, sources) if path.is_dir()]
+    names = [name for folder in folders for name in _files_of_folder(folder, is_wanted)[1]]
     shown = sorted(names)[:5]
     return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
 

@@ -87,12 +87,10 @@ class LabelSpace:
                         f"column {column!r} has no number in any of {counted(len(labels), 'training record{s}')}"
                     )
             return cls(kind, tuple(columns))
-        if kind == "multilabel":
-            distinct = {name for names in labels for name in names}
-        elif kind == "per_residue":
-            distinct = set().union(*labels) - set(unknown_letters)
-        else:
-            distinct = {str(name) for name in labels}
+        # Of several labels the names in each list, of residues the letters in each string.
+        distinct = set(map(str, labels)) if kind in ("multiclass", "binary") else set().union(*labels)
+        if kind == "per_residue":
+            distinct -= set(unknown_letters)
         # By name, so that the same classes have the same numbers whatever the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:

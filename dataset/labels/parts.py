@@ -198,10 +198,12 @@ class LabelledSource:
         """
         self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
-            if self._content == "protein":
-                records = located_records(self._sample.records, self._sample.families, self._sample.seed)
-            else:
-                records = message_records(self._sample.records, self._sample.seed)
+            sample = self._sample
+            records = (
+                located_records(sample.records, sample.families, sample.seed)
+                if self._content == "protein"
+                else message_records(sample.records, sample.seed)
+            )
             parts = self._numbered(sample_batches(records), _SAMPLE_PATTERN)
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):

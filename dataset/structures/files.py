@@ -247,10 +247,11 @@ def _of_columns(path: Path, rows: Any) -> Any:
 
 
 def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
-    typed: dict[str, NDArray] = {}
-    for field, values in texts.items():
-        default = _COLUMNS[field][2]
-        typed[field] = np.where(values == "", str(default), values).astype(type(default))
+    defaults = {field: _COLUMNS[field][2] for field in texts}
+    typed: dict[str, NDArray] = {
+        field: np.where(values == "", str(defaults[field]), values).astype(type(defaults[field]))
+        for field, values in texts.items()
+    }
     # NumPy gives each of a million names the room of the longest, four bytes a letter.
     if max(values.itemsize for values in typed.values()) > 4 * 32:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")

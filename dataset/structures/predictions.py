@@ -132,11 +132,11 @@ def predictor_folder(cache: Path) -> Path:
 def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]) -> None:
     """Add structures of distinct sequences as one shard. Raises ResourceError where the disk refuses."""
     keys_N2 = keys(sequences)
-    rows = []
     # Coordinates and confidence in one array: a cache has one of a sequence.
-    for structure in structures:
-        confidence = structure.confidence[:, None].astype(np.float16)
-        rows.append(np.concatenate([centred(structure.coordinates).reshape(-1, 12), confidence], axis=1))
+    rows = [
+        np.column_stack([centred(structure.coordinates).reshape(-1, 12), structure.confidence.astype(np.float16)])
+        for structure in structures
+    ]
     write_shard(folder, xxhash.xxh3_64_hexdigest(keys_N2.tobytes()), keys_N2, rows)
 
 

@@ -10,6 +10,7 @@ Shape legend: L residues, B draws of the loops.
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,14 +77,12 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
 def _elements(random: np.random.Generator) -> NDArray[np.int64]:
     """(L,) secondary structure: elements of one kind or of both, in turns with loops."""
     length = int(random.integers(_SHORTEST, _LONGEST + 1))
-    kinds = [(HELIX,), (STRAND,), (HELIX, STRAND)][int(random.integers(3))]
+    kinds = cycle([(HELIX,), (STRAND,), (HELIX, STRAND)][int(random.integers(3))])
     parts: list[int] = [LOOP] * int(random.integers(1, 4))
-    turn = 0
     while len(parts) < length:
-        kind = kinds[turn % len(kinds)]
+        kind = next(kinds)
         parts += [kind] * int(random.integers(8, 19) if kind == HELIX else random.integers(4, 9))
         parts += [LOOP] * int(random.integers(2, 6))
-        turn += 1
     return np.array(parts[:length])
 
 

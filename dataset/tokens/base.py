@@ -107,7 +107,13 @@ def load_tokenizer(
         tokenizer = _trained(section.vocabulary_size, training_texts, folder)
     else:
         tokenizer = open_tokenizer(source, spaced)
-    _check_content(tokenizer, section, source)
+    if section.content == "protein":
+        check_protein(tokenizer, source)
+    elif isinstance(tokenizer, EsmSequenceTokenizer):
+        raise ConfigError(
+            "model.tokenizer.content text can't be written in the ESM alphabet, which has residues alone; choose a "
+            "backbone for text (as qwen2 or bert with random weights), or set content protein"
+        )
     return tokenizer
 
 
@@ -126,20 +132,7 @@ def _automatic(section: TokenizerSection, backbone_source: str) -> str:
     # A model that was trained before has its own tokenizer, in its folder or, by owner/name, on the hub.
     if local_folder(backbone_source, "model.backbone.source") is not None or "/" in backbone_source:
         return backbone_source
-    if section.content == "protein" or backbone_source.startswith("esm"):
-        return _ESM
-    return "train"
-
-
-def _check_content(tokenizer: SequenceTokenizer, section: TokenizerSection, source: str) -> None:
-    if section.content == "text":
-        if isinstance(tokenizer, EsmSequenceTokenizer):
-            raise ConfigError(
-                "model.tokenizer.content text can't be written in the ESM alphabet, which has residues alone; choose a "
-                "backbone for text (as qwen2 or bert with random weights), or set content protein"
-            )
-        return
-    check_protein(tokenizer, source)
+    return _ESM if section.content == "protein" or backbone_source.startswith("esm") else "train"
 
 
 def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_KEY) -> None:

@@ -128,11 +128,14 @@ def packed_from_tokens(
     from esmeray.dataset.packed_batch import PackedBatch
 
     cu_seqlens = cumulative_lengths(lengths_N)
+    starts_T = cu_seqlens[:-1].astype(np.int64).repeat(lengths_N)
+    # From 0 in each sequence; into the array that is there, which saves memory that no cache holds yet.
+    positions_T = np.subtract(np.arange(starts_T.size), starts_T, out=starts_T)
     return PackedBatch(
         tokens=torch.from_numpy(tokens_T.astype(np.int64)),
         cu_seqlens=torch.from_numpy(cu_seqlens),
         max_seqlen=int(lengths_N.max()),
-        positions=torch.from_numpy(token_positions(cu_seqlens)),
+        positions=torch.from_numpy(positions_T),
         records=torch.arange(lengths_N.size) if records_N is None else torch.from_numpy(records_N.copy()),
         **named,
     )
@@ -144,11 +147,3 @@ def cumulative_lengths(lengths_N: NDArray[np.integer]) -> NDArray[np.int32]:
     cu_seqlens = np.zeros(lengths_N.size + 1, dtype=np.int32)
     cu_seqlens[1:] = lengths_N.cumsum()
     return cu_seqlens
-
-
-def token_positions(cu_seqlens: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(T,) int64: the position of each token in its own sequence, from 0; ``cu_seqlens`` says where each starts."""
-    starts_N = cu_seqlens[:-1].astype(np.int64)
-    positions_T = starts_N.repeat(cu_seqlens[1:] - cu_seqlens[:-1])
-    # Into the array that is there, which saves memory that no cache holds yet.
-    return np.subtract(np.arange(positions_T.size), positions_T, out=positions_T)

@@ -58,21 +58,19 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
     import httpx
     from huggingface_hub import errors, snapshot_download
 
-    failure: Exception
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
-    # Before EntryNotFoundError, whose subclass it is: not in the cache, and not known whether it is on the hub.
-    except errors.LocalEntryNotFoundError as error:
-        failure = error
-    except errors.EntryNotFoundError as error:
-        raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
-    except (OSError, ImportError, errors.HTTPError) as error:  # refused, timed out, offline mode, proxy
-        failure = error
-    with naming_variables():  # which may be the reason
-        httpx.Client().close()
-    raise ResourceError(f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}") from failure
+    # Refused, timed out, offline mode, proxy: of any type, since the hub chooses its HTTP client.
+    except Exception as error:
+        # A local one is of the cache alone: it is not known whether the hub has the file.
+        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
+        with naming_variables():  # which may be the reason
+            httpx.Client().close()
+        unreachable = f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}"
+        raise ResourceError(unreachable) from error
 
 
 def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = CONFIG_FILE) -> Path:

@@ -108,8 +108,7 @@ def _fitted(
         if len(np.unique(target_N[known])) < 2:  # a classifier refuses a single class
             continue
         estimator.fit(training[known], target_N[known])
-        is_regression = kind == "regression"
-        result[:, column] = estimator.predict(wanted) if is_regression else estimator.predict_proba(wanted)[:, 1]
+        result[:, column] = estimator.predict(wanted) if kind == "regression" else estimator.predict_proba(wanted)[:, 1]
     return result
 
 

@@ -174,8 +174,9 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         )
     assert records.labels is not None
     try:
-        skips = labels.unseen_labels == "skip"
-        return space.encode(records.labels, ignore_unseen=skips, unknown_letters=labels.unknown_letters)[:]
+        return space.encode(
+            records.labels, ignore_unseen=labels.unseen_labels == "skip", unknown_letters=labels.unknown_letters
+        )[:]
     except UnseenLabelError as error:
         raise DataError(
             f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "
@@ -186,8 +187,7 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
 def _left_out(counts: LabelledCounts) -> dict[str, int]:
     reported = counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
     # The report has the sum of counts by name.
-    sums = {name: sum(number.values()) for name, number in reported.items() if isinstance(number, dict)}
-    return reported | sums
+    return reported | {name: sum(number.values()) for name, number in reported.items() if isinstance(number, dict)}
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:

@@ -107,8 +107,14 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
             CalibrationDisplay.from_predictions(
                 outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=above, name="observed", color=BLUE
             )
-            shares_N = np.full(len(confidences), 1 / len(confidences))
-            below.hist(confidences, CALIBRATION_BINS, (0, 1), weights=shares_N, color=GREY, rwidth=0.94)
+            below.hist(
+                confidences,
+                CALIBRATION_BINS,
+                (0, 1),
+                weights=np.full(len(confidences), 1 / len(confidences)),
+                color=GREY,
+                rwidth=0.94,
+            )
         above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right")
         below.set(xlabel="confidence", ylabel="share of all")
         legend(above)
@@ -166,8 +172,9 @@ def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence
         # With the area below, by which curves are ordered and named.
         rocs.append((roc_auc_score(positive, scores), RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
         precision, recall, _ = precision_recall_curve(positive, scores, drop_intermediate=True)
-        display = PrecisionRecallDisplay(precision, recall, name=name)
-        precisions.append((average_precision_score(positive, scores), display))
+        precisions.append(
+            (average_precision_score(positive, scores), PrecisionRecallDisplay(precision, recall, name=name))
+        )
     return rocs, precisions
 
 
@@ -179,9 +186,11 @@ def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> No
     colours = {id(display): colour for (_, display), colour in zip(named, _COLOURS, strict=False)}
     for area, display in ordered:
         # A label that begins with "_" is left out of the legend.
-        look = {"color": GREY, "linewidth": 0.7, "alpha": 0.45, "zorder": 1.5, "label": "_"}
-        if id(display) in colours:
-            look = {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}
+        look = (
+            {"color": colours[id(display)], "linewidth": 1.4, "label": f"{area:.3f}  {display.name}"}
+            if id(display) in colours
+            else {"color": GREY, "linewidth": 0.7, "alpha": 0.45, "zorder": 1.5, "label": "_"}
+        )
         display.plot(axes, curve_kwargs=look)
     style(axes, title)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02), xlabel=x, ylabel=y, aspect="auto")

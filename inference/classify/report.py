@@ -73,11 +73,11 @@ def scored_by(
     space = pipeline.label_space
     with record_bar("predicting") as bar:
         predictions = pipeline.predict_clean(texts.texts, progress=lambda done, total: bar(done / total, done))
-    others = {}
-    if training is not None:
-        others = baselines(
-            space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs
-        )
+    others = (
+        {}
+        if training is None
+        else baselines(space.kind, tokenizer.content, training.texts, training.targets, texts.texts, space.num_outputs)
+    )
     targets = texts.targets
     if (rows := predictions.kept_residues()) is not None:
         targets, others = targets[rows], {name: values[rows] for name, values in others.items()}

@@ -107,9 +107,8 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     """(T, 20): the logits of the amino acids alone, whatever the backbone's vocabulary."""
     ids = _AMINO_ACID_IDS.to(logits_TK.device)
-    if model.backbone.residue_ids is not None:
-        ids = model.backbone.residue_ids[ids]
-    return logits_TK[:, ids]
+    backbone_ids = model.backbone.residue_ids
+    return logits_TK[:, ids if backbone_ids is None else backbone_ids[ids]]
 
 
 class _Drafts:
@@ -245,6 +244,5 @@ def nearest(residues: str, known: Search) -> tuple[str, float]:
     if not hits:  # nothing scores above 0: all of it is new, whatever the record
         return known.store.id(0), 1.0
     target = known.store.text(hits[0].record)
-    pairs = known.alignment(query, hits[0]).tolist()
-    matches = sum(residues[q] == target[t] for q, t in pairs if q >= 0 and t >= 0)
+    matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)
     return known.store.id(hits[0].record), 1 - matches / len(residues)

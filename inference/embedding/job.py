@@ -144,8 +144,7 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
             ready.rename(part)
             sync(folder)
         if uri is not None:
-            there = f"{current(uri)}/{part.relative_to(output)}"
-            upload = partial_call(upload_folder, part, there, MANIFEST_FILE)
+            upload = partial_call(upload_folder, part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE)
             retried(upload, uri, storage().patience_s, log.warning)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
     if uri is not None:

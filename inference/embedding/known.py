@@ -66,8 +66,7 @@ class EarlierOutput:
         found_U = order[np.minimum(ranks_U, order.size - 1)]
         is_other_U = differ(keys_N2[found_U], store.sequence_keys(records_U))
         # If two sequences share a hash, only the first is compared; the other one is computed again.
-        is_known_U = (hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U
-        return np.where(is_known_U, found_U, -1)
+        return np.where((hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U, found_U, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
         """The rows (rows, C) of records, as a shard has them, from where they were found."""
@@ -124,8 +123,10 @@ def write_known(
             for source in numbers:  # ascending, as the sequences are
                 chosen_n = sources_n == source
                 arrays += sources[source].rows(output.name, store, shard.records[chosen_n], found_n[chosen_n])
-            offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-            computed[output.name] = {"offsets": offsets, "values": np.concatenate(arrays)}
+            computed[output.name] = {
+                "offsets": np.cumsum([0, *map(len, arrays)], dtype=np.int64),
+                "values": np.concatenate(arrays),
+            }
         residues = int(shard.lengths.sum())
         row = ShardRow(
             number=number,

@@ -76,8 +76,7 @@ class ModelJob:
             self._accept()
             if not self.chosen.size:
                 return
-            texts = (self.store.text(record) for record in self.chosen.tolist())
-            self.unknown = self.facts.unknown.report(texts)
+            self.unknown = self.facts.unknown.report(self.store.text(record) for record in self.chosen.tolist())
             self._restore()
             todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
             if not todo:
@@ -125,8 +124,9 @@ class ModelJob:
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
         self.spent.seconds += time.perf_counter() - start_s
-        changes = count_lines(self.store.manifest.counts)
-        report = performance(self.facts, self.plan, rows, self.settings, self.spent, changes)
+        report = performance(
+            self.facts, self.plan, rows, self.settings, self.spent, count_lines(self.store.manifest.counts)
+        )
         report["unknown"] = self.unknown
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report

@@ -176,8 +176,7 @@ def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]
     Sequences are compared by both hashes of their keys, since pairs of one XXH3-64 can be constructed.
     """
     # By sorting: a dictionary would hold an object for each of 10^8 records.
-    keys_N = store.sequence_keys(chosen).view("S16")[:, 0]
-    _, first, group = np.unique(keys_N, return_index=True, return_inverse=True)
+    _, first, group = np.unique(store.sequence_keys(chosen).view("S16")[:, 0], return_index=True, return_inverse=True)
     # Back to the order of the input: a shard then reads records that lie together in the store.
     by_input = np.argsort(first)
     rank = np.empty_like(by_input)

@@ -110,9 +110,9 @@ def table(reports: Sequence[dict[str, Any]]) -> Table:
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
     """Of the batches after the warm-up."""
-    if not values:
-        return None
-    return {"mean": fmean(values), "deviation": pstdev(values), "min": min(values), "max": max(values)}
+    return (
+        {"mean": fmean(values), "deviation": pstdev(values), "min": min(values), "max": max(values)} if values else None
+    )
 
 
 def _number(value: float | None) -> str:

@@ -148,9 +148,8 @@ def predict_structures(
     try:
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier start: workers would give up at once
         absent = ~PredictedStructures(folder, "null").has(keys(distinct))
-        lengths = np.array(list(map(len, distinct)), dtype=np.int64)
         # Planned over all, so that a resumed job takes the batches that it would have taken.
-        planned = [indices[absent[indices]] for indices in plan(lengths, tokens)]
+        planned = [indices[absent[indices]] for indices in plan(np.array([*map(len, distinct)], np.int64), tokens)]
         batches = [[distinct[index] for index in indices.tolist()] for indices in planned if indices.size]
         cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
@@ -163,5 +162,6 @@ def predict_structures(
     finally:
         if workers is not None:
             workers.close()
-    removed = 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
-    return FoldingReport(folder, len(distinct), cached, removed)
+    return FoldingReport(
+        folder, len(distinct), cached, 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
+    )

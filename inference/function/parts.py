@@ -78,8 +78,9 @@ class Parts:
 
     def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
         """Inputs of :meth:`scores` for proteins: for all aspects at once, as a search or a network knows of none."""
-        lengths = np.array(list(map(len, texts)), np.int64)
-        return Queries(lengths, vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC))
+        return Queries(
+            np.array([*map(len, texts)], np.int64), vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC)
+        )
 
     def _hits(self, texts: Sequence[str]) -> csr_array | None:
         """(N, R) bit scores; None where homology is no part."""
@@ -88,8 +89,8 @@ class Parts:
         homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
             # Only those that share words with it are aligned: with all, the search costs many times as much.
-            candidates = self._words("", query, homology.candidates)
-            rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, candidates))
+            shared = self._words("", query, homology.candidates)
+            rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, shared))
         ends = np.cumsum([0, *map(len, rows)])
         hits = [hit for row in rows for hit in row]
         return csr_array(
@@ -146,10 +147,12 @@ class Parts:
         """Proteins and terms for the ranker, of what :meth:`scores` gave and the blend of it."""
         aspect = self.data.aspects[name]
         members = self._members(aspect)
-        near = csr_array((blend.shape[0], len(members)))
-        if queries.bits is not None:
+        near = (
+            csr_array((blend.shape[0], len(members)))
+            if queries.bits is None
             # By length: near 2 bits a residue is the protein itself, however long it is.
-            near = csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
+            else csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
+        )
         return candidates(scores, blend, near, aspect.terms[members], aspect.aspect, aspect.accretion)
 
     @cached_property
@@ -158,8 +161,10 @@ class Parts:
 
     @cached_property
     def _words(self) -> SharedWords:
-        known = [aspect.records[self._members(aspect)] for aspect in self.data.aspects.values()]
-        return SharedWords(self.data.store, np.unique(np.concatenate(known)))
+        return SharedWords(
+            self.data.store,
+            np.unique(np.concatenate([aspect.records[self._members(aspect)] for aspect in self.data.aspects.values()])),
+        )
 
     def _members(self, aspect: AspectData) -> NDArray[np.int64]:
         # To fit weights, a part may have seen training proteins alone; to predict, more proteins are better.

@@ -96,11 +96,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         ranker, crossed_K = fit_ranker(pairs, aspect.terms[rows])
         ranker.save(folder / f"ranker_{name}.npz")
         predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
-        blend[name] = {
-            "weights": weights,
-            "proteins": len(rows),
-            "validation": _values(data, name, rows, predicted),
-        }
+        blend[name] = {"weights": weights, "proteins": len(rows), "validation": _values(data, name, rows, predicted)}
     return blend
 
 
@@ -166,8 +162,16 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum stands for the run: it follows from all that a run's parts are.
-        job = {"run": file_xxh128(run / FOLDER / BLEND_FILE), "input": store.checksum, "part": part}
-        accept(partial, job | {"format": options.format, "terms": options.most_terms})
+        accept(
+            partial,
+            {
+                "run": file_xxh128(run / FOLDER / BLEND_FILE),
+                "input": store.checksum,
+                "part": part,
+                "format": options.format,
+                "terms": options.most_terms,
+            },
+        )
         with journal(partial) as done:
             _predict(run, settings, weights, rankers, store, partial, options, done)
             with made_file(output, MADE_BY, overwrite) as building:

@@ -86,8 +86,7 @@ def build_index(
         refuse_existing(output, made_by, overwrite)
     # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
     # Objects that no manifest lists are left of an upload that was cut short.
-    listed = listed_names(output, made_by)
-    base = resolved(local_path(section.output, listed.__contains__)) if is_there else None
+    base = resolved(local_path(section.output, listed_names(output, made_by).__contains__)) if is_there else None
     with unfinished(output, made_by) as partial:
         # Under the lock: another process may have extended it until now.
         before = None if base is None else read_index_manifest(base)
@@ -125,18 +124,19 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
     """An exact index of the vectors of a folder, in memory: 4 bytes a value, 6 where the product is in bf16."""
     from esmeray.common.processor import cpu_computes_bf16
 
-    records = np.arange(len(source))
-    entries = []
-    parts = []
-    for start, stop in ranges(len(source), _part_rows(source.channels)):
-        piece = NewRows(source, records[start:stop])
-        vectors_nC = _vectors([piece], metric)
-        parts.append(
-            {**id_arrays(piece.ids_and_keys()), **exact_arrays(metric, vectors_nC, with_filter=cpu_computes_bf16())}
-        )
-        entries.append(PartEntry(rows=stop - start))
-    section = IndexSection(output=source.folder, metric=metric)
-    return ExactIndex(source.folder, _manifest(section, [source], None).model_copy(update={"parts": entries}), parts)
+    pieces = [
+        NewRows(source, np.arange(start, stop)) for start, stop in ranges(len(source), _part_rows(source.channels))
+    ]
+    parts = [
+        {
+            **id_arrays(piece.ids_and_keys()),
+            **exact_arrays(metric, _vectors([piece], metric), with_filter=cpu_computes_bf16()),
+        }
+        for piece in pieces
+    ]
+    manifest = _manifest(IndexSection(output=source.folder, metric=metric), [source], None)
+    entries = [PartEntry(rows=len(piece.records)) for piece in pieces]
+    return ExactIndex(source.folder, manifest.model_copy(update={"parts": entries}), parts)
 
 
 def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: IndexManifest | None) -> IndexManifest:
@@ -280,8 +280,7 @@ def _write_part(folder: Path, manifest: IndexManifest, piece: NewRows, trained: 
 
 def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
     """(n, C) prepared vectors of records. Raises DataError with the id of one that can't be compared."""
-    count = sum(len(group.records) for group in groups)
-    vectors_nC = np.empty((count, groups[0].source.channels), np.float32)
+    vectors_nC = np.empty((sum(len(group.records) for group in groups), groups[0].source.channels), np.float32)
     filled = 0
     for group in groups:
         source = group.source

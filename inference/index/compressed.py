@@ -34,8 +34,6 @@ _TIMES = 10
 _OF_CLUSTER = 3
 """Rows that are scored again: so many, or so many times the hits, or as many as this part of a cluster has."""
 _BLOCK = 16_384
-_LARGEST_OF_ROTATION = 1.001
-"""Of an orthonormal matrix."""
 _SCORED_AT_ONCE = 16
 """Queries whose rows are scored together, for a cache; faiss itself is 1.4 times as fast by 512 than by 64."""
 
@@ -69,12 +67,12 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
         # Mapped, so that lists are not opened that lie in another file.
         index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
         rotation, clusters, centroids = _pieces(index)
-        trained = index.is_trained, index.ntotal + clusters.ntotal, rotation.A.size(), centroids.ntotal
         if (
             _described(index) != _described(_untrained(manifest.metric, manifest.channels, 1))
-            or trained != (True, 0, manifest.channels**2, clusters.nlist)
-            # Written so that NaN is refused, too.
-            or not abs(faiss.vector_to_array(rotation.A)).max() <= _LARGEST_OF_ROTATION
+            or (index.is_trained, index.ntotal, clusters.ntotal) != (True, 0, 0)
+            or (rotation.A.size(), centroids.ntotal) != (manifest.channels**2, clusters.nlist)
+            # Written so that NaN is refused, too. No value of an orthonormal matrix is above 1, but for rounding.
+            or not abs(faiss.vector_to_array(rotation.A)).max() <= 1.001
             or not abs(centroids.reconstruct_n()).max() <= LONGEST
         ):
             raise ValueError(f"not the clusters of an index of {manifest.channels:,} channels by {manifest.metric}")
@@ -83,16 +81,18 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
 
 def _pieces(index: Any) -> tuple[Any, Any, Any]:
     """Rotation, clusters, and the index of their centroids, all inside the index."""
-    clusters = faiss.downcast_index(index.index)
+    clusters: Any = faiss.downcast_index(index.index)
     return faiss.downcast_VectorTransform(index.chain.at(0)), clusters, faiss.downcast_index(clusters.quantizer)
 
 
 def _described(index: Any) -> tuple[Any, ...]:
     """What a code means, but for what training finds."""
     rotation, clusters, centroids = _pieces(index)
-    types = index.chain.size(), type(rotation), type(clusters), isinstance(centroids, faiss.IndexFlat)
-    sizes = rotation.d_in, rotation.d_out, rotation.have_bias, clusters.d, centroids.d, clusters.code_size
-    return *types, *sizes, clusters.metric_type, centroids.metric_type, clusters.by_residual, clusters.qb
+    return (
+        *(index.chain.size(), type(rotation), type(clusters), isinstance(centroids, faiss.IndexFlat)),
+        *(rotation.d_in, rotation.d_out, rotation.have_bias, clusters.d, centroids.d, clusters.code_size),
+        *(clusters.metric_type, centroids.metric_type, clusters.by_residual, clusters.qb),
+    )
 
 
 def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -> None:
@@ -117,8 +117,7 @@ def compressed_arrays(vectors_nC: Values) -> Arrays:
     codes_nC = np.empty(vectors_nC.shape, np.float16)
     largest = np.finfo(np.float16).max
     for start, stop in ranges(len(vectors_nC), _BLOCK):
-        rest_bC = (vectors_nC[start:stop] - centre_C) / deviations_C
-        codes_nC[start:stop] = rest_bC.clip(-largest, largest)
+        codes_nC[start:stop] = ((vectors_nC[start:stop] - centre_C) / deviations_C).clip(-largest, largest)
     return {"codes": codes_nC, "deviations": deviations_C, "centre": centre_C}
 
 
@@ -226,8 +225,7 @@ class CompressedIndex(Index):
         for first, last in ranges(len(rows_qW), _SCORED_AT_ONCE):
             is_row_pW = is_row_qW[first:last]
             # Of several queries at once, part by part: a read for each would cost more than the bytes.
-            vectors = self.vectors(rows_qW[first:last][is_row_pW])
-            of_queries = np.split(vectors, is_row_pW.sum(axis=1).cumsum()[:-1])
+            of_queries = np.split(self.vectors(rows_qW[first:last][is_row_pW]), is_row_pW.sum(axis=1).cumsum()[:-1])
             for number, vectors_wC in enumerate(of_queries, first):
                 scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
         if not (scores_qW < np.inf).all():  # or NaN

@@ -50,16 +50,14 @@ _SMALLEST = 2.0**-126
 
 def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
     """Of a part's arrays."""
-    rows = (part.rows, manifest.channels)
-    groups = (-(-part.rows // GROUP),)
+    groups = ("float32", (-(-part.rows // GROUP),))
     squares: Kinds = {"half_squares": ("float32", (part.rows,))} if manifest.metric == "l2" else {}
-    bounds: Kinds = {"radii": ("float32", groups), "residuals": ("float32", groups)}
-    return {
-        "vectors": ("float32", rows),
-        "filter": ("uint16", rows),
+    return squares | {
+        "vectors": ("float32", (part.rows, manifest.channels)),
+        "filter": ("uint16", (part.rows, manifest.channels)),
         "centre": ("float32", (manifest.channels,)),
-        **bounds,
-        **squares,
+        "radii": groups,
+        "residuals": groups,
     }
 
 
@@ -168,8 +166,8 @@ class ExactIndex(Index):
                 if self.metric == "l2":
                     products_nq = products_nq.float() - _tensor(part["half_squares"][start:stop])[:, None]
                 if len(products_nq) % GROUP:  # at the end of a part
-                    lacking = -len(products_nq) % GROUP
-                    products_nq = torch.nn.functional.pad(products_nq, (0, 0, 0, lacking), value=-np.inf)
+                    padding = (0, 0, 0, -len(products_nq) % GROUP)
+                    products_nq = torch.nn.functional.pad(products_nq, padding, value=-np.inf)
                 groups_gq = products_nq.view(-1, GROUP, products_nq.shape[1]).amax(dim=1).float()
                 if self._bf16:
                     groups_gq = groups_gq + groups_gq.abs() * _PRODUCT + common_q

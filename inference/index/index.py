@@ -84,8 +84,9 @@ class Index(ABC):
         for path, opened in self._files.items():
             with suppress(OSError):
                 now = path.stat()
-                is_as_opened = (now.st_size, now.st_mtime_ns) == (opened.st_size, opened.st_mtime_ns)
-                if os.path.samestat(now, opened) and not is_as_opened:
+                if os.path.samestat(now, opened) and (
+                    (now.st_size, now.st_mtime_ns) != (opened.st_size, opened.st_mtime_ns)
+                ):
                     return f"{path}: truncated, or written to, since the index was opened; {REMEDY}"
         return ""
 

@@ -151,7 +151,7 @@ class Model:
 
     def _fingerprint(self, heads: Iterable[str]) -> str:
         """Identity of weights, of these heads alone, architecture and tokenizer, hex."""
-        weights = [self._weights[part] for part in ("", *heads)]
+        weights = map(self._weights.__getitem__, ("", *heads))
         identity = json.dumps([*weights, self._architecture, self.tokenizer.fingerprint], sort_keys=True, default=str)
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -222,17 +222,17 @@ class Model:
             for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):
                 shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
                 arrays[index] = array.reshape(shapes[wanted.per])
-        if wanted.per == "protein":  # reshaped, since no sequences at all are (0, C)
-            return np.array(arrays, np.float32).reshape(-1, wanted.channels)
-        return arrays
+        # Reshaped, since no sequences at all are (0, C).
+        return np.array(arrays, np.float32).reshape(-1, wanted.channels) if wanted.per == "protein" else arrays
 
     @record_function("tokenize")
     def input_of(self, sequences: Sequence[bytes | memoryview]) -> ModelInput:
         """Sequences of residues as one batch on the CPU, in the model's own vocabulary."""
         # Of ESM's own vocabulary a table maps all bytes at once, special tokens included: no text, no list of ids.
         if isinstance(self.tokenizer, EsmSequenceTokenizer):
-            lengths_N = sequence_lengths(sequences) + self.facts.special_tokens
-            return model_input(self.tokenizer, tokenize_pieces(sequences), lengths_N)
+            return model_input(
+                self.tokenizer, tokenize_pieces(sequences), sequence_lengths(sequences) + self.facts.special_tokens
+            )
         return input_of_pieces(
             self.tokenizer, self.tokenize([bytes(text).decode("ascii") for text in sequences]).pieces
         )
@@ -353,9 +353,8 @@ class TokenizedTexts:
         self.lengths = tokenized.lengths
 
     def batches(self, token_budget: int | None) -> list[Indices]:
-        if token_budget is None:
-            return [np.arange(self.lengths.size)]
-        return longest_first(self.lengths + self._special, token_budget)
+        everything = [np.arange(self.lengths.size)]
+        return everything if token_budget is None else longest_first(self.lengths + self._special, token_budget)
 
     def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
         return model.rows([self._input(model, indices) for indices in group], outputs)

@@ -65,12 +65,12 @@ def open_model(
     target = choose_device() if device is None else torch.device(device)
     with naming(key):
         streamed = _is_streamed(located, section.stream, weights, precision, target)
-        if located.task is not None:
-            opened = open_exported(located.task, located.folder, stream=streamed, weights=weights)
-        else:
-            opened = open_network(
-                located.path, with_head=heads is None or "masked_lm" in heads, stream=streamed, weights=weights
-            )
+        with_head = heads is None or "masked_lm" in heads
+        opened = (
+            open_network(located.path, with_head=with_head, stream=streamed, weights=weights)
+            if located.task is None
+            else open_exported(located.task, located.folder, stream=streamed, weights=weights)
+        )
     config = config_of(located.folder) if prediction_of(located.task) else None
     return Model(
         # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.

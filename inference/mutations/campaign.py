@@ -40,8 +40,9 @@ def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd
             top = np.argsort(-part.values, kind="stable")[: max(1, round(section.top_share * size))]
             for way, order in ways.items():
                 for number in range(1, section.rounds + 1):
-                    share = np.isin(top, order[: number * section.number]).mean()
-                    rows.append((part.protein.name, way, repeat, number, share))
+                    rows.append(
+                        (part.protein.name, way, repeat, number, np.isin(top, order[: number * section.number]).mean())
+                    )
             bar((done + 1) / len(runs), done + 1)
     return pd.DataFrame(rows, columns=["protein", "way", "repeat", "round", "found"])
 

@@ -69,14 +69,12 @@ def kernels(left: Features, right: Features) -> dict[str, NDArray[np.float64]]:
         product = part @ right.parts[name].T
         products[name] = product.toarray() if hasattr(product, "toarray") else product
     near = sum(_SHARES[name] * product for name, product in products.items())
-    norms_N1 = _norms(left)[:, None]
-    return products | {"joint": np.exp(near - 0.5 * (norms_N1 + _norms(right)))}
+    return products | {"joint": np.exp(near - 0.5 * (_norms(left)[:, None] + _norms(right)))}
 
 
 def _norms(features: Features) -> NDArray[np.float64]:
     """(N,) squares of the weighted features."""
-    squares = [_SHARES[name] * values_N for name, values_N in features.squares().items()]
-    return np.sum(squares, axis=0)
+    return np.sum([_SHARES[name] * values_N for name, values_N in features.squares().items()], axis=0)
 
 
 def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, Any]:
@@ -133,12 +131,18 @@ class Inputs(NamedTuple):
 
 def _columns(mutants: Sequence[Mutant]) -> NDArray[np.int64]:
     """(4, mutations): the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
-    numbers = [
-        (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
-        for row, mutant in enumerate(mutants)
-        for wild, offset, letter in mutant.mutations
-    ]
-    return np.array(numbers, np.int64).reshape(-1, 4).T
+    return (
+        np.array(
+            [
+                (row, offset, AMINO_ACIDS.index(wild), AMINO_ACIDS.index(letter))
+                for row, mutant in enumerate(mutants)
+                for wild, offset, letter in mutant.mutations
+            ],
+            np.int64,
+        )
+        .reshape(-1, 4)
+        .T
+    )
 
 
 def _properties() -> NDArray[np.float64]:

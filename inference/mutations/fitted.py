@@ -139,8 +139,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         predicted = Prediction.unknown(len(variants))
         for protein, rows in groups.items():
             process, features = parts[protein].posterior(protein)
-            mutants = [variants[row].mutant for row in rows]
-            predicted.put(rows, process.predict(features(mutants, inputs.of(rows))))
+            predicted.put(rows, process.predict(features([variants[row].mutant for row in rows], inputs.of(rows))))
         return predicted
 
 
@@ -181,11 +180,11 @@ def predictions_of(
     predicted = []
     for source in sources:
         fitted = read_fitted(source)
-        if fitted is None:
-            scores_N = Scorer(source, section, folder).zero_shot(variants)
-            predicted.append(Prediction.unknown(len(variants))._replace(mean=scores_N))
-        else:
-            predicted.append(fitted.predict(variants, section, folder, columns))
+        predicted.append(
+            Prediction.unknown(len(variants))._replace(mean=Scorer(source, section, folder).zero_shot(variants))
+            if fitted is None
+            else fitted.predict(variants, section, folder, columns)
+        )
     return predicted
 
 
@@ -281,8 +280,7 @@ def measured_parts(
     variants = table.variants
     # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
-    known_N = np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())])
-    rows = np.flatnonzero(known_N)
+    rows = np.flatnonzero(np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())]))
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])

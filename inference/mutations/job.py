@@ -82,13 +82,15 @@ class MaskedModel:
         """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of
         log p of each where it alone is masked."""
         # X and its like have no probability of their own, and so no part in the sum.
-        wanted = [
-            (number, offset, AMINO_ACIDS.index(letter))
-            for number, sequence in enumerate(sequences)
-            for offset, letter in enumerate(sequence)
-            if letter in AMINO_ACIDS
-        ]
-        wanted_M3 = np.array(wanted, np.int64).reshape(-1, 3)
+        wanted_M3 = np.array(
+            [
+                (number, offset, AMINO_ACIDS.index(letter))
+                for number, sequence in enumerate(sequences)
+                for offset, letter in enumerate(sequence)
+                if letter in AMINO_ACIDS
+            ],
+            np.int64,
+        ).reshape(-1, 3)
         logs_M20 = self.log_probabilities(sequences, wanted_M3[:, :2], masked=True)
         chosen_M = np.take_along_axis(logs_M20, wanted_M3[:, 2:], axis=1)[:, 0]
         return np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences)).astype(np.float64)
@@ -193,14 +195,16 @@ class Scorer:
         owners = np.searchsorted(starts, rows, side="right") - 1
         wanted = np.column_stack([owners, rows - starts[owners]]).tolist()
         masked = self._method == "masked"
-
-        def logs_of(items: Sequence[list[int]]) -> NDArray[np.float64]:
-            return self.model.log_probabilities(wild_types, np.array(items), masked)
-
         # Not masked, all positions of a protein that is no longer than a window share one pass.
         one_pass = not masked and width == longest
         logs_R20 = np.zeros((starts[-1], len(AMINO_ACIDS)))
-        logs_R20[rows] = self._rows(self._method, wanted, 1 if one_pass else width, logs_of, wild_types)
+        logs_R20[rows] = self._rows(
+            self._method,
+            wanted,
+            1 if one_pass else width,
+            lambda items: self.model.log_probabilities(wild_types, np.array(items), masked),
+            wild_types,
+        )
         return marginal_scores(mutations, logs_R20)
 
     def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:

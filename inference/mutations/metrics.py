@@ -130,8 +130,7 @@ def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_], counts_N: ND
 def _top_recall(scores_N: Floats, measured_N: Floats, sorted_N: Floats) -> float:
     """``scores_N`` fall, and so do ``sorted_N``, the measured values by themselves."""
     top = measured_N >= _falling_quantile(sorted_N, TOP_SHARE)
-    predicted = scores_N >= _falling_quantile(scores_N, TOP_SHARE)
-    return float((top & predicted).sum() / top.sum())
+    return float((top & (scores_N >= _falling_quantile(scores_N, TOP_SHARE))).sum() / top.sum())
 
 
 def _falling_quantile(values_N: Floats, share: float) -> float:

@@ -91,8 +91,7 @@ def parts(
                 train = random.choice(train, size, replace=False)
             else:
                 # Group by group: of mutants drawn one by one nearly every group would have some.
-                order_N = random.permutation(len(np.unique(groups_N)))[groups_N]
-                train = np.argsort(order_N, kind="stable")[:size]
+                train = np.argsort(random.permutation(len(np.unique(groups_N)))[groups_N], kind="stable")[:size]
                 test = np.flatnonzero(~np.isin(groups_N, groups_N[train]))
         test = np.setdiff1d(test, train)
         if not (len(train) and len(test)):

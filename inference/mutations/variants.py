@@ -180,9 +180,8 @@ class Protein:
             # A slice, which is empty behind the last residue.
             if all(self.sequence[position - first :][:1] == letter for letter, position in named)
         ]
-        if not firsts or self.first in firsts:
-            return ""
-        return f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
+        hint = f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
+        return "" if not firsts or self.first in firsts else hint
 
     def mutant_of(self, sequence: str) -> Mutant:
         """The mutant that a whole sequence is, in any letter case. Raises ValueError."""

@@ -89,8 +89,7 @@ def calibrated(
 
     ids = index.ids(np.arange(index.count))
     labels = labels_of(ids, labels_by_id(labels_file, label_column, "search", not_missing), index.source, labels_file)
-    numbers = {name: number for number, name in enumerate(ids) if name in labels}
-    rows_n = chosen(queries, numbers, labels_file)
+    rows_n = chosen(queries, {name: number for number, name in enumerate(ids) if name in labels}, labels_file)
     # One query of nothing but false hits is assumed beside those that calibrate.
     if len(rows_n) + 1 < 1 / error_rate:
         raise DataError(
@@ -101,8 +100,7 @@ def calibrated(
     hits = []
     for row, hits_k, scores_k in index.own_hits(rows_n, top_k):
         is_known_k = groups_N[hits_k] >= 0
-        is_false_k = groups_N[hits_k] != groups_N[row]
-        hits.append((ascending(index.metric, scores_k[is_known_k]), is_false_k[is_known_k]))
+        hits.append((ascending(index.metric, scores_k[is_known_k]), groups_N[hits_k[is_known_k]] != groups_N[row]))
     trained_n, training = in_training(index.folder, index.sequences(rows_n), "calibrating ")
     if trained_n is not None:
         # Removed as queries only: a query of the search meets the proteins of the training in the database as well.

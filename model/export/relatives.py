@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import parsing
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import TRAINING_FILE
 from esmeray.model.backbones.base import empty_weights
@@ -38,12 +38,10 @@ def write_relatives(
 
 def load_relatives(folder: Path) -> tuple[KmerBackbone, RelativesHead]:
     """The model of a folder, in fp32 on the CPU. Raises DataError where its file is damaged."""
-    try:
+    with parsing(folder / _FILE, REMEDY, SafetensorError):
         state = {name: tensor.float() for name, tensor in load_file(verified(folder / _FILE)).items()}
         table = state.pop(_TABLE)
         head = RelativesHead(*(state[name] for name in ("mean", "learnt", "coefficients")))
-    except (OSError, SafetensorError, KeyError) as error:
-        raise DataError(f"{folder / _FILE} can't be read ({error}); {REMEDY}") from error
     with empty_weights():  # drawing a table takes longer than reading one
         backbone = KmerBackbone(table.shape[1])
     backbone.model.table.load_state_dict({"weight": table}, assign=True)

@@ -6,6 +6,8 @@ but invariant features enters, so that no rotation or translation of the input c
 Shape legend: T tokens in the batch, k neighbours of each, H channels.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,10 +54,8 @@ class StructureEncoder(nn.Module):
             pairs = pair_features(atoms, neighbours, chains_T).to(dtype)
         hidden_TH, pairs_TkH = self.embed_residues(residues), self.embed_pairs(pairs)
         for layer in self.layers:
-            if self._checkpointing:
-                hidden_TH, pairs_TkH = checkpoint(layer, hidden_TH, pairs_TkH, neighbours, use_reentrant=False)
-            else:
-                hidden_TH, pairs_TkH = layer(hidden_TH, pairs_TkH, neighbours)
+            run = partial(checkpoint, layer, use_reentrant=False) if self._checkpointing else layer
+            hidden_TH, pairs_TkH = run(hidden_TH, pairs_TkH, neighbours)
         return torch.where(known_T[:, None], hidden_TH, self.unknown)
 
 

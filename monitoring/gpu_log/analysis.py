@@ -125,8 +125,8 @@ def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
     """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
     busy = utilisation.ffill() >= 10.0  # percent
     # By the median of five samples, so that a stray kernel is no work.
-    smooth = busy.astype(float).rolling(5, center=True, min_periods=1).median() > 0.5
-    work = smooth & busy  # the median alone would begin before the first kernel
+    # And busy: the median alone would begin before the first kernel.
+    work = busy & (busy.astype(float).rolling(5, center=True, min_periods=1).median() > 0.5)
     working = work.cummax() & work[::-1].cummax()[::-1]
     return working, working & busy
 
@@ -141,7 +141,9 @@ def _throttling(rows: pd.DataFrame, busy: pd.Series) -> tuple[pd.Series, pd.Seri
     hot = rows["temperature_c"] >= HOT_C
     at_limit = rows["power_w"] >= _AT_LIMIT_SHARE * rows["power_limit_w"]
     # Somebody who sets lower clocks knows it: that is no throttling.
-    slow = _sustained(busy & (share < _LOW_CLOCK_SHARE) & (reasons & _CLOCK_SETTINGS == 0))
+    slow = busy & (share < _LOW_CLOCK_SHARE) & (reasons & _CLOCK_SETTINGS == 0)
+    stretch = (slow != slow.shift()).cumsum()
+    slow &= slow.groupby(stretch).transform("size") >= _SUSTAINED_SAMPLES
     thermal = busy & (reasons & THERMAL_REASONS != 0)
     power = busy & (reasons & POWER_REASONS != 0)
     unspecific = busy & (reasons & SLOWDOWN != 0) & ~thermal & ~power
@@ -160,12 +162,6 @@ def _clock_share(rows: pd.DataFrame, busy: pd.Series) -> pd.Series:
     clock, highest = rows["sm_clock_mhz"], rows["sm_clock_max_mhz"]
     # Nearly the highest of the log: a stray value must not make all others look low.
     return clock / (highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99))
-
-
-def _sustained(mask: pd.Series) -> pd.Series:
-    """``mask`` without stretches of one or two samples."""
-    stretch = (mask != mask.shift()).cumsum()
-    return mask & (mask.groupby(stretch).transform("size") >= _SUSTAINED_SAMPLES)
 
 
 def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:

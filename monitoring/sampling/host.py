@@ -34,13 +34,12 @@ class Rates:
         now_s = self._clock()
         elapsed_s, earlier = now_s - self._at_s, self._values
         self._values, self._at_s = values, now_s
-        if elapsed_s <= 0:  # two looks within the clock's resolution
-            return {}
-        # A counter that shrank was reset, or is that of another process with the same id: what came since is not known.
+        # No time passes between two calls within the clock's resolution. A counter that shrank was reset, or belongs to
+        # another process with the same id: its increase is not known.
         return {
             name: (value - earlier[name]) / elapsed_s
             for name, value in values.items()
-            if name in earlier and value >= earlier[name]
+            if elapsed_s > 0 and name in earlier and value >= earlier[name]
         }
 
 

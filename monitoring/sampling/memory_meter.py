@@ -61,9 +61,11 @@ class MemoryMeter:
 
     def total_bytes(self) -> int:
         """Memory of the GPU; on the CPU the limit, else what this machine has or its container may use."""
-        if self._cuda is not None:
-            return torch.cuda.mem_get_info(self._cuda)[1]
-        return self._limit_bytes or memory_of_this_machine().total
+        return (
+            torch.cuda.mem_get_info(self._cuda)[1]
+            if self._cuda is not None
+            else self._limit_bytes or memory_of_this_machine().total
+        )
 
     def check(self) -> None:
         """Raise torch.OutOfMemoryError where the peak passed the limit. On a GPU the allocator raises it."""

@@ -119,7 +119,24 @@ class _Gpu:
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self._uuid = pynvml.nvmlDeviceGetUUID(self._handle)
         self._links = Rates(clock)
-        self._questions = self._all_questions()
+        nvml, handle, ecc = pynvml, self._handle, pynvml.nvmlDeviceGetTotalEccErrors
+        self._questions: list[Callable[[], Metrics]] = [
+            lambda: _fields(nvml.nvmlDeviceGetUtilizationRates(handle), util="gpu", mem_util="memory"),
+            lambda: _fields(nvml.nvmlDeviceGetMemoryInfo(handle), mem_used_bytes="used", mem_total_bytes="total"),
+            # Its successor, nvmlDeviceGetTemperatureV, is not in the drivers of CUDA 12.
+            lambda: {"temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
+            lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+            lambda: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000},
+            lambda: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)},
+            lambda: {"sm_clock_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)},
+            lambda: {"memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)},
+            lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
+            lambda: {"ecc_corrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC)},
+            lambda: {"ecc_uncorrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)},
+            self._throttling,
+            self._nvlink_traffic,
+            self._pcie_traffic,
+        ]
 
     def read(self, pcie: bool) -> GpuSample:
         """Ask everything. Raises NVMLError where the GPU is lost, or nothing could be read of it."""
@@ -140,26 +157,6 @@ class _Gpu:
             raise failure
         return GpuSample(self.index, self._uuid, metrics)
 
-    def _all_questions(self) -> list[Callable[[], Metrics]]:
-        nvml, handle, ecc = pynvml, self._handle, pynvml.nvmlDeviceGetTotalEccErrors
-        return [
-            lambda: _fields(nvml.nvmlDeviceGetUtilizationRates(handle), util="gpu", mem_util="memory"),
-            lambda: _fields(nvml.nvmlDeviceGetMemoryInfo(handle), mem_used_bytes="used", mem_total_bytes="total"),
-            # Its successor, nvmlDeviceGetTemperatureV, is not in the drivers of CUDA 12.
-            lambda: {"temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
-            lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
-            lambda: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000},
-            lambda: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)},
-            lambda: {"sm_clock_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)},
-            lambda: {"memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)},
-            lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
-            lambda: {"ecc_corrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC)},
-            lambda: {"ecc_uncorrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)},
-            self._throttling,
-            self._nvlink_traffic,
-            self._pcie_traffic,
-        ]
-
     def _throttling(self) -> Metrics:
         """Throttle reasons by the present name, or by that of drivers before CUDA 12.2."""
         try:
@@ -173,8 +170,8 @@ class _Gpu:
             "nvlink_tx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "nvlink_rx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
         }
-        all_links = 0xFFFFFFFF
-        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, all_links) for field in fields.values()])
+        # 0xFFFFFFFF: all links.
+        values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, 0xFFFFFFFF) for field in fields.values()])
         for value in values:  # the call itself succeeds where a field does not
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)

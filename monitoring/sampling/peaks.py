@@ -79,10 +79,8 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
     A GPU without TF32 computes fp32.
     """
     peaks = known_peaks(gpu_name)
-    if peaks is None:
-        return None
-    value = getattr(peaks, precision)
-    return peaks.fp32 if value is None and precision == "tf32" else value
+    value = getattr(peaks, precision, None)
+    return peaks.fp32 if peaks and value is None and precision == "tf32" else value
 
 
 def product_flops_per_s(device: torch.device | str, dtype: torch.dtype, size: int) -> float:

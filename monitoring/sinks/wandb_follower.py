@@ -129,15 +129,15 @@ class _Follower:
             if row.position == "step" and repeats in seen:
                 continue
             seen.add(repeats)
-            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts.
-            owner = record["worker"] if record["kind"] == "sample" else 0
-            if self._worker not in (None, owner) or _is_known(row, known):
+            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts: these name none.
+            if self._worker not in (None, record.get("worker", 0)) or _is_known(row, known):
                 continue
+            axis = "step" if "step" in row.values else ELAPSED
+            new_names = {name for name in row.values if "/" in name} - defined
             # By name, not by a pattern of a section: a section holds values of steps and of samples.
-            for name in {name for name in row.values if "/" in name} - defined:
-                axis = "step" if "step" in row.values else ELAPSED
+            for name in new_names:
                 run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
-                defined.add(name)
+            defined |= new_names
             if CURVES in row.values:
                 row.values[CURVES] = wandb.Image(str(self._run.curves))
                 known[row.position] = row.values[row.position]  # the same picture is not logged again
@@ -253,7 +253,7 @@ class Row(NamedTuple):
 
 
 def _is_known(row: Row, summary: Mapping[str, Any]) -> bool:
-    """Test whether the server has this row; validation of the last known step may be new: it is repeated."""
+    """Test whether the server has this row; a validation of the last known step may be new: it is repeated."""
     position, last = row.values[row.position], summary.get(row.position, -math.inf)
     return position < last or (position == last and (row.position != "step" or "train/loss" in row.values))
 
@@ -282,7 +282,14 @@ class WandbRows:
         # Each stream has a position of its own: the samples of one worker may lag behind those of another.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
-            return Row(position, {**values, position: time_s, **_sample_values(record, self.name_nodes)})
+            # Two machines have a GPU 0 each: gpu/0/util, and gpu/HOST/0/util of other machines than worker 0's.
+            host = f"{record['host']}/" if self.name_nodes and record["worker"] != 0 else ""
+            values |= {
+                re.sub(r"^(gpu|host)/(?!worker/)", rf"\1/{host}", name): value
+                for name, value in record["metrics"].items()
+                if value is not None and name not in RUN_METRICS.values()  # those are in the loop's records
+            }
+            return Row(position, {**values, position: time_s})
         if record["kind"] == "alert":
             position, name, raised = f"{POSITION}/alert", record["name"], record["state"] == "raised"
             # With the subject: W&B drops a repeated title, and another GPU's alert is none. 63 characters is its limit.
@@ -307,17 +314,6 @@ def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
     charts = {f"{SECTIONS.get(name, kind)}/{name}": numbers[name] for name in numbers if name not in ("step", "time")}
     return {"step": step, **charts}
-
-
-def _sample_values(record: Mapping[str, Any], name_nodes: bool) -> dict[str, float]:
-    """A sample's values, without those of the loop's records: ``gpu/0/util``; ``gpu/HOST/0/util`` of other machines."""
-    # Two machines have a GPU 0 each; most runs have one machine, whose names stay short.
-    host = f"{record['host']}/" if name_nodes and record["worker"] != 0 else ""
-    return {
-        re.sub(r"^(gpu|host)/(?!worker/)", rf"\1/{host}", name): value
-        for name, value in record["metrics"].items()
-        if value is not None and name not in RUN_METRICS.values()
-    }
 
 
 if __name__ == "__main__":

@@ -66,7 +66,14 @@ class WandbFollowers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=_environment(),
+                    # PYTHONSAFEPATH: -m would put the current folder first on the path, which is the run's and holds no
+                    # code. Without wandb's own error reports to its makers.
+                    env={
+                        **{name: value for name, value in os.environ.items() if name not in _TIED},
+                        "PYTHONPATH": python_path(),
+                        "PYTHONSAFEPATH": "1",
+                        "WANDB_ERROR_REPORTING": "false",
+                    },
                     cwd=self._run.path,
                     start_new_session=True,  # Ctrl-C in the terminal is for the driver, which then ends this in order
                 )
@@ -91,10 +98,3 @@ class WandbFollowers:
             self._warn(
                 f"W&B: {problem}; {path} holds all values: 'python -m {PROGRAM} {path} --mode online' uploads them"
             )
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with the project on Python's path and without wandb's own error reports to its makers."""
-    own = {name: value for name, value in os.environ.items() if name not in _TIED}
-    # PYTHONSAFEPATH: -m would put the current folder first on the path, which is the run's and holds no code.
-    return {**own, "PYTHONPATH": python_path(), "WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}

@@ -29,7 +29,11 @@ class AlertSink:
         self._worked: set[str] = set()
         self._own_gpus: dict[str, set[str]] = {}  # UUIDs, by machine
         self._finite_losses = 0
-        self._clear_earlier()
+        last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}
+        for record in last.values():
+            if record.get("state") == "raised":
+                over = {"state": "cleared", "message": "the run was started again", "time": steady_time()}
+                self._append(record | over, record)
 
     def write(self, record: Record) -> None:
         self._pace.take(record)
@@ -125,13 +129,6 @@ class AlertSink:
         self._raised ^= {(name, subject)}
         state = "raised" if holds else "cleared"
         self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
-
-    def _clear_earlier(self) -> None:
-        last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}
-        for record in last.values():
-            if record.get("state") == "raised":
-                over = {"state": "cleared", "message": "the run was started again", "time": steady_time()}
-                self._append(record | over, record)
 
     def _append(self, alert: Record, record: Record) -> None:
         # Opened for each: without an alert there is no file.

@@ -95,9 +95,11 @@ class Pace:
 
     def seconds_left(self) -> float | None:
         step_s = self.seconds_per_step()
-        if step_s is None or self.total_steps is None:
-            return None
-        return max(0.0, step_s * (self.total_steps - self._steps[-1]["step"]))
+        return (
+            None
+            if step_s is None or self.total_steps is None
+            else max(0.0, step_s * (self.total_steps - self._steps[-1]["step"]))
+        )
 
     def facts(self) -> Facts:
         """Return the shares of a step that its parts take, as far as they are known."""
@@ -146,7 +148,7 @@ class ProgressSink:
         if kind == "train" and is_due:
             self._print_state()
         if text:
-            self._print(text)
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._live is not None:
@@ -155,12 +157,9 @@ class ProgressSink:
             self._print_state()
 
     def _print_state(self) -> None:
-        self._print(self._describe())
+        print(self._describe(), file=self._stream, flush=True)
         self._shown = self._pace.step
         self._next_s = self._clock() + self._plain_every_s
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
     def _draw(self) -> Table:
         """The line on a terminal, by rich, which keeps what others print above it."""

@@ -44,15 +44,12 @@ class RunStatus:
             if record["kind"] == "alert":
                 self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if news:
-            # At the first look the files' own times are all there is; from then on no other machine's clock counts.
-            self._heard_s = time.monotonic() - (self._age_s() if self._heard_s is None else 0.0)
+            # At the first look by the files' own times: those of the records are by another machine's clock.
+            written_s = [tail.path.stat().st_mtime for tail in self._tails if tail.path.exists()]
+            age_s = max(0.0, time.time() - max(written_s, default=0.0)) if self._heard_s is None else 0.0
+            self._heard_s = time.monotonic() - age_s
         self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held
         self._outcome = self.files.read_outcome()
-
-    def _age_s(self) -> float:
-        """Seconds since the files were written to: their records' times are of no clock that can be asked."""
-        written_s = [tail.path.stat().st_mtime for tail in self._tails if tail.path.exists()]
-        return max(0.0, time.time() - max(written_s, default=0.0))
 
     @property
     def has_ended(self) -> bool:

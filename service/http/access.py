@@ -58,8 +58,7 @@ def read_keys(path: str | Path) -> list[Key]:
     """The keys of a file. Raises ConfigError where it can't be read as one."""
     try:
         # An empty file is one without keys: nobody may call until there are some.
-        content = yaml.safe_load(expanded(path).read_text(encoding="utf-8"))
-        keys = TypeAdapter(list[Key]).validate_python(content or [])
+        keys = TypeAdapter(list[Key]).validate_python(yaml.safe_load(expanded(path).read_text(encoding="utf-8")) or [])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         # pydantic's own text repeats the value: a key that somebody put there in the open.
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else first_line(error)

@@ -55,7 +55,7 @@ async def beside(is_large: bool, work: Callable[..., Result], *arguments: Any) -
     return work(*arguments)  # at once: the thread may have large ones to do
 
 
-def are_many(arrays: Arrays) -> bool:
+def are_many(arrays: Arrays | list[list[int]]) -> bool:
     """Test for an answer that is large, and so built beside the event loop and sent in pieces."""
     return sum(map(np.size, arrays)) > TOGETHER
 
@@ -74,9 +74,11 @@ def json_answer(content: Any) -> Response:
         return mark
 
     pieces = _json_pieces(to_json(content, fallback=marked).split(f'"{mark}"'.encode()), arrays)
-    if not are_many(arrays):
-        return Response(b"".join(pieces), media_type="application/json")
-    return StreamingResponse(_written(pieces), media_type="application/json")
+    return (
+        StreamingResponse(_written(pieces), media_type="application/json")
+        if are_many(arrays)
+        else Response(b"".join(pieces), media_type="application/json")
+    )
 
 
 async def _written(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -100,8 +102,7 @@ def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
 
 def _json_blocks(values: NDArray) -> Iterator[bytes]:
     """JSON of an array, some of its rows at a time."""
-    parts = max(1, min(len(values), values.size // TOGETHER + 1))
-    for number, rows in enumerate(np.array_split(values, parts)):
+    for number, rows in enumerate(np.array_split(values, max(1, min(len(values), values.size // TOGETHER + 1)))):
         yield (b"," if number else b"[") + to_json(rows.tolist())[1:-1]  # its own brackets cut off
     yield b"]"
 
@@ -156,6 +157,8 @@ def _column(arrays: Arrays) -> pa.Array:
     # From one flat buffer: pa.array of a list of rows would build an object for each number.
     flat = pa.array(np.ascontiguousarray(rows, dtype=np.float32).reshape(-1))
     vectors = pa.FixedSizeListArray.from_arrays(flat, rows.shape[-1])
-    if isinstance(arrays, np.ndarray):
-        return vectors
-    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, arrays)], dtype=np.int32)), vectors)
+    return (
+        vectors
+        if isinstance(arrays, np.ndarray)
+        else pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, arrays)], dtype=np.int32)), vectors)
+    )

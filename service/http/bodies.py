@@ -186,8 +186,9 @@ def checked(
     _check_number(len(records), "sequences", limits)
     ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
     texts = [record.sequence if isinstance(record, Record) else record for record in records]
-    models_longest = None if crop else about.longest
-    longest = min(limits.sequence_residues, models_longest or limits.sequence_residues)
+    longest = (
+        limits.sequence_residues if crop else min(limits.sequence_residues, about.longest or limits.sequence_residues)
+    )
     total = 0
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:

@@ -52,8 +52,7 @@ class Door:
         refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
         if refusal is not None:
             request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
-            answer = refusal.response(scope, request_id, {"x-request-id": request_id})
-            await answer(scope, receive, send)
+            await refusal.response(scope, request_id, {"x-request-id": request_id})(scope, receive, send)
             return
         scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
 

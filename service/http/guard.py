@@ -46,8 +46,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         service = self.service
         # Probes send HEAD, which every GET route answers: the server, whose scope is another, leaves out the body.
         if scope["method"] == "HEAD":
@@ -67,10 +66,9 @@ class Guard:
         body = _Body(receive, self, time.monotonic() + service.limits.body_s)
         if self.draining and scope["path"] != "/health":  # the process still answers
             # A client that sends it again connects again, and so reaches a successor.
-            closing = {"Connection": "close"}
-            ending = RefusalError(503, "the service is ending; send the request again", AFTER_END_S, closing)
-            await answer.refuse(ending, scope, receive)
-            return
+            detail = "the service is ending; send the request again"
+            ending = RefusalError(503, detail, AFTER_END_S, {"Connection": "close"})
+            return await answer.refuse(ending, scope, receive)
         start_s = time.perf_counter()
         self.ongoing += 1
         service.models.metrics.ongoing.set(self.ongoing)

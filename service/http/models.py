@@ -112,8 +112,6 @@ class Models:
         if reply.refused == "overloaded":
             # Serve's proxy, which does not know the model of a request, then refuses what is larger.
             raise overloaded(reply.retry_after_s, reply.room_tokens if list(self.calls) == [name] else None)
-        if reply.refused == "memory":
-            raise RefusalError(503, f"{name}: {reply.detail}; send a shorter sequence", RETRY_S)
         if reply.refused == "unavailable":
             raise RefusalError(503, f"{name}: {reply.detail}", RETRY_S)
         if reply.refused == "unknown":

@@ -110,14 +110,13 @@ class Computer:
 
     def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
         """Results that embed or training has left in the cache's folder."""
-        results = {}
+        results: dict[int, NDArray[np.float32]] = {}
         for output, store in self._cache.items():
             indices = [index for index, item in enumerate(items) if item.output == output]
             keys_N2 = keys_of(items[index].text.encode("ascii") for index in indices)
             is_cached = store.has(keys_N2)
-            hits = np.array(indices)[is_cached].tolist()
-            for index, rows in zip(hits, store.rows(keys_N2[is_cached]), strict=True):
-                results[index] = self._result(output, rows)
+            hits = zip(np.array(indices)[is_cached].tolist(), store.rows(keys_N2[is_cached]), strict=True)
+            results |= {index: self._result(output, rows) for index, rows in hits}
         return results
 
     def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -157,10 +156,11 @@ class Computer:
             # In the order of the batch, which is halved where it is out of memory.
             for number, text in enumerate(batch.indices.tolist()):
                 output = items[indices[text]].output
-                if output == MASKED:
-                    results[indices[text]] = rows["logits"][number][pieces[text] == mask]
-                else:
-                    results[indices[text]] = self._result(output, rows[output][number])
+                results[indices[text]] = (
+                    rows["logits"][number][pieces[text] == mask]
+                    if output == MASKED
+                    else self._result(output, rows[output][number])
+                )
         return results
 
     def _about(self, served: ServedModel, tokens: int) -> About:

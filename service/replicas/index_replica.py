@@ -41,6 +41,9 @@ class IndexReplica(Replica):
     Another ``version`` of its files makes Serve replace the replicas, one after the other.
     """
 
+    _about: AboutIndex
+    _problem: str
+
     def __init__(self, index: dict[str, Any], model: str, version: str) -> None:
         set_up_process()
         start_s = time.perf_counter()
@@ -78,7 +81,8 @@ class IndexReplica(Replica):
             self._problem = ""
         except EsmerayError as error:
             self._problem = str(error)
-        self._reopen_s = time.monotonic() + REOPENED_S
+        finally:  # also at an error that nobody foresaw, or there would be no further attempt
+            self._reopen_s = time.monotonic() + REOPENED_S
 
     async def _find_problem(self) -> str:
         """Describe what is wrong with the files, '' for nothing. After a change they are opened again, now and then."""
@@ -147,12 +151,11 @@ class IndexReplica(Replica):
 
     def _search(self, items: Sequence[Item]) -> list[NDArray]:
         """(K, 2) rows and scores of each, in fp64, which holds both."""
-        results: list[Any] = [None] * len(items)
+        results: dict[int, NDArray] = {}
         # Apart by the hits that are asked for: a compressed index considers more candidates for more of them.
         for considered in {item.output for item in items}:
             numbers = [number for number, item in enumerate(items) if item.output == considered]
             queries_nC = np.stack([items[number].payload for number in numbers])
             hits_nK2 = np.stack(self._index.search(queries_nC, int(considered)), axis=2)
-            for number, hits_K2 in zip(numbers, hits_nK2, strict=True):
-                results[number] = hits_K2
-        return results
+            results |= zip(numbers, hits_nK2, strict=True)
+        return [results[number] for number in range(len(items))]

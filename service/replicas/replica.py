@@ -49,7 +49,7 @@ class Replica(ABC):
         except OverloadedError as error:
             reply = Reply(refused="overloaded", retry_after_s=error.retry_after_s, room_tokens=error.room_tokens)
         except ResourceError as error:
-            reply = Reply(refused="memory", detail=str(error))
+            reply = Reply(refused="unavailable", detail=f"{error}; send a shorter sequence")
         except DataError as error:
             reply = Reply(refused="model", detail=str(error))
         reply.statistics = {
@@ -149,8 +149,7 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
     """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
     behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
-    is_behind = sum(behind.values()) > max(1, current)
-    wanted = current + is_behind - (context.total_num_requests < 1)
+    wanted = current + (sum(behind.values()) > max(1, current)) - (context.total_num_requests < 1)
     return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 

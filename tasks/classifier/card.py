@@ -101,8 +101,7 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
         f"{python_block(_lines(model, opening))}"
     )
     pipeline = "token-classification" if opening.has_head else None
-    tags = ["classifier", kind.replace("_", "-")]
-    return model_card(pipeline, tags, _description(model), facts, text)
+    return model_card(pipeline, ["classifier", kind.replace("_", "-")], _description(model), facts, text)
 
 
 def _lines(model: Classifier, opening: Opening) -> str:
@@ -143,9 +142,8 @@ def _pooling(model: Classifier) -> str:
     if model.section.head == "linear":
         return pooled
     # The hidden layer after light attention is the paper's, with ReLU and a norm.
-    if model.light_attention is None:
-        return pooled + _HIDDEN.format(activation="gelu")
-    return pooled + _HIDDEN.format(activation="relu") + _NORM
+    is_attentive = model.light_attention is not None
+    return pooled + (_HIDDEN.format(activation="relu") + _NORM if is_attentive else _HIDDEN.format(activation="gelu"))
 
 
 def _cropping(model: Classifier, opening: Opening) -> str:

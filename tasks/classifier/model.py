@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
@@ -91,11 +91,10 @@ class LabelModel(TaskModel):
         and true, predicted, or true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``,
         (K,) of known numbers.
         """
-        targets, scale = self._targets(batch, outputs_MK), self.target_scale
-        if scale is None:
-            losses_M = self.loss(outputs_MK, targets)
-        else:  # in units of the standard deviation: a column in degrees would drown one of shares
-            losses_M = self.loss(scale(outputs_MK), scale(targets))
+        targets = self._targets(batch, outputs_MK)
+        # In units of the standard deviation: a column in degrees would drown one of shares.
+        scale = self.target_scale or nn.Identity()
+        losses_M = self.loss(scale(outputs_MK), scale(targets))
         weights_N = batch.by_sequence.get(WEIGHTS)
         # After the loss and before the sum; the number of targets, its divisor, stays as it is.
         if weights_N is not None:
@@ -103,10 +102,9 @@ class LabelModel(TaskModel):
         known_M = has_target(targets)
         num_targets = known_M.sum()
         with torch.no_grad():
-            metrics = self._metric_sums(outputs_MK.detach(), targets, known_M)
-            metrics["targets"] = num_targets.double()
-            metrics["loss"] = losses_M.detach().sum(dtype=torch.float64)
-        return TaskOutput(losses_M.sum(), num_targets, metrics)
+            sums = {"targets": num_targets.double(), "loss": losses_M.detach().sum(dtype=torch.float64)}
+            sums |= self._metric_sums(outputs_MK.detach(), targets, known_M)
+        return TaskOutput(losses_M.sum(), num_targets, sums)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """``loss`` for each target, and by kind:

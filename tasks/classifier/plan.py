@@ -55,9 +55,9 @@ class ClassifierPlan(TaskPlan):
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
         """Refuse another tokenizer than the checkpoint was trained with."""
-        now = tokenizer_of(self.model, self.opened(path))
+        before = open_tokenizer(checkpoint.path / TOKENIZER)
         # By content: a name on the hub, or a folder, may hold another by now.
-        if open_tokenizer(checkpoint.path / TOKENIZER).fingerprint != now.fingerprint:
+        if before.fingerprint != tokenizer_of(self.model, self.opened(path)).fingerprint:
             raise CheckpointError(
                 f"model.tokenizer: {checkpoint.path} was trained with another tokenizer than that of "
                 f"{self.model.backbone.source} and model.tokenizer: restore it, or choose another run.name"

@@ -49,7 +49,10 @@ class StructureSource(BatchSource):
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
         tokens_T = tokenize_pieces(self._store.store.windows(records_N, starts_N, lengths_N))
         cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
-        shares_N = self._hidden_shares(epoch, records_N)
+        # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
+        times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
+        # Bounded below, as a weighting divides by it.
+        shares_N = np.maximum(hidden_share(times_N, self._section.schedule), 1e-3)
         bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
         below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
         hidden_M = chosen_positions(bits_T, tokens_T, cu_seqlens, below_T)
@@ -76,13 +79,6 @@ class StructureSource(BatchSource):
             target_positions=torch.from_numpy(hidden_M),
         )
         return SourceBatch(batch, hidden_M.size, tokens_T.size)
-
-    def _hidden_shares(self, epoch: int, records_N: Indices) -> NDArray[np.float64]:
-        """(N,) share of hidden residues, at a time drawn for each record."""
-        # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
-        times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
-        # Bounded below, as a weighting divides by it.
-        return np.maximum(hidden_share(times_N, self._section.schedule), 1e-3)
 
     def _structures(
         self, epoch: int, records_N: Indices, starts_N: Indices, lengths_N: Indices, cu_seqlens: NDArray[np.int32]

@@ -137,8 +137,7 @@ class SequenceDiffusion(MaskedLM):
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)
-        settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels}
-        write_settings(folder / CONFIG_FILE, settings)
+        write_settings(folder / CONFIG_FILE, {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels})
 
     def _logits(
         self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
@@ -197,7 +196,8 @@ class _Adapter(nn.Module):
             rows.unflatten(-1, (self.heads, -1))
             for rows in (self.query(queries_TD), self.key(structure_TH), self.value(structure_TH))
         )
-        scaling = query.shape[-1] ** -0.5
-        seen_TD = attend(query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=scaling).flatten(1)
+        seen_TD = attend(
+            query, key, value, batch.cu_seqlens, batch.max_seqlen, scaling=query.shape[-1] ** -0.5
+        ).flatten(1)
         adapted_TD = features_TD + self.output(seen_TD + self.own(structure_TH))
         return adapted_TD + self.feed_forward(self.inner_norm(adapted_TD))

@@ -38,9 +38,12 @@ class DiffusionPlan(TaskPlan):
 
     def measure(self, path: Path) -> TaskSize:
         structures = StructureStore(path)
-        lengths_N = structures.store.lengths[structures.training]
-        counts = structures.manifest.counts
-        size = size_of_lengths(lengths_N, self.data, held_out=structures.validation.size, counts=counts)
+        size = size_of_lengths(
+            structures.store.lengths[structures.training],
+            self.data,
+            held_out=structures.validation.size,
+            counts=structures.manifest.counts,
+        )
         return TaskSize(size, self._parameters(len(structures.manifest.label_names)))
 
     def _parameters(self, num_labels: int) -> ParameterCount:

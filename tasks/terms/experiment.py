@@ -56,8 +56,7 @@ class VectorExperiment(_TermsExperiment):
         super().open_data(path, context, run)
         self._vectors = VectorRows(read_vectors(self.store, self.settings.model.terms.embeddings))
         # Vectors lie in the order of the records, whose numbers are thus their keys.
-        records = np.arange(len(self.store))
-        source = FeatureSource(self._held_out, self._vectors, records, pooled=True)
+        source = FeatureSource(self._held_out, self._vectors, np.arange(len(self.store)), pooled=True)
         # In place of the tokens' batches, which the base has taken.
         self._take(source, source)
 

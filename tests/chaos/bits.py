@@ -22,6 +22,7 @@ import numpy as np
 import torch.distributed as dist
 
 from esmeray.cluster.collective import WorkerContext
+from esmeray.common import remote
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.store.conversion import ensure_store
@@ -135,10 +136,10 @@ def digest(values: Any) -> str:
     return hashlib.sha256(np.asarray(values).tobytes()).hexdigest()
 
 
-def read_all() -> None:
-    """Every value of every output of the embeddings in ``out``."""
-    for name in read_manifest(Path("out")).outputs:
-        embeddings = read_embeddings("out", name)
+def read_all(address: str = "out") -> None:
+    """Print every value of every output of embeddings."""
+    for name in read_manifest(remote.local_path(address)).outputs:
+        embeddings = read_embeddings(address, name)
         for record_id, values in zip(embeddings.ids, embeddings, strict=True):
             print(name, record_id, digest(values))
 

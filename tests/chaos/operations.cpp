@@ -29,15 +29,6 @@ struct Plan {
 Plan* plan = nullptr;
 int log_file = -1;
 
-// Python's stack into the log: which line of code it was. A signal handler of faulthandler would do the same, on a stack
-// that is too small for the registers of AVX-512.
-void write_stack() {
-  auto current = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
-  auto dump = reinterpret_cast<void (*)(int, void*)>(dlsym(RTLD_DEFAULT, "_Py_DumpTraceback"));
-  void* state = current == nullptr ? nullptr : current();
-  if (state != nullptr && dump != nullptr) dump(log_file, state);
-}
-
 void die() {
   kill(0, SIGKILL);  // the process group: what the command started dies with it
   pause();
@@ -62,7 +53,6 @@ struct Operation {
     bool is_due = plan->act == FAIL_FROM ? number >= plan->at : number == plan->at;
     bool is_room = plan->error == ENOSPC || plan->error == EDQUOT;
     if (is_due && plan->act != COUNT) {
-      if (number == plan->at) write_stack();
       if (plan->act == KILL_BEFORE) die();
       kills_after = plan->act == KILL_AFTER;
       if (!kills_after && (grows || !is_room)) error = plan->error;

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial, partialmethod
 from pathlib import Path
@@ -42,9 +42,9 @@ ACTS = {"kill before": 1, "kill after": 2, "once": 3, "from there on": 4}
 KILLS, ERRORS = ("kill before", "kill after"), ("EIO", "ENOSPC", "EDQUOT")
 COLUMNS = ("lost", "wrong end", "not resumed", "left over")
 PACKAGES = ("esmeray.", "torch", "transformers", "faiss", "sklearn.", "h5py", "pyarrow.", "matplotlib.")
+"""Modules that the first fork imports, and all others have."""
 LIGHT = ("data convert", "align", "bad")
 """Cases that need none of the modules that take seconds to import."""
-STANDARD = ("<", "pathlib", "shutil", "contextlib", "operations")
 VARYING = r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n'
 """Parts of results that no two runs agree on."""
 BUCKET = "bucket"
@@ -58,7 +58,7 @@ class Case(NamedTuple):
         make: what is done before, in a folder of its own.
         run: the command. ``{folder}`` is that folder.
         read: prints the output, verified, or ends with an error.
-        is_staged: what ``read`` prints is a number that may not decrease from operation to operation.
+        is_staged: what ``read`` prints last is a number, between the old one and the new one.
         is_worker: the driver, which is not there, says in a line how it ended.
         on_s3: the output is in the bucket.
     """
@@ -101,15 +101,8 @@ def read_text(name: str) -> None:
 
 def read_vectors(output: str) -> None:
     """Print every value of the embeddings in a folder or at a URI."""
-    from esmeray.dataset.embeddings.manifest import read_manifest
-    from esmeray.dataset.embeddings.reader import read_embeddings
-
     remote.use(remote.Storage(cache_folder="cache", patience_s=1))
-    address = output.format(folder=Path.cwd())
-    for name in read_manifest(remote.local_path(address)).outputs:
-        embeddings = read_embeddings(address, name)
-        for record_id, values in zip(embeddings.ids, embeddings, strict=True):
-            print(name, record_id, values.tobytes().hex())
+    bits("read_all", output.format(folder=Path.cwd()))()
 
 
 def search(index: str) -> None:
@@ -271,12 +264,10 @@ class Trial(NamedTuple):
     point: Point
     operation: str
     wrong: dict[str, str]
-    level: int = 0
-    stack: str = ""
 
     def __str__(self) -> str:
         wrong = "; ".join(f"{column}: {text}" for column, text in self.wrong.items()) or "right"
-        return f"{self.case}, {self.point} at {self.point.number} {self.operation} [{self.stack}]: {wrong}"
+        return f"{self.case}, {self.point} at {self.point.number} {self.operation}: {wrong}"
 
 
 class State(NamedTuple):
@@ -303,7 +294,8 @@ class Subject:
         shutil.copytree(self.here, self.root / "kept", symlinks=True, dirs_exist_ok=True)
         self.old = self._read()
         self.operations = self._undisturbed()
-        self.new, self.content = self._read(), self._content()
+        self.new = self._read()
+        self.content = self._content()
         self.names = {generic(path) for path in self.content}
         # What differs between two undisturbed runs, such as a time, is not compared.
         self._undisturbed()
@@ -328,11 +320,12 @@ class Subject:
     def trial(self, point: Point) -> Trial:
         self._restore()
         code = self._run(point)
-        said, state = self._said(), self._read()
+        said = self._said()
+        state = self._read()
         operation = next((line.partition("\t")[2] for line in self._log() if line.startswith(f"{point.number}\t")), "")
-        stack = self._stack()
         wrong = {}
-        if state not in (self.old, self.new) and not (self.case.is_staged and state.code == 0):
+        is_further = self.case.is_staged and state.code == 0 and stage(state) >= stage(self.old)
+        if state not in (self.old, self.new) and not is_further:
             wrong["lost"] = last_lines(state.text)
         if problem := self._wrong_end(point, code, said, state):
             wrong["wrong end"] = problem
@@ -344,8 +337,7 @@ class Subject:
             wrong["not resumed"] = f"{again}, {final.code}, {different[:3]}: {last_lines(resaid)}"
         if extra := {generic(path) for path in content} ^ self.names:
             wrong["left over"] = ", ".join(sorted(extra)[:4]) + (f" after {last_lines(resaid)}" if is_refused else "")
-        level = int(state.text.split()[-1]) if self.case.is_staged and state.code == 0 else 0
-        return Trial(self.name, point, operation.replace(f"{self.here}/", "").strip(), wrong, level, stack)
+        return Trial(self.name, point, operation.replace(f"{self.here}/", "").strip(), wrong)
 
     def _wrong_end(self, point: Point, code: int, said: str, state: State) -> str:
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
@@ -379,12 +371,6 @@ class Subject:
     def _log(self) -> list[str]:
         log = self.root / "log.txt"
         return log.read_text(errors="replace").splitlines() if log.exists() else []
-
-    def _stack(self) -> str:
-        """Esmeray's frames at the operation, innermost first."""
-        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', "\n".join(self._log()))
-        own = [f"{Path(file).name}:{line} {name}" for file, line, name in frames if "site-packages" not in file]
-        return " < ".join(frame for frame in own if not frame.startswith(STANDARD))[:120]
 
     def _read(self) -> State:
         """What the reader says, in a copy of the folder, which stays as it is."""
@@ -456,15 +442,9 @@ def last_lines(text: str) -> str:
     return " / ".join(text.strip().splitlines()[-2:])[-300:]
 
 
-def with_stages(trials: list[Trial]) -> list[Trial]:
-    """Trials of one case, with those as lost in which a run was less far than after a kill at an earlier operation."""
-    reached, checked = 0, []
-    for trial in sorted(trials, key=lambda trial: trial.point.number):
-        is_back = trial.level < reached and "lost" not in trial.wrong
-        text = {"lost": f"at {trial.level}, was at {reached}"} if is_back else {}
-        checked.append(trial._replace(wrong={**text, **trial.wrong}))
-        reached = max(reached, trial.level if trial.point.act in KILLS else 0)
-    return checked
+def stage(state: State) -> int:
+    """How far an output is; 0 if there is none."""
+    return int(state.text.split()[-1]) if state.code == 0 else 0
 
 
 def table(trials: list[Trial], counts: dict[str, int]) -> Iterator[str]:
@@ -497,8 +477,12 @@ def disturbed(
         rounds = []
         for name in names:
             subject = Subject(Path(folder).resolve(), name, library)
-            import_all((subject.root / "modules.txt").read_text().split())
-            points, by_case[name] = subject.points(), []
+            for module in (subject.root / "modules.txt").read_text().split():
+                if module.startswith(PACKAGES):
+                    with suppress(ImportError):
+                        importlib.import_module(module)
+            points = subject.points()
+            by_case[name] = []
             counts[name] = len(subject.operations)
             random.Random(seed).shuffle(points)
             rounds.append((subject, points[:most]))
@@ -510,16 +494,8 @@ def disturbed(
                     by_case[subject.name].append(subject.trial(points.pop()))
                     if by_case[subject.name][-1].wrong:
                         print(by_case[subject.name][-1], flush=True)
-    trials = [trial for name in by_case for trial in with_stages(by_case[name])]
+    trials = [trial for own in by_case.values() for trial in own]
     return [*table(trials, counts)], [str(trial) for trial in trials if trial.wrong]
-
-
-def import_all(modules: Iterable[str]) -> None:
-    """Import what a command imported, so that the next fork has it."""
-    for name in modules:
-        if name.startswith(PACKAGES):
-            with suppress(ImportError):
-                importlib.import_module(name)
 
 
 def preloaded(module: str = "tests.chaos.operations", **settings: Any) -> tuple[list[str], list[str]]:

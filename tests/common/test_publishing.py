@@ -88,11 +88,11 @@ def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sw
         if moment == "building":
             with made_folder(target, "export", True):
                 die()
-        step = {"exchanged": "sync", "removing": "remove_folder"}.get(moment)
+        step = {"exchanged": "sync", "removing": "rmtree"}.get(moment)
         if step == "sync":  # of the folder that holds the target, the last
             monkeypatch.setattr(outputs, "sync", lambda path: path == tmp_path and die())
         elif step:
-            monkeypatch.setattr(outputs, step, die)
+            monkeypatch.setattr(outputs.shutil, step, die)
         else:
             monkeypatch.setattr(Path, "rename", lambda path, to, rename=Path.rename: (rename(path, to), die()))
             monkeypatch.setattr(outputs, "_exchange", no_exchange)

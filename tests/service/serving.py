@@ -90,8 +90,10 @@ class Serving:
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:
         """A uvicorn server of the application, for the time of the block."""
-        how: dict[str, Any] = {"http": LimitedProtocol, "log_config": None, "lifespan": "off"}
-        server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=5, **how))
+        # uvicorn closes a connection that is idle for 5 s. On a busy machine a client may just then send on it.
+        waits = {"timeout_graceful_shutdown": 5, "timeout_keep_alive": 600}
+        how: dict[str, Any] = {"http": LimitedProtocol, "log_config": None, "lifespan": "off", **waits}
+        server = uvicorn.Server(uvicorn.Config(app, **how))
         with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # else asyncio leaves delays of 40 ms
             listening.bind(("127.0.0.1", 0))
             ended = asyncio.run_coroutine_threadsafe(server.serve([listening]), self._loop)

@@ -52,7 +52,10 @@ def main(
     lengths = [(f"{bar['from']:,} to {bar['to'] - 1:,}", bar["records"]) for bar in facts["lengths"]["histogram"]]
     tables = [_bars("length in residues", lengths), _bars("residue", list(facts["composition"].items()))]
     if labelled is not None:
-        tables.append(_label_table(facts["labels"]))
+        labels = facts["labels"]
+        rows = {"all": labels["parts"], **labels.get("classes", {})}
+        cells = [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()]
+        tables.append(_table([labels["kind"], *labels["parts"]], cells))
     for table in tables:
         console.print("", table, sep="\n")
 
@@ -127,14 +130,6 @@ def _overview(name: str, store: Store, counts: list[str], facts: dict[str, Any])
     for label, value in rows.items():
         table.add_row(f"[bold]{label}[/bold]", escape(value))  # a path may hold [brackets]
     return table
-
-
-def _label_table(labels: dict[str, Any]) -> Table:
-    rows = {"all": labels["parts"], **labels.get("classes", {})}
-    return _table(
-        [labels["kind"], *labels["parts"]],
-        [[escape(name), *(f"{number:,}" for number in numbers.values())] for name, numbers in rows.items()],
-    )
 
 
 def _bars(title: str, rows: list[tuple[str, int]]) -> Table:

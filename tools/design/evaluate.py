@@ -52,8 +52,7 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
         evaluate.store,
         predictions=None if evaluate.predictions is None else PredictedStructures(evaluate.predictions),
     )
-    parts = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}
-    records = parts[evaluate.part]
+    records = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}[evaluate.part]
     if not records.size:
         raise DataError(
             f"{evaluate.store}: has no {evaluate.part} part; leave --evaluate.part out to evaluate all of it"

@@ -72,8 +72,7 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         store = job_store([fit.input], data.ingest, folder)
         ids = [store.id(record) for record in range(len(store))]
         labels = labels_of(ids, by_id, fit.input, fit.labels)
-        of_records = [labels.get(name, "") for name in ids]
-        groups = level_ids(of_records, fit.level + 1)[:, fit.level]
+        groups = level_ids([labels.get(name, "") for name in ids], fit.level + 1)[:, fit.level]
         records = np.flatnonzero(groups >= 0)
         if records.size > fit.learnt:
             records = np.sort(np.random.default_rng(fit.seed).choice(records, fit.learnt, replace=False))

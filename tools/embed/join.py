@@ -42,8 +42,10 @@ def main(join: JoinSection, made: Made) -> None:
     made.refuse_existing(output)
     # A literal in the schema would be a second list of the formats that there are.
     if join.format not in (None, *TABLE_FORMATS):
-        hint = did_you_mean(str(join.format), TABLE_FORMATS)
-        raise ConfigError(f"--join.format {join.format}: expected one of {', '.join(TABLE_FORMATS)}{hint}")
+        raise ConfigError(
+            f"--join.format {join.format}: expected one of {', '.join(TABLE_FORMATS)}"
+            f"{did_you_mean(str(join.format), TABLE_FORMATS)}"
+        )
     names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")

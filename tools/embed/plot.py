@@ -63,9 +63,7 @@ def main(
         raise DataError(f"{folder}: a map needs at least two proteins of two channels")
     from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
-    labels: NDArray = embeddings.lengths
-    if plot.labels:
-        labels = _labels(plot.labels, plot, embeddings)
+    labels = _labels(plot.labels, plot, embeddings) if plot.labels else embeddings.lengths
     chosen_N = np.zeros(records, dtype=bool)
     size = min(plot.max_points, records)
     # RandomState, whose draws NumPy promises to keep: the same proteins in each version.

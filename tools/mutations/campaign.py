@@ -33,8 +33,7 @@ def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel 
         from esmeray.inference.mutations.job import Scorer
 
         open_scorer = cache(lambda: Scorer(str(model), campaign, folder))
-        parts = measured_parts(table, campaign, open_scorer, model)
-        rounds = campaigns(parts, campaign)
+        rounds = campaigns(measured_parts(table, campaign, open_scorer, model), campaign)
         lines = campaign_lines(rounds)
         with made.folder(campaign.output) as building:
             rounds.to_csv(building / "campaign.csv", index=False)

@@ -32,9 +32,8 @@ def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
         from esmeray.inference.mutations.heat_map import draw_scan
 
         variants = [Variant(protein, mutant) for protein in proteins for mutant in protein.singles()]
-        predicted = predictions_of(sources, variants, scan, folder, {})
         # Of several models the mean, as mutations score has it.
-        scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
+        scores_N = np.mean([each.mean for each in predictions_of(sources, variants, scan, folder, {})], axis=0)
         mutations = [variant.mutant.mutations[0] for variant in variants]
         names = {PROTEIN_COLUMN: [variant.protein.name for variant in variants]} if len(proteins) > 1 else {}
         columns = {

@@ -69,8 +69,7 @@ def main(
     # Each is printed as it comes: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
     # Steps that work on the CPU don't help who has a GPU that torch can't use.
-    is_sound = not verify or (_steps_work() and verdicts["CUDA"] != "mismatch")
-    return 0 if is_sound else ResourceError.exit_code
+    return 0 if not verify or (_steps_work() and verdicts["CUDA"] != "mismatch") else ResourceError.exit_code
 
 
 def _steps_work() -> bool:
@@ -236,9 +235,8 @@ def check_deepspeed() -> Finding:
 
         accelerator = get_accelerator().device_name()
     seen = f"{deepspeed.__version__}, computes on {accelerator}"
-    if accelerator != device:
-        return Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
-    return _pinned("deepspeed", seen)
+    elsewhere = Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
+    return _pinned("deepspeed", seen) if accelerator == device else elsewhere
 
 
 def check_kernels() -> Finding:

@@ -106,9 +106,8 @@ def is_stage_3(shard: Mapping[str, Any]) -> bool:
 
 def shard_keys(shard: Mapping[str, Any]) -> tuple[str, str]:
     """Names in a shard of its weights, a vector a group, and of AdamW's state."""
-    if is_stage_3(shard):
-        return "fp32_flat_groups", "optimizer_state_dict"
-    return "single_partition_of_fp32_groups", "base_optimizer_state"
+    of_stage_3 = ("fp32_flat_groups", "optimizer_state_dict")
+    return of_stage_3 if is_stage_3(shard) else ("single_partition_of_fp32_groups", "base_optimizer_state")
 
 
 def paddings(shard: Mapping[str, Any], group: int, shapes: Shapes) -> list[int]:
@@ -195,8 +194,6 @@ class Resharding:
 
     def _part(self, pieces: list[Tensor], alignment: int) -> Tensor:
         """One of ``world_size`` equal parts, with zeros where the pieces have ended."""
-        numel = sum(piece.numel() for piece in pieces)
-        length = alignment * math.ceil(numel / (alignment * self.world_size))
+        length = alignment * math.ceil(sum(map(torch.numel, pieces)) / (alignment * self.world_size))
         views = span(pieces, self.rank * length, (self.rank + 1) * length)
-        missing = length - sum(view.numel() for view in views)
-        return torch.cat([*views, views[0].new_zeros(missing)])
+        return torch.cat([*views, views[0].new_zeros(length - sum(map(torch.numel, views)))])

@@ -87,10 +87,8 @@ def copy_to_host(value: Any) -> Any:
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
         return type(value)((key, copy_to_host(item)) for key, item in value.items())
-    # A named tuple's class takes no iterable: only the plain ones are made anew.
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(copy_to_host(item) for item in value)
-    return value
+    # By type, not by isinstance: a named tuple's class takes no iterable.
+    return type(value)(map(copy_to_host, value)) if type(value) in (list, tuple) else value
 
 
 class CheckpointWriter:

@@ -204,8 +204,7 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
         return
     elsewhere = replace(task, data=task.data.model_copy(update={"store": None}))
     with TemporaryDirectory() as folder, conversion_bar("reading the data") as progress:
-        path = elsewhere.prepare(Path(folder), progress)
-        _check_prepared(task, run, path)
+        _check_prepared(task, run, elsewhere.prepare(Path(folder), progress))
 
 
 def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
@@ -321,8 +320,11 @@ def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSigna
     cause: Any = next(iter(failures.values())) if failures else error
     # Better than Ray's reason, which is that a process ended.
     stacks = ", ".join(map(str, left_stacks(run.logs)))
-    hung = f"workers made no progress, their stacks are in {stacks}"
-    reason = hung if stacks else f"{last_line(cause)} (the workers' logs are in {run.logs})"
+    reason = (
+        f"workers made no progress, their stacks are in {stacks}"
+        if stacks
+        else f"{last_line(cause)} (the workers' logs are in {run.logs})"
+    )
     # Whatever reached the driver is a consequence of a full disk.
     is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES
     message = no_space(run.path) if is_full else f"training failed{tried}: {reason}; {saved}"

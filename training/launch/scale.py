@@ -231,9 +231,8 @@ def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     """Daly 2006 (FGCS 22:303, eq. 37): the time of work between checkpoints that loses least."""
     share = checkpoint_s / (2 * mtbf_s)
-    if share >= 1:
-        return mtbf_s
-    return young_interval_s(checkpoint_s, mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint_s
+    interval_s = young_interval_s(checkpoint_s, mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint_s
+    return interval_s if share < 1 else mtbf_s
 
 
 def lost_share(interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:

@@ -200,8 +200,7 @@ def _sampler(
     if peak is None and context.device.type == "cuda":
         # TF32 products alone: in bf16 and fp16 the switch changes nothing.
         is_tf32 = training.precision == "fp32" and training.tf32
-        name = torch.cuda.get_device_name(context.device)
-        peak = peak_tflops(name, "tf32" if is_tf32 else training.precision)
+        peak = peak_tflops(torch.cuda.get_device_name(context.device), "tf32" if is_tf32 else training.precision)
     return Sampler(
         path=sample_file(run.monitoring, context.rank),
         worker=context.rank,

@@ -82,9 +82,10 @@ class Saver:
             self.writer.wait()
             if self.memory is not None:
                 self.memory.close()  # nobody compared the weights of these copies
-            message = f"at step {self.observers.step} {problem}"
             # At the checkpoint that training returns to: the log drops what comes after it.
-            self.observers.log.event("weights_differ", self.saved_step, message=message)
+            self.observers.log.event(
+                "weights_differ", self.saved_step, message=f"at step {self.observers.step} {problem}"
+            )
             raise WeightsDifferError(problem)
 
 
@@ -160,8 +161,7 @@ class Checkpoints:
         earlier = course_of(folder.settings(Config).training, self.batches)
         # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be
         # prolonged.
-        has_decayed = earlier.branch_step is not None and folder.step > earlier.branch_step
-        return has_decayed and earlier != self.course
+        return earlier != self.course and earlier.branch_step is not None and folder.step > earlier.branch_step
 
 
 def restore(checkpoints: Checkpoints, saver: Saver) -> Position:

@@ -131,9 +131,8 @@ def described(error: Exception) -> str:
         return str(error)
     if is_out_of_memory(error):
         return f"out of memory: {REMEDY}"
-    if is_disk_full(error):
-        return no_space(getattr(error, "filename", None) or "a file of the run")
-    return f"{type(error).__name__}: {error}"
+    in_full = no_space(getattr(error, "filename", None) or "a file of the run")
+    return in_full if is_disk_full(error) else f"{type(error).__name__}: {error}"
 
 
 def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:

@@ -51,9 +51,8 @@ def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
 
 def muon_momentum(step: int, muon: MuonSection) -> float:
     """Muon's momentum in the update of this step (from 0): a linear rise, then constant."""
-    if step >= muon.momentum_warmup_steps:
-        return muon.momentum
-    return muon.warmup_momentum + (muon.momentum - muon.warmup_momentum) * step / muon.momentum_warmup_steps
+    rise = (muon.momentum - muon.warmup_momentum) * step / max(1, muon.momentum_warmup_steps)
+    return muon.warmup_momentum + rise if step < muon.momentum_warmup_steps else muon.momentum
 
 
 def _warmup_steps(total_steps: int, training: TrainingSection) -> int:

@@ -5,6 +5,8 @@ counts.
 """
 
 import hashlib
+import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +67,19 @@ class Hdf5(Format):
                     dataset = file.create_dataset(key, data=values.astype(NUMPY_DTYPES[output.dtype]))
                     dataset.attrs["original_id"] = record_id
 
-        with h5py.File(path, "w") as file:
-            yield append
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        # Without a buffer: a write that fails while a dataset is closed raises nothing (h5py 3.16).
+        access.set_sieve_buf_size(0)
+        try:
+            with h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, fapl=access)) as file:
+                yield append
+                file.flush()
+        except RuntimeError as error:
+            number = re.search(r"errno = (\d+)", str(error))  # a flush that failed quotes the system's error
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def hdf5_key(record_id: str) -> str:

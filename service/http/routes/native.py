@@ -73,8 +73,11 @@ async def encode(
     """Embeddings of any output of the model."""
     query = ask(service, request, body.model, body.sequences, output=body.output)
     arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
-    data = [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)]
-    content = {"model": query.about.name, "output": body.output, "data": data}
+    content = {
+        "model": query.about.name,
+        "output": body.output,
+        "data": [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)],
+    }
     return await beside(are_many(arrays), arrays_answer, kind, query.ids, arrays, "embedding", content)
 
 
@@ -95,11 +98,21 @@ async def decode(
         about, await service.models.run(about.name, DECODED, latents, request.state.caller)
     )
     texts = await beside(are_many(shares), lambda: [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares])
-    data = [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)]
-    content = {"model": about.name, "letters": AMINO_ACIDS, "data": data}
-    numbers = [*map(str, range(len(texts)))]  # latents have no ids
+    content = {
+        "model": about.name,
+        "letters": AMINO_ACIDS,
+        "data": [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)],
+    }
     return await beside(
-        are_many(shares), lambda: arrays_answer(kind, numbers, shares, "probabilities", content, sequence=texts)
+        are_many(shares),
+        lambda: arrays_answer(
+            kind,
+            [*map(str, range(len(texts)))],  # latents have no ids
+            shares,
+            "probabilities",
+            content,
+            sequence=texts,
+        ),
     )
 
 
@@ -115,11 +128,15 @@ async def classify(
     about = query.about
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
-    data = (
-        {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
-        for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
-    )
-    content = {"model": about.name, "kind": about.label_kind, "labels": about.labels, "data": data}
+    content = {
+        "model": about.name,
+        "kind": about.label_kind,
+        "labels": about.labels,
+        "data": (
+            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+            for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
+        ),
+    }
     classes = () if about.label_kind == "per_residue" else about.labels
     return await beside(
         are_many(shares),
@@ -140,8 +157,12 @@ async def masked(
     # A wrong one is refused before anything is computed.
     mutations = await beside(is_large, _mutations, body.mutations, query.texts)
     shares = await _masked_probabilities(service, request, query, body.method)
-    data = [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)]
-    content = {"model": query.about.name, "letters": AMINO_ACIDS, "method": body.method, "data": data}
+    content: dict[str, Any] = {
+        "model": query.about.name,
+        "letters": AMINO_ACIDS,
+        "method": body.method,
+        "data": [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)],
+    }
     if body.mutations is not None:
         scores = await beside(is_large, _scores, mutations, shares[0])
         if kind:

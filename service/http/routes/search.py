@@ -67,11 +67,17 @@ async def search(
                 "score": np.concatenate(reply.results),
             }
             return table_answer(kind, pa.table(columns))
-        data = [
-            {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
-            for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
-        ]
-        return json_answer({"index": about.name, "model": about.model, "metric": about.metric, "data": data})
+        return json_answer(
+            {
+                "index": about.name,
+                "model": about.model,
+                "metric": about.metric,
+                "data": [
+                    {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
+                    for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
+                ],
+            }
+        )
 
     return await beside(are_many(reply.results), answer)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -194,6 +195,11 @@ def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, mon
     with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
         load("esmeray-tests/not-there")
     assert "\n" not in str(refusal.value)
+    # A URL that the hub's client refuses, by an error of its own.
+    monkeypatch.setenv("HTTPS_PROXY", "http://host:port")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: httpx.Client())
+    with pytest.raises(ConfigError, match="HTTPS_PROXY: can't be used"):
+        load("esmeray-tests/not-there")
 
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,77 +53,67 @@ def sealed(folder: Path) -> None:
         large = path.with_name(path.name.removesuffix(BLOCKS))
         if large.is_file() and large.stat().st_size:
             write_checksums(large)
-    path = folder / "index.json"
-    try:
-        content = json.loads(path.read_text())
-        parts = content["parts"]
-        for number, part in enumerate(parts):
+    with suppress(ValueError, OSError, KeyError, AttributeError, TypeError, RecursionError):
+        # Not of a manifest or a folder that is changed itself.
+        content = json.loads((folder / "index.json").read_text())
+        for number, part in enumerate(content["parts"]):
             for name in part["files"]:
                 refuse_special(folder / name)
                 part["files"][name] = file_xxh128(folder / name)
             if part.get("continues"):
-                before = IndexManifest.model_validate({**content, "parts": parts[:number]})
-                part["continues"] = before.identity()
-    except (ValueError, OSError, KeyError, AttributeError, TypeError, RecursionError):
-        return  # a manifest or a folder that is changed itself
-    path.write_text(json.dumps(content))
+                before = {**content, "parts": content["parts"][:number]}
+                part["continues"] = IndexManifest.model_validate(before).identity()
+        (folder / "index.json").write_text(json.dumps(content))
 
 
-def arrays(**changes: Any) -> Change:
+def change(write: Callable[..., object]) -> Callable[..., Change]:
+    """Let a function of a folder be given everything else first."""
+    return lambda *given, **more: lambda folder: write(folder, *given, **more)
+
+
+@change
+def content(folder: Path, name: str, made: Callable[[bytes], bytes]) -> None:
+    """Write a file with other bytes."""
+    (folder / name).write_bytes(made((folder / name).read_bytes()))
+
+
+@change
+def arrays(folder: Path, **changes: Any) -> None:
     """Write the second part with other arrays: a function of the old one, or None for an array that is missing."""
-
-    def change(folder: Path) -> None:
-        path = folder / f"{PART}.safetensors"
-        content = {name: np.array(values) for name, values in open_arrays(path).items()}
-        for name, made in changes.items():
-            if made is None:
-                del content[name]
-            else:
-                content[name] = made(content[name])
-        write_arrays(path, content)
-
-    return change
+    path = folder / f"{PART}.safetensors"
+    old = {name: np.array(values) for name, values in open_arrays(path).items()}
+    new = {name: made(old[name]) for name, made in changes.items() if made}
+    write_arrays(path, {name: new.get(name, old[name]) for name in old if changes.get(name, "kept")})
 
 
 def manifest(**changes: Any) -> Change:
     """Write the manifest with other values."""
-
-    def change(folder: Path) -> None:
-        path = folder / "index.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
+    return content("index.json", lambda text: json.dumps(json.loads(text) | changes).encode())
 
 
-def second_part(**changes: Any) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / "index.json"
-        content = json.loads(path.read_text())
-        content["parts"][1] |= changes
-        path.write_text(json.dumps(content))
-
-    return change
+@change
+def second_part(folder: Path, **changes: Any) -> None:
+    parts = json.loads((folder / "index.json").read_text())["parts"]
+    manifest(parts=[parts[0], parts[1] | changes])(folder)
 
 
+@change
 def trained(
+    folder: Path,
     factory: str,
     channels: int = CHANNELS,
     metric: int = faiss.METRIC_L2,
     rows: int = 0,
     trains: bool = True,
-) -> Change:
+) -> None:
     """Write clusters of another kind."""
-
-    def change(folder: Path) -> None:
-        index: Any = faiss.index_factory(channels, factory, metric)
-        sample = random_vectors(300, channels, seed=2)
-        if trains:
-            index.train(sample)
-        if rows:
-            index.add(sample[:rows])
-        faiss.write_index(index, str(folder / "trained.faiss"))
-
-    return change
+    index: Any = faiss.index_factory(channels, factory, metric)
+    sample = random_vectors(300, channels, seed=2)
+    if trains:
+        index.train(sample)
+    if rows:
+        index.add(sample[:rows])
+    faiss.write_index(index, str(folder / "trained.faiss"))
 
 
 def rotation(index: Any) -> Any:
@@ -137,68 +128,43 @@ def centroids(index: Any) -> Any:
     return faiss.downcast_index(clusters(index).quantizer)
 
 
-def touched(touch: Callable[[Any], object]) -> Change:
+@change
+def touched(folder: Path, touch: Callable[[Any], object]) -> None:
     """Write the same clusters, touched."""
-
-    def change(folder: Path) -> None:
-        path = str(folder / "trained.faiss")
-        index: Any = faiss.read_index(path)
-        touch(index)
-        faiss.write_index(index, path)
-
-    return change
+    index: Any = faiss.read_index(str(folder / "trained.faiss"))
+    touch(index)
+    faiss.write_index(index, str(folder / "trained.faiss"))
 
 
 def set_float(vector: Any, value: float) -> None:
-    faiss.vector_to_array(vector)
-    array = faiss.rev_swig_ptr(vector.data(), vector.size()).view(np.float32)
-    array[0] = value
+    faiss.rev_swig_ptr(vector.data(), vector.size()).view(np.float32)[0] = value
 
 
+@change
 def lists(
+    folder: Path,
     change_ids: Callable[[np.ndarray], np.ndarray] = lambda ids: ids,
     count: int = LISTS,
     code_bytes: int = 0,
     rows: slice = slice(None),
-) -> Change:
+) -> None:
     """Write other lists of the second part: its ids in their order by list, their number, and the bytes of a code."""
-
-    def change(folder: Path) -> None:
-        path = folder / f"{PART}.lists"
-        old: Any = faiss.downcast_InvertedLists(faiss.read_InvertedLists(faiss.FileIOReader(str(path))))
-        code_size = old.code_size + code_bytes
-        made = faiss.ArrayInvertedLists(count, code_size)
-        for number in range(count):
-            source = number % LISTS
-            size = old.list_size(source)
-            ids = faiss.rev_swig_ptr(old.get_ids(source), size).copy()
-            codes = np.zeros((size, code_size), np.uint8)
-            kept = min(code_size, old.code_size)
-            codes[:, :kept] = faiss.rev_swig_ptr(old.get_codes(source), size * old.code_size).reshape(size, -1)[
-                :, :kept
-            ]
-            ids, codes = np.ascontiguousarray(change_ids(ids)[rows]), np.ascontiguousarray(codes[rows])
-            made.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
-        writer = faiss.FileIOWriter(str(path))
-        faiss.write_InvertedLists(made, writer)
-        del writer
-
-    return change
-
-
-def content(name: str, made: Callable[[bytes], bytes]) -> Change:
-    """Write a file with other bytes."""
-    return lambda folder: (folder / name).write_bytes(made((folder / name).read_bytes()))
+    path = str(folder / f"{PART}.lists")
+    old: Any = faiss.downcast_InvertedLists(faiss.read_InvertedLists(faiss.FileIOReader(path)))
+    made = faiss.ArrayInvertedLists(count, old.code_size + code_bytes)
+    for number in range(count):
+        size = old.list_size(number % LISTS)
+        ids = faiss.rev_swig_ptr(old.get_ids(number % LISTS), size).copy()
+        codes = faiss.rev_swig_ptr(old.get_codes(number % LISTS), size * old.code_size).reshape(size, -1)
+        codes = np.pad(codes, ((0, 0), (0, max(code_bytes, 0))))[rows, : made.code_size]
+        ids, codes = map(np.ascontiguousarray, (change_ids(ids)[rows], codes))
+        made.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+    faiss.write_InvertedLists(made, faiss.FileIOWriter(path))
 
 
 def last(value: float) -> Callable[[np.ndarray], np.ndarray]:
     """Replace an array's last value."""
-
-    def change(array: np.ndarray) -> np.ndarray:
-        array.reshape(-1)[-1] = value
-        return array
-
-    return change
+    return lambda array: np.append(array.ravel()[:-1], array.dtype.type(value)).reshape(array.shape)
 
 
 def filled(value: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -353,15 +319,20 @@ def make_changed(sound: Path, folder: Path, kind: str, change: Change) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def results(sound: Path) -> dict[str, Any]:
+    return {kind: use(sound / kind) for kind in CASES}
+
+
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, cases in CASES.items() for name in cases])
-def test_what_no_index_has_is_refused_in_one_line_or_changes_no_hit(sound: Path, tmp_path: Path, kind: str, name: str):
+def test_what_no_index_has_is_refused_in_one_line_or_changes_no_hit(sound, results, tmp_path, kind: str, name: str):
     folder = make_changed(sound, tmp_path, kind, CASES[kind][name])
     try:
         result = use(folder)
     except DataError as error:
         assert len(error.problems) == 1 and "\n" not in str(error) and str(folder) in str(error)
     else:
-        assert same(result, use(sound / kind))
+        assert same(result, results[kind])
 
 
 def test_a_search_refuses_a_file_that_was_truncated_or_written_to_and_keeps_one_that_was_replaced(sound, tmp_path):

@@ -335,7 +335,7 @@ def test_a_lost_replica_is_tried_again_once_and_what_fails_keeps_its_connection(
 
 
 def test_a_replicas_refusal_says_when_to_come_back(serving: Serving):
-    refusals = {"memory": (503, "2"), "model": (500, None), "overloaded": (429, "7")}
+    refusals = {"unavailable": (503, "2"), "model": (500, None), "overloaded": (429, "7")}
     left = [*refusals]
 
     async def refuse() -> Reply:

@@ -84,7 +84,7 @@ def test_openais_client_shows_the_reason_of_each_refusal(serving: Serving, of_op
     with pytest.raises(openai.NotFoundError, match="404 - no such address; see /docs"):
         of_openai.completions.create(model="esm", prompt="MKT")
     refusals = [Reply(refused="overloaded", retry_after_s=7), Reply(refused="model", detail="NaN"), OSError()]
-    refusals.append(Reply(refused="memory", detail="out of memory"))
+    refusals.append(Reply(refused="unavailable", detail="out of memory"))
 
     async def refuse(*_: Any) -> Reply:
         refusal = refusals.pop(0)
