@@ -35,6 +35,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
         temporary.replace(path)
+    except OSError as error:
+        if error.errno is not None:  # an error of a write names no file
+            error.filename = error.filename or str(path)
+        raise
     finally:
         with suppress(OSError):  # a read-only file system refuses also where there is nothing
             temporary.unlink()
