@@ -13,8 +13,6 @@ from esmeray.service.http.door import LARGE_HEAD, MOST_HEAD_BYTES
 
 HEAD_S = 20.0
 """Seconds until the first head is complete. Later heads have uvicorn's keep-alive time, from the answer before."""
-MOST_PIPELINED = 32
-"""Further requests that a connection may send before one is answered."""
 LINGER_S = 0.25
 """Seconds from a refusal until the connection is closed."""
 
@@ -43,9 +41,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self.transport.close)
 
     def on_headers_complete(self) -> None:
-        # 9,000 small requests arrive in one piece. uvicorn builds them all, in 0.1 s, before it answers the first.
-        if len(self.pipeline) >= MOST_PIPELINED:
-            raise ValueError("too many requests without waiting for an answer")  # uvicorn answers 400 and closes
         self.pending_bytes = 0
         self._unset_keepalive_if_required()
         super().on_headers_complete()

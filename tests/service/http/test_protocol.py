@@ -72,11 +72,6 @@ def test_a_head_may_arrive_in_single_bytes_but_not_for_ever(serving: Serving, mo
             connection.sendall(bytes([byte]))
         connection.sendall(GET + b"\r\n" + GET + b"Connection: close\r\n\r\n")  # two more at once
         assert answers(connection) == [(200, "")] * 3
-    with connected(serving) as connection:
-        connection.sendall(1000 * (GET + b"\r\n"))
-        with suppress(ConnectionResetError):
-            while connection.recv(65_536):  # until the server closes
-                pass
     monkeypatch.setattr("esmeray.service.http.protocol.HEAD_S", 0.2)
     with connected(serving) as connection:
         connection.sendall(GET + b"X: ")
