@@ -1,5 +1,6 @@
 """The HTTP application of the ingress, run by Ray Serve or a test: routes, refusals, and the guard around them."""
 
+import asyncio
 import logging
 from pkgutil import resolve_name
 
@@ -46,7 +47,9 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
         responses=problems(),
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
-    service = app.state.service = Service(models, access, config.limits)
+    # One for each replica of an index, and one on its way to it.
+    wide_searches = asyncio.Semaphore(1 + sum(index.replicas for index in config.indexes))
+    service = app.state.service = Service(models, access, config.limits, wide_searches)
     for module in ROUTES:
         app.include_router(module.router)
     for kind in (RefusalError, HTTPException, RequestValidationError, ClientDisconnect, Exception):

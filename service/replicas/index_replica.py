@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,8 +27,6 @@ QUEUED_QUERIES = 50_000
 MAX_WAIT_S = 0.002
 REOPENED_S = 1.0
 """Between attempts to open files that were changed."""
-WIDE_HITS = 1_000
-_WIDE = ThreadPoolExecutor(1, thread_name_prefix="wide")
 
 
 class IndexReplica(Replica):
@@ -123,9 +120,7 @@ class IndexReplica(Replica):
                 raise DataError(f"{self._settings.name}: the vectors of the index are of another model than is served")
             # Before they share a batch with those of others.
             self._index.check(queries_NC)
-            # By its width, so that a batch of wide searches delays others no longer than a batch of many.
-            width = 1 + top_k // WIDE_HITS
-            return [Item(considered, (considered, query_C.tobytes()), query_C, width) for query_C in queries_NC]
+            return [Item(considered, (considered, query_C.tobytes()), query_C, 1) for query_C in queries_NC]
 
         reply = await self._answered(items, caller)
         hits = [
@@ -133,11 +128,7 @@ class IndexReplica(Replica):
             for hits_K2, own in zip(reply.results, own_N.tolist(), strict=False)
         ]
         reply.results = [hits_K2[:, 1].astype(np.float32) for hits_K2 in hits]
-        # Wide searches take turns in a thread of their own, so that others do not wait for all of them.
-        reply.ids = await asyncio.get_running_loop().run_in_executor(
-            _WIDE if sum(map(len, hits)) > WIDE_HITS else None,
-            lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits],
-        )
+        reply.ids = await asyncio.to_thread(lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits])
         return reply
 
     def _new_batcher(self) -> TokenBatcher:

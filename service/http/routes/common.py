@@ -2,6 +2,7 @@
 computes: model, scope, checks, rate, computation.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
@@ -21,11 +22,12 @@ from esmeray.service.section import LimitsSection
 
 
 class Service(NamedTuple):
-    """Shared state of the routes."""
+    """Shared state of the routes; ``wide_searches`` is held by each that is being searched."""
 
     models: Models
     access: Access
     limits: LimitsSection
+    wide_searches: asyncio.Semaphore
 
 
 class Query(NamedTuple):

@@ -3,6 +3,7 @@
 Shape legend: N sequences or ids, K neighbours of one.
 """
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import numpy as np
@@ -17,6 +18,8 @@ from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
 
 router = APIRouter()
+WIDE_HITS = 1_000
+"""Neighbours from which on a search waits for others of its kind: thirty would take all cores from small ones."""
 Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
 
 
@@ -47,15 +50,16 @@ async def search(
             f"{wanted:,} neighbours, more than {service.limits.neighbours:,}; send fewer sequences, or a lower top_k",
             limit="neighbours",
         )
-    if body.ids is None:
-        query = ask(service, request, about.model, body.sequences or [], output=about.output)
-        names = query.ids
-        reply = await service.models.search(about, query.texts, body.top_k, query.caller)
-    else:
-        about_of(service, request, about.model, None)
-        names = body.ids
-        charge(service, request, about.model, len(names), 0)
-        reply = await service.models.search_ids(about, names, body.top_k, request.state.caller)
+    async with service.wide_searches if wanted > WIDE_HITS else nullcontext():
+        if body.ids is None:
+            query = ask(service, request, about.model, body.sequences or [], output=about.output)
+            names = query.ids
+            reply = await service.models.search(about, query.texts, body.top_k, query.caller)
+        else:
+            about_of(service, request, about.model, None)
+            names = body.ids
+            charge(service, request, about.model, len(names), 0)
+            reply = await service.models.search_ids(about, names, body.top_k, request.state.caller)
 
     def answer() -> Response:
         if kind:
