@@ -6,9 +6,11 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import certifi
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -85,9 +87,11 @@ BROKEN = {
 
 
 @pytest.fixture
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
+    yield
+    huggingface_hub.close_session()  # the process's one, which may have read a test's proxies
 
 
 @pytest.mark.parametrize("fault", BROKEN)
