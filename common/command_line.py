@@ -93,7 +93,7 @@ def end_process(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _open_streams() -> _Output:
-    """Open those of stdin, stdout and stderr that are closed, and guard the latter two; returns stdout's file."""
+    """Open stdin, stdout and stderr if they are closed, and guard stdout and stderr; returns stdout's file."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # The lowest free descriptor is the closed one. The next file to be opened would get it otherwise, and with

@@ -109,7 +109,7 @@ def refuse_special(path: Path | str) -> None:
 
 @contextmanager
 def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
-    """The system's refusals to read a file, as DataErrors, and those of :func:`refuse_special`."""
+    """Turn OSErrors of reading a file, including :func:`refuse_special`'s, into DataErrors."""
     try:
         refuse_special(path)
         yield

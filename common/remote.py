@@ -61,7 +61,7 @@ REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
 VERSION_FILE = "esmeray-version.txt"
 """Names the folder below a URI that holds the current version of an output that was replaced."""
 _VERSION = re.compile(r"version-[0-9a-f]{8}/")
-"""Start of the names of a version's objects; those of a version that is not current are no part of an output."""
+"""Prefix of a version's objects. Objects of versions that are not current do not belong to the output."""
 _locks: dict[Path, Lock] = {}
 """Copies that this process uses: no process removes them while it lives."""
 
@@ -366,7 +366,7 @@ def _publish_folder(work: Path, uri: str) -> None:
 def _listed_objects(uri: str, items: Items) -> dict[str, str]:
     """XXH3-128 of the objects that the manifests of an output list, "" of the manifests; "" if one may be older."""
     old: dict[str, str] = {}
-    # The folder's own and those of its parts.
+    # The folder's own manifest and its parts' manifests.
     for name in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
         made = json.loads(_opened(uri)[0].cat_file(items[name]["name"]))
         root = name.removesuffix(MADE_FILE)

@@ -50,7 +50,7 @@ class Lock:
 def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> Lock:
     """Lock a file, which is made with its folder.
 
-    ``shared``: beside others that share it. The last holder may remove the file while it holds it. Raises
+    ``shared``: other processes may share it. The last holder may remove the file while it holds it. Raises
     BlockingIOError where another process holds it longer, ConfigError if the file is a link or another user's.
     """
     deadline_s = time.monotonic() + patience_s
@@ -72,7 +72,7 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
                     raise
                 stack.callback(_lock_without_flock(path, patience_s, shared))
                 return Lock(descriptor, stack.pop_all().close)
-            # A lock on a file that was removed would keep nobody from a new one.
+            # A lock on a file that was removed excludes no other process: the next one locks a new file.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return Lock(descriptor, stack.pop_all().close)
 

@@ -1,4 +1,4 @@
-"""The manifest of what a tool made: ``esmeray.json`` in a folder, ``.NAME.esmeray.json`` beside a file.
+"""The manifest of what a tool made: ``esmeray.json`` in a folder, ``.NAME.esmeray.json`` next to a file.
 
 It names the tool and the XXH3-128 of each file. Manifests come from others, too: their names are checked.
 """

@@ -1,11 +1,11 @@
-"""A folder or file that appears complete or not at all: built in a scratch folder beside the target, then renamed.
+"""A folder or file that appears complete or not at all: built in a scratch folder next to the target, then renamed.
 
 A reader sees the old output or the new one at every moment: an existing folder and the new one exchange their names in
 one system call. Whoever builds holds a lock on the target, and first removes the scratch folders that killed commands
 left (:func:`sweep`), which are recognised by their names.
 
-What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` beside a file: which
-tool made it, and the XXH3-128 of each file. Only the same tool replaces it, and only when asked. An output path is
+What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` next to a file: the
+tool that made it, and the XXH3-128 of each file. Only the same tool replaces it, and only when asked. An output path is
 resolved first: what is behind a symbolic link is written there, and the link stays. OSErrors of writing become
 ResourceErrors with the path and the remedy.
 """
@@ -109,7 +109,7 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
 
 @contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """A temporary name beside ``target``, renamed to it when the block ends, its manifest beside it."""
+    """A temporary name next to ``target``, renamed to it when the block ends, with its manifest."""
     refuse_file(target, made_by, overwrite)
     with exclusive(target), published(target, is_folder=False) as temporary:
         yield temporary
@@ -208,7 +208,7 @@ def _exchange(first: Path, second: Path) -> None:
 
 
 def scratch_path(target: Path) -> Path:
-    """Return a new name beside the target for a folder that :func:`sweep` removes."""
+    """Return a new name next to the target for a folder that :func:`sweep` removes."""
     return target.with_name(f".{target.name}.scratch-{uuid.uuid4().hex[:8]}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from esmeray.common.errors import DiskFullError, ResourceError
 
 PARTIAL = ".partial"
-"""Suffix of the folder of unfinished work beside its output."""
+"""Suffix of the folder of unfinished work, which lies next to its output."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -26,7 +26,7 @@ def existing_parent(target: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; synced and renamed to it when the block ends, removed if it raises.
+    """A temporary name next to ``path``; synced and renamed to it when the block ends, removed if the block raises.
 
     A reader sees the old file or the new one, never a part.
     """
@@ -74,7 +74,7 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, target: Path) -> bool:
-    """Test for an error at a target, at what is in it, or at the temporary names beside it; or without a file name."""
+    """Test for an error at a target, its content or its temporary names, or for one without a file name."""
     if not isinstance(error.filename, (str, bytes)):
         return True
     target = target.absolute()

@@ -48,7 +48,7 @@ async def wanted(request: Request) -> str:
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 
-async def beside(is_large: bool, work: Callable[..., Result], *arguments: Any) -> Result:
+async def off_loop(is_large: bool, work: Callable[..., Result], *arguments: Any) -> Result:
     """The result of ``work`` for a request; of a large one it is computed by a thread, next to the event loop."""
     if is_large:
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work, *arguments)
@@ -56,7 +56,7 @@ async def beside(is_large: bool, work: Callable[..., Result], *arguments: Any) -
 
 
 def are_many(arrays: Arrays | list[list[int]]) -> bool:
-    """Test for an answer that is large, and so built beside the event loop and sent in pieces."""
+    """Test for a large answer, which is built off the event loop and sent in pieces."""
     return sum(map(np.size, arrays)) > TOGETHER
 
 
@@ -83,7 +83,7 @@ def json_answer(content: Any) -> Response:
 
 async def _written(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     # Starlette would run the generator in one of forty threads.
-    while piece := await beside(True, next, pieces, b""):
+    while piece := await off_loop(True, next, pieces, b""):
         yield piece
 
 

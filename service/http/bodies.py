@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError, from_json
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
-from esmeray.service.http.answers import beside
+from esmeray.service.http.answers import off_loop
 from esmeray.service.http.door import LARGE_BYTES, give_back_memory
 from esmeray.service.http.refusals import RefusalError, printable
 from esmeray.service.section import LimitsSection
@@ -33,7 +33,7 @@ LONGEST_ID = 256
 _MOST_HEADER_BYTES = 4 * LONGEST_ID  # a letter of UTF-8 has four bytes at most
 _MASK = MASK_TEXT.encode()
 SMALL_BYTES = 65_536
-"""Bodies up to this size are parsed at once, larger ones beside the event loop."""
+"""Bodies up to this size are parsed at once, larger ones off the event loop."""
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
 """Bytes of a value in Python at most, by the character of JSON that announces it: a number and the list's pointer to
 it, half a short string, an entry of a dictionary, a list, a dictionary."""
@@ -114,7 +114,7 @@ async def read(
     query = _query(request, schema, sequences_field)  # before the body, which need not arrive for a misspelt name
     body = await request.body()
     try:
-        return await beside(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
+        return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
     finally:  # a refused body took as much
         if len(body) > LARGE_BYTES:
             give_back_memory()

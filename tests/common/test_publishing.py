@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,8 @@ def test_what_another_user_prepared_is_not_continued(tmp_path):
 def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, monkeypatch):
     take_lock(tmp_path / "lock", 0).close()
     monkeypatch.setattr(os, "geteuid", lambda: 4711)  # as root is nobody on NFS
-    take_lock(tmp_path / "lock", 0).close()
+    with closing(take_lock(tmp_path / "lock", 0)), pytest.raises(BlockingIOError):
+        take_lock(tmp_path / "lock", 0)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -18,7 +18,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
 from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
-from esmeray.service.http.answers import Arrays, are_many, arrays_answer, beside, json_answer, table_answer
+from esmeray.service.http.answers import Arrays, are_many, arrays_answer, json_answer, off_loop, table_answer
 from esmeray.service.http.bodies import Body, SequencesBody
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import (
@@ -78,7 +78,7 @@ async def encode(
         "output": body.output,
         "data": [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)],
     }
-    return await beside(are_many(arrays), arrays_answer, kind, query.ids, arrays, "embedding", content)
+    return await off_loop(are_many(arrays), arrays_answer, kind, query.ids, arrays, "embedding", content)
 
 
 @router.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False))
@@ -97,13 +97,15 @@ async def decode(
     shares = await _amino_acid_shares(
         about, await service.models.run(about.name, DECODED, latents, request.state.caller)
     )
-    texts = await beside(are_many(shares), lambda: [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares])
+    texts = await off_loop(
+        are_many(shares), lambda: [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares]
+    )
     content = {
         "model": about.name,
         "letters": AMINO_ACIDS,
         "data": [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)],
     }
-    return await beside(
+    return await off_loop(
         are_many(shares),
         lambda: arrays_answer(
             kind,
@@ -138,7 +140,7 @@ async def classify(
         ),
     }
     classes = () if about.label_kind == "per_residue" else about.labels
-    return await beside(
+    return await off_loop(
         are_many(shares),
         lambda: arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped),
     )
@@ -155,7 +157,7 @@ async def masked(
     query = ask(service, request, body.model, body.sequences, output=MASKED, masks=True)
     is_large = len(body.mutations or ()) > MUTATIONS_AT_ONCE
     # A wrong one is refused before anything is computed.
-    mutations = await beside(is_large, _mutations, body.mutations, query.texts)
+    mutations = await off_loop(is_large, _mutations, body.mutations, query.texts)
     shares = await _masked_probabilities(service, request, query, body.method)
     content: dict[str, Any] = {
         "model": query.about.name,
@@ -164,13 +166,15 @@ async def masked(
         "data": [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)],
     }
     if body.mutations is not None:
-        scores = await beside(is_large, _scores, mutations, shares[0])
+        scores = await off_loop(is_large, _scores, mutations, shares[0])
         if kind:
             return table_answer(kind, pa.table({"mutation": body.mutations, "score": scores}))
         content["mutations"] = (
             {"mutation": text, "score": score} for text, score in zip(body.mutations, scores.tolist(), strict=True)
         )
-    return await beside(is_large or are_many(shares), arrays_answer, kind, query.ids, shares, "probabilities", content)
+    return await off_loop(
+        is_large or are_many(shares), arrays_answer, kind, query.ids, shares, "probabilities", content
+    )
 
 
 @router.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody))
@@ -181,7 +185,7 @@ async def tokenize(
     query = ask(service, request, body.model, body.sequences)
     ids = await service.models.tokens(query.about.name, query.texts)
     data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
-    return await beside(are_many(ids), json_answer, {"model": query.about.name, "data": data})
+    return await off_loop(are_many(ids), json_answer, {"model": query.about.name, "data": data})
 
 
 async def _masked_probabilities(
@@ -244,7 +248,7 @@ async def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.fl
     """(L, 20) probabilities of the amino acids, of (L, K) logits of the vocabulary."""
     # Of the 20 alone: special tokens and rare letters are no answer to what may stand at a position.
     columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
-    return await beside(are_many(logits), lambda: [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits])
+    return await off_loop(are_many(logits), lambda: [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits])
 
 
 def _cropped(about: About, texts: list[str]) -> list[int]:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.contract import About, AboutIndex
-from esmeray.service.http.answers import are_many, arrays_answer, beside, json_answer
+from esmeray.service.http.answers import are_many, arrays_answer, json_answer, off_loop
 from esmeray.service.http.bodies import Body, OneOrMany
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, documented, reading
 
@@ -50,7 +50,7 @@ async def embeddings(
         "model": query.about.name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return await beside(are_many(vectors), arrays_answer, kind, query.ids, vectors, "embedding", content)
+    return await off_loop(are_many(vectors), arrays_answer, kind, query.ids, vectors, "embedding", content)
 
 
 @router.get("/v1/models", name="models")

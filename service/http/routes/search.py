@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from esmeray.service.http.answers import are_many, beside, json_answer, table_answer
+from esmeray.service.http.answers import are_many, json_answer, off_loop, table_answer
 from esmeray.service.http.bodies import LONGEST_ID, Body, Sequences
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
@@ -83,7 +83,7 @@ async def search(
             }
         )
 
-    return await beside(are_many(reply.results), answer)
+    return await off_loop(are_many(reply.results), answer)
 
 
 def _neighbours(ids: list[str], scores: list[float]) -> list[dict[str, str | int | float]]:

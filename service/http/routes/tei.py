@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.contract import CLASSES
-from esmeray.service.http.answers import are_many, beside, json_answer
+from esmeray.service.http.answers import are_many, json_answer, off_loop
 from esmeray.service.http.bodies import Body, Entry, OneOrMany
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
@@ -78,7 +78,7 @@ async def embed(
     if body.normalize:
         # A vector of zeros stays one.
         vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
-    return await beside(are_many(vectors_ND), json_answer, vectors_ND)
+    return await off_loop(are_many(vectors_ND), json_answer, vectors_ND)
 
 
 @router.post("/embed_all", name="encode", openapi_extra=documented(TruncatedBody, fasta=False))
@@ -88,7 +88,7 @@ async def embed_all(
     """A vector for each residue."""
     query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
     rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
-    return await beside(are_many(rows), json_answer, rows)
+    return await off_loop(are_many(rows), json_answer, rows)
 
 
 @router.post("/predict", name="classify", openapi_extra=documented(PredictBody, fasta=False))
@@ -106,7 +106,7 @@ async def predict(
         [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
         for values in shares
     )
-    return await beside(are_many(shares), json_answer, next(answer) if isinstance(body.inputs, str) else answer)
+    return await off_loop(are_many(shares), json_answer, next(answer) if isinstance(body.inputs, str) else answer)
 
 
 @router.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False))
@@ -129,7 +129,7 @@ async def tokenize(
                 tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
             yield tokens if body.add_special_tokens else tokens[1:-1]
 
-    return await beside(are_many(ids_N), json_answer, answer())
+    return await off_loop(are_many(ids_N), json_answer, answer())
 
 
 @router.get("/info", name="models")
