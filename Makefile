@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-CONFIG ?= train_config/esm2ae.yaml
-SERVE_CONFIG ?= train_config/serve.yaml
+CONFIG ?= esm2ae
+SERVE_CONFIG ?= serve
 ARGS ?=
 SBOM ?= esmeray.cdx.json
 # Tests run in two processes, a file's in one of them, and those of a fixture that takes long to start, by and in the order
@@ -27,24 +27,30 @@ $(BIN)/python:
 	then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
 
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# The lock is complete, and every file of it is checked. torch is not in it, since each machine has a build of its own from an
-# index of its own: requirements.txt brings it, and what that build pins.
-LOCKED := $(INSTALL) --no-deps --require-hashes -r
+# uv does not read the index from pip's configuration.
+INDEX := $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
+ifneq ($(INDEX),)
+export UV_DEFAULT_INDEX ?= $(INDEX)
+endif
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The locks are complete, and the hash of every file is checked. torch is not in them, since each machine has its own build from
+# its own index: pip installs it by requirements.txt, with what that build pins.
+LOCKED := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r
 
-# The command esmeray, from any folder; setuptools, which makes it, is in the lock: nothing is downloaded for it.
-$(VENV)/.installed: requirements.lock requirements.txt pyproject.toml setup.py | $(BIN)/python
-	$(LOCKED) requirements.lock
-	$(INSTALL) -r requirements.txt
-	$(INSTALL) --no-deps --no-build-isolation --editable .
+# The editable package brings the command esmeray. setuptools, which builds it, is in the lock: nothing else is downloaded.
+$(VENV)/.installed: requirements/requirements.lock requirements/uv.lock requirements.txt pyproject.toml | $(BIN)/python
+	$(PIP) --no-deps --require-hashes -r requirements/uv.lock
+	$(LOCKED) requirements/requirements.lock
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	$(LOCKED) requirements-dev.lock
+$(VENV)/.installed-dev: requirements/dev.lock $(VENV)/.installed
+	$(LOCKED) requirements/dev.lock
 	@touch $@
 
-$(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-dev
-	$(LOCKED) requirements-bench.lock
+$(VENV)/.installed-bench: requirements/bench.lock $(VENV)/.installed-dev
+	$(LOCKED) requirements/bench.lock
 	@touch $@
 
 install: $(VENV)/.installed  ## set up .venv
@@ -67,18 +73,12 @@ test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-# The package as a wheel has it, of links: for what reads code and does not run it.
-PACKAGE := $(VENV)/package
-$(PACKAGE): $(VENV)/.installed $(wildcard */__init__.py)
-	mkdir -p $@/esmeray
-	ln -sfn $(CURDIR)/esmeray/* $(patsubst %/__init__.py,$(CURDIR)/%,$(filter-out esmeray/% tests/%,$(wildcard */__init__.py))) $@/esmeray
-	@touch $@
-
-lint: $(VENV)/.installed-dev $(PACKAGE)  ## style, types and the direction of imports
+lint: $(VENV)/.installed-dev  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd $(PACKAGE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
-	cd $(PACKAGE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 size:  ## statements of each room, modules, functions and imports beside their limits
 	@$(PYTHON) .ci/size.py
@@ -96,14 +96,14 @@ bench: $(VENV)/.installed-bench  ## speed beside what people use today (ARGS="--
 # What torch's CUDA build brings along is left out with torch: it pins that itself, and a CPU machine must not install it.
 # rfc3987-syntax (1.1) and its lark are an option of jsonschema that cyclonedx-bom brings: it parses its grammar whenever Ray is
 # imported, 1.2 s in each process of a cluster, and nothing here checks an IRI.
-lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt, -dev.txt and -bench.txt bring along
-	for name in requirements requirements-dev requirements-bench; do \
-		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate $$name.txt \
+lock: $(VENV)/.installed-dev  ## pin everything that requirements.txt and requirements/*.txt bring along
+	for file in requirements.txt requirements/uv.txt requirements/dev.txt requirements/bench.txt; do \
+		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate $$file \
 		| awk '/^[^ ]/ {kept = /^nvidia-ml-py==/ || !/^(torch==|nvidia-|cuda-|triton==|rfc3987-syntax==|lark==)/} kept' \
-		| sed '1i # Made by make lock from '$$name'.txt. Not to be edited.' > $$name.lock; done
+		| sed '1i # Made by make lock from '$$file'. Not to be edited.' > requirements/$$(basename $$file .txt).lock; done
 
 sbom: $(VENV)/.installed-dev  ## esmeray.cdx.json: the locked packages with their hashes, in CycloneDX's format
-	(cat requirements.lock; grep ^torch== requirements.txt) | $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml \
+	(cat requirements/requirements.lock; grep ^torch== requirements.txt) | $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml \
 		--output-reproducible --output-file $(SBOM) -
 
 image:  ## build docker/Dockerfile without Docker, and run it (root, buildah, debootstrap; ARGS=FILE keeps it)

@@ -21,21 +21,21 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 BUDGETS = {
     ".": 15,
-    ".ci": 89,
+    ".ci": 90,
     "alignment": 237,
     "benchmarks": 3_297,
     "cluster": 676,
     "common": 1_251,
     "dataset": 5_851,
-    "esmeray": 75,
+    "esmeray": 70,
     "function": 934,
-    "inference": 5_719,
+    "inference": 5_720,
     "model": 2_544,
     "monitoring": 1_565,
     "run_folder": 720,
     "service": 2_246,
     "tasks": 1_807,
-    "tests": 21_909,
+    "tests": 21_939,
     "tools": 2_347,
     "train_config": 263,
     "training": 2_454,
@@ -96,7 +96,9 @@ def takes_config(function: FUNCTIONS) -> bool:
 
 
 def room_of(file: str) -> str:
-    return file.partition("/")[0] if "/" in file else "."
+    """The folder in esmeray/, or at the top level."""
+    parts = file.removeprefix("esmeray/").split("/")
+    return parts[0] if len(parts) > 1 else str(Path(file).parent)
 
 
 def measure() -> Iterator[tuple[str, float, float, str]]:
@@ -127,7 +129,7 @@ def measure() -> Iterator[tuple[str, float, float, str]]:
     long = [node.name for node, length in lengths.items() if length > 70]
     yield "median length of functions", median(lengths.values()), 8, f"of {len(lengths)}"
     yield "functions over 70 lines", len(long), 0, ", ".join(long)
-    names = {file: f"esmeray/{file}".removesuffix(".py").replace("/", ".").removesuffix(".__init__") for file in trees}
+    names = {file: file.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for file in trees}
     imports = {file: dict(imported(tree, set(names.values()))) for file, tree in trees.items()}
     cycle: list[str] = []
     try:

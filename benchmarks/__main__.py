@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from esmeray.benchmarks.harness.stage import Stage, check_names
+from benchmarks.harness.stage import Stage, check_names
 from esmeray.common.command_line import end_process
 from esmeray.common.errors import ConfigError
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
             # Before torch is loaded: an entry is of two cores, also on a machine that has a GPU.
             os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
         # Here: they load torch, which --help need not.
-        return importlib.import_module(f"esmeray.benchmarks.{SCRIPTS[argv[0]]}").main(argv[1:])
+        return importlib.import_module(f"benchmarks.{SCRIPTS[argv[0]]}").main(argv[1:])
     arguments = parsed(argv)
     stages = load_stages(arguments.stages)
     if arguments.list:
@@ -89,9 +89,7 @@ def load_stages(names: Sequence[str] = ()) -> list[Stage]:
     """The stages of these names in the order of the data; all if none is named. Raises ConfigError for another name."""
     check_names("stage", names, MODULES)
     return [
-        importlib.import_module(f"esmeray.benchmarks.stages.{name}").STAGE
-        for name in MODULES
-        if name in names or not names
+        importlib.import_module(f"benchmarks.stages.{name}").STAGE for name in MODULES if name in names or not names
     ]
 
 
@@ -105,8 +103,8 @@ def require_packages(stages: Sequence[Stage]) -> None:
 
 
 def _measure(stages: list[Stage], arguments: argparse.Namespace, command: str) -> int:
-    from esmeray.benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
-    from esmeray.benchmarks.harness.runner import Run, run_stages
+    from benchmarks.harness.machine import describe_machine  # here: they load torch and matplotlib
+    from benchmarks.harness.runner import Run, run_stages
 
     machine = describe_machine()
     if machine.gpu is None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from esmeray.benchmarks.harness.machine import describe_machine, revision, slugify, versions
-from esmeray.benchmarks.harness.stage import Setting
-from esmeray.benchmarks.programs.masked_lm import SEEDS, MaskedLMBench, Point
+from benchmarks.harness.machine import describe_machine, revision, slugify, versions
+from benchmarks.harness.stage import Setting
+from benchmarks.programs.masked_lm import SEEDS, MaskedLMBench, Point
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import write_atomically

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Ray on every node of a Slurm job, and a command beside its head:
 #
-#   sbatch --nodes=2 docker/slurm.sh python train_ray.py --config train_config/esm2ae.yaml --run.storage_path /shared/runs
+#   sbatch --nodes=2 docker/slurm.sh python train_ray.py --config esm2ae --run.storage_path /shared/runs
 #
 # From the repository's folder, which every node sees, with .venv activated. The job's exit code is the command's.
 #SBATCH --job-name=esmeray

@@ -6,16 +6,10 @@ it is first used: ``import esmeray`` alone takes neither torch nor Ray. Type che
 
 import os
 from importlib import import_module
-from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 __version__ = "0.1.0"
-
-# In a checkout the rooms are the folders beside this one; in a wheel they lie in it.
-_checkout = Path(__file__).parents[1]
-if (_checkout / "train_ray.py").is_file():
-    __path__.append(str(_checkout))
 
 # Torch, which reads this at its first large tensor, then asks for memory in pages of 2 MB: with pages of 4 kB a layer
 # of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.

@@ -1,7 +1,4 @@
-"""Where Esmeray's code lies, how other processes find it, and what other installed packages add to it.
-
-In a checkout the rooms lie beside the folder ``esmeray``, in a wheel within it.
-"""
+"""The folder of Esmeray's code, how other processes find it, and what other installed packages add to it."""
 
 import os
 import re
@@ -19,9 +16,8 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.text import UNUSABLE, first_line
 
 PACKAGE = Path(esmeray.__file__).parent
-CHECKOUT = PACKAGE.parent if len(esmeray.__path__) > 1 else None
-ROOMS = CHECKOUT or PACKAGE
-"""The folder of the rooms."""
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "train_ray.py").is_file() else None
+"""The repository, or None for an installed wheel."""
 
 
 def python_path() -> str:

@@ -53,9 +53,8 @@ def test_a_command_is_taken_by_the_program(command, tmp_path, monkeypatch, capsy
 def test_the_image_runs_as_a_user_and_holds_all_code():
     assert DOCKERFILE.rpartition("\nUSER ")[2].startswith("1000:1000\n") and "\nHEALTHCHECK " in DOCKERFILE
     allowed = set(re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE))
-    code = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} | {p.name for p in REPOSITORY.glob("*.py")}
-    files = {"requirements.lock", "requirements.txt", "pyproject.toml", "LICENSE"}
-    assert allowed == code - {"tests", "benchmarks"} | files
+    code = {"esmeray", *(path.name for path in REPOSITORY.glob("*.py"))}
+    assert allowed == code | {"requirements/requirements.lock", "requirements.txt", "pyproject.toml", "LICENSE"}
 
 
 def test_compose_keeps_to_itself():

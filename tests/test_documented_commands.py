@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.benchmarks.__main__ import load_stages
-from esmeray.benchmarks.gpu.script import parsed
+from benchmarks.__main__ import load_stages
+from benchmarks.gpu.script import parsed
 from esmeray.common.command_line import run
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.function.ontology import read_ontology

@@ -15,11 +15,11 @@ TORCH = re.compile(r"^torch==(.*)$", re.MULTILINE)
 
 def locked(name: str) -> dict[str, list[str]]:
     """Hashes of each package, as NAME==VERSION."""
-    blocks = re.split(r"\n(?=[^ #])", (REPOSITORY / name).read_text())[1:]
+    blocks = re.split(r"\n(?=[^ #])", (REPOSITORY / "requirements" / name).read_text())[1:]
     return {re.split(r"[ \\;]", block)[0]: re.findall(r"--hash=sha256:(\w{64})\b", block) for block in blocks}
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "requirements-bench.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "dev.lock", "bench.lock"])
 def test_every_locked_package_has_hashes_and_torch_is_left_to_each_machine(name: str):
     packages = locked(name)
     assert len(packages) > 130 and all(packages.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esmeray.benchmarks.harness.stage import check_names
+from benchmarks.harness.stage import check_names
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esmeray.benchmarks.gpu.bench import Bench, captured
-from esmeray.benchmarks.harness.stage import REPOSITORY, Row
+from benchmarks.gpu.bench import Bench, captured
+from benchmarks.harness.stage import REPOSITORY, Row
 from esmeray.common.timing import median_seconds, timed
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch

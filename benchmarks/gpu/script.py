@@ -1,7 +1,8 @@
 """Check and time what runs on a GPU, most important first; results are on disk after each row.
 
-Needs torch, transformers, NumPy, pydantic, and what model/ and dataset/ import; no Ray, no DeepSpeed, no network and no
-data. Weights are random: no value depends on them. Batches are those of training, of the embedded sample.
+Needs torch, transformers, NumPy, pydantic, and what esmeray/model/ and esmeray/dataset/ import; no Ray, no DeepSpeed,
+no network and no data. Weights are random: no value depends on them. Batches are those of training, of the embedded
+sample.
 
 Examples:
   python -m benchmarks gpu
@@ -17,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from esmeray.benchmarks.gpu.bench import Bench
-from esmeray.benchmarks.gpu.parts import alignment, correctness, forward
-from esmeray.benchmarks.gpu.training import ceilings, profile, training
-from esmeray.benchmarks.harness.machine import describe_machine
-from esmeray.benchmarks.harness.runner import Run, run_stages
-from esmeray.benchmarks.harness.stage import Row, Setting, Stage, check_names
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.parts import alignment, correctness, forward
+from benchmarks.gpu.training import ceilings, profile, training
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.runner import Run, run_stages
+from benchmarks.harness.stage import Row, Setting, Stage, check_names
 from esmeray.common.errors import ConfigError
 
 # What decides most comes first: a machine with a GPU is often there for minutes alone.

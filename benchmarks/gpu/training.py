@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache
 
-from esmeray.benchmarks.gpu.bench import WARM_UPS, Bench, captured
-from esmeray.benchmarks.harness.stage import Row
+from benchmarks.gpu.bench import WARM_UPS, Bench, captured
+from benchmarks.harness.stage import Row
 from esmeray.common.errors import ConfigError
 from esmeray.common.timing import median_seconds, timed
 from esmeray.dataset.batches.steps import StepBatches

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import psutil
 from pydantic import BaseModel
 
-from esmeray.benchmarks.harness.stage import REPOSITORY
+from benchmarks.harness.stage import REPOSITORY
 from esmeray.common.processor import CPU_INFO
 
 _NOISE = re.compile(r"\((r|tm)\)|processor|cpu|\d+-core|@.*", re.IGNORECASE)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.stage import Facts, WrongWorkError
+from benchmarks.harness.stage import Facts, WrongWorkError
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model

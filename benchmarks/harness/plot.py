@@ -5,8 +5,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from esmeray.benchmarks.harness.results import ComparisonResult, Results
-from esmeray.benchmarks.harness.table import ratio_text
+from benchmarks.harness.results import ComparisonResult, Results
+from benchmarks.harness.table import ratio_text
 from esmeray.common.figure_style import GREEN, GREY, INK, RED, picture, style
 
 _COLOURS = {"reached": GREEN, "missed": RED, "no floor": GREY}

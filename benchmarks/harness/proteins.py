@@ -8,7 +8,7 @@ import dnaio
 import numpy as np
 from dnaio.exceptions import FileFormatError
 
-from esmeray.benchmarks.harness.stage import REPOSITORY, Facts
+from benchmarks.harness.stage import REPOSITORY, Facts
 from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert

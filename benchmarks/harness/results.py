@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from esmeray.benchmarks.harness.machine import Machine
-from esmeray.benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
+from benchmarks.harness.machine import Machine
+from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
 from esmeray.common.errors import DataError
 from esmeray.common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from esmeray.benchmarks.harness.machine import Machine, revision, versions
-from esmeray.benchmarks.harness.results import (
+from benchmarks.harness.machine import Machine, revision, versions
+from benchmarks.harness.results import (
     NO_WARM_UP,
     RESULTS_FILE,
     WARM_UP_PROTOCOL,
@@ -30,8 +30,8 @@ from esmeray.benchmarks.harness.results import (
     merged,
     read_results,
 )
-from esmeray.benchmarks.harness.stage import Case, Contender, Device, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.harness.table import case_text, markdown, row_text
+from benchmarks.harness.stage import Case, Contender, Device, Facts, Setting, Stage, WrongWorkError
+from benchmarks.harness.table import case_text, markdown, row_text
 from esmeray.common import timing
 from esmeray.common.errors import EsmerayError
 from esmeray.common.progress import status_line
@@ -42,7 +42,7 @@ from esmeray.common.publishing import write_atomically
 class Run:
     """One call of ``python -m benchmarks``: ``command`` as it was typed, names of all stages in their ``order``.
 
-    ``fasta`` are proteins to work on; None for those at hand (:mod:`esmeray.benchmarks.harness.proteins`).
+    ``fasta`` are proteins to work on; None for those at hand (:mod:`benchmarks.harness.proteins`).
     ``vectors``: of the stage index, as :class:`Setting` has them. ``minutes``: no stage and no case of one starts later
     than this.
     """
@@ -172,7 +172,7 @@ def _note(show: Callable[[str], None], prefix: str, text: str) -> None:
 def _draw(run: Run) -> None:
     results = read_results(run.output, run.machine)
     if results.cases:
-        from esmeray.benchmarks.harness.plot import (
+        from benchmarks.harness.plot import (
             draw_results,  # here: a machine that takes tables alone has no matplotlib
         )
 

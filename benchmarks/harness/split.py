@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from benchmarks.harness.proteins import read_proteins, write_fasta, write_store
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search, SharedWords
-from esmeray.benchmarks.harness.proteins import read_proteins, write_fasta, write_store
 from esmeray.dataset.store.reader import Store
 
 Part: TypeAlias = Literal["training", "validation", "test"]

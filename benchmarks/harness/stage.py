@@ -1,7 +1,7 @@
 """Parts of a benchmark: a stage has cases, a case has contenders that do the same work, and comparisons.
 
 ``Stage.cases`` is a generator: what stands before a ``yield`` sets a case up, what stands after it
-takes it down, and the runner (:mod:`esmeray.benchmarks.harness.runner`) measures in between. Everything is a ratio,
+takes it down, and the runner (:mod:`benchmarks.harness.runner`) measures in between. Everything is a ratio,
 better when it is larger; ``Stage.comparisons`` has the ratio that is enough on each device. A stage that compares with
 no peer yields rows of values that it took itself.
 """

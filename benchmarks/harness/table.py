@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from esmeray.benchmarks.harness.results import CaseResult, ComparisonResult, Origin, Results, Table
-from esmeray.benchmarks.harness.stage import Row
+from benchmarks.harness.results import CaseResult, ComparisonResult, Origin, Results, Table
+from benchmarks.harness.stage import Row
 
 _VERDICTS = {
     "reached": "yes",

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from esmeray.benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
+from benchmarks.peers.transformers_embedding import TransformersEmbedder, documented
 
 
 class Body(BaseModel):

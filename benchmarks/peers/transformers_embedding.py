@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
-from esmeray.benchmarks.harness.stage import Device, Setting
+from benchmarks.harness.stage import Device, Setting
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.dataset.tokens.model_folder import quiet_transformers

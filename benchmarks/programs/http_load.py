@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from esmeray.benchmarks.programs.processes import begun
+from benchmarks.programs.processes import begun
 
 
 @dataclass

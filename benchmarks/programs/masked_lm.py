@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DataCollatorForLanguageModeling, PreTrainedModel, TrainingArguments
 
-from esmeray.benchmarks.harness.models import random_network
-from esmeray.benchmarks.harness.proteins import make_store
-from esmeray.benchmarks.harness.split import Part, split
-from esmeray.benchmarks.harness.stage import Row, Setting
-from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
-from esmeray.benchmarks.programs.processes import call
-from esmeray.benchmarks.programs.trainer import CountingTrainer, StepClock, tokenized
-from esmeray.benchmarks.programs.training_workload import NEVER, TOY
-from esmeray.benchmarks.programs.worker_alone import begin, train_until_enough
+from benchmarks.harness.models import random_network
+from benchmarks.harness.proteins import make_store
+from benchmarks.harness.split import Part, split
+from benchmarks.harness.stage import Row, Setting
+from benchmarks.peers.transformers_embedding import esm_tokenizer
+from benchmarks.programs.processes import call
+from benchmarks.programs.trainer import CountingTrainer, StepClock, tokenized
+from benchmarks.programs.training_workload import NEVER, TOY
+from benchmarks.programs.worker_alone import begin, train_until_enough
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.train_config.loading import Overrides
 from esmeray.training.config import Config, load_config
@@ -242,7 +242,7 @@ class MaskedLMBench:
 
     @classmethod
     def prepare(cls, setting: Setting) -> "MaskedLMBench":
-        """Split the proteins by clusters (:mod:`esmeray.benchmarks.harness.split`)."""
+        """Split the proteins by clusters (:mod:`benchmarks.harness.split`)."""
         setting.note("splitting by clusters")
         parts = split(setting.fasta, setting.folder, 200 if setting.quick else None)
         return cls(setting, parts, make_store(parts["training"], setting.folder / "training.store"))

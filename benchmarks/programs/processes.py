@@ -21,7 +21,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from esmeray.benchmarks.harness.stage import REPOSITORY
+from benchmarks.harness.stage import REPOSITORY
 
 _MARK = "result of the work: "
 

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import psutil
 import yaml
 
-from esmeray.benchmarks.programs.processes import started
+from benchmarks.programs.processes import started
 
 START_S = 180.0
 REPLICA, PROXY = "ray::ServeReplica", "ray::ProxyActor"

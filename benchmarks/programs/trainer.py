@@ -26,12 +26,12 @@ from transformers import (
     TrainingArguments,
 )
 
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES
-from esmeray.benchmarks.harness.stage import REPOSITORY
-from esmeray.benchmarks.programs import training_workload as recipe
-from esmeray.benchmarks.programs.processes import MemoryMeter
-from esmeray.benchmarks.programs.training_workload import StepLine, Workload
-from esmeray.benchmarks.programs.worker_alone import make_group
+from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.harness.stage import REPOSITORY
+from benchmarks.programs import training_workload as recipe
+from benchmarks.programs.processes import MemoryMeter
+from benchmarks.programs.training_workload import StepLine, Workload
+from benchmarks.programs.worker_alone import make_group
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
@@ -155,7 +155,7 @@ def arguments(workload: Workload, folder: str, sampling: str) -> TrainingArgumen
 
 
 def train(workload: dict[str, Any], folder: str, sampling: str) -> list[StepLine]:
-    """The steps of a workload (:class:`~esmeray.benchmarks.programs.training_workload.Workload`)."""
+    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`)."""
     work = Workload(**workload)
     # The Trainer finds this group. Its own would compile DeepSpeed's operator where any killed program may have left
     # a lock.

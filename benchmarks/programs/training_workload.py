@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from esmeray.benchmarks.programs.processes import call
+from benchmarks.programs.processes import call
 
 SEED = 0
 LEARNING_RATE = 4e-4

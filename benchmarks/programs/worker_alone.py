@@ -1,7 +1,7 @@
 """The training loop of :mod:`esmeray.training.loop.worker` in a process of its own, without Ray: one config, one
 worker.
 
-``python -m esmeray.benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end; :func:`train` is
+``python -m benchmarks.programs.worker_alone CONFIG`` trains as a run does, to its end; :func:`train` is
 Esmeray's side of the training benchmark. The loop is the one that every run goes through, with its agreement, metrics
 and learning rate; validation and checkpoints are left out there, as they are for the peer.
 """
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES
-from esmeray.benchmarks.programs import training_workload as recipe
-from esmeray.benchmarks.programs.processes import MemoryMeter
-from esmeray.benchmarks.programs.training_workload import NEVER, StepLine, Workload
+from benchmarks.harness.proteins import MAX_RESIDUES
+from benchmarks.programs import training_workload as recipe
+from benchmarks.programs.processes import MemoryMeter
+from benchmarks.programs.training_workload import NEVER, StepLine, Workload
 from esmeray.cluster.collective import WorkerContext
 from esmeray.model.device import choose_device
 from esmeray.run_folder.paths import RunFolder
@@ -47,7 +47,7 @@ class _StepLog:
 
 
 def train(workload: dict[str, Any], folder: str) -> list[StepLine]:
-    """The steps of a workload (:class:`~esmeray.benchmarks.programs.training_workload.Workload`)."""
+    """The steps of a workload (:class:`~benchmarks.programs.training_workload.Workload`)."""
     work = Workload(**workload)
     torch.manual_seed(recipe.SEED)
     config = run_config(work, folder)

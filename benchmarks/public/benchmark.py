@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from esmeray.benchmarks.harness.machine import Machine, describe_machine, revision, versions
-from esmeray.benchmarks.harness.stage import REPOSITORY
+from benchmarks.harness.machine import Machine, describe_machine, revision, versions
+from benchmarks.harness.stage import REPOSITORY
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import write_atomically
 

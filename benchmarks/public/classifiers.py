@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 
 def _evaluated(work: Work, config: str, *settings: object, name: str, weights: bool = True) -> dict[str, Value]:

@@ -1,6 +1,6 @@
 """Native sequences recovered from backbones of test chains, by sequence diffusion trained from random weights."""
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 
 def _recovery(work: Work) -> dict[str, Value]:

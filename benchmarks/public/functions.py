@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 ASPECTS = {"MF": "mfo", "BP": "bpo", "CC": "cco"}
 IDENTITY = 0.9

@@ -21,7 +21,7 @@ import dnaio
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id

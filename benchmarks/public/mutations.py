@@ -11,7 +11,7 @@ from statistics import mean
 
 import pandas as pd
 
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 SIZES = (64, 256, 1024)
 RIDGE: dict[str, dict[str, float]] = {

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from esmeray.benchmarks.harness.table import grid
-from esmeray.benchmarks.public.benchmark import Measured, Metric, PublicBenchmark
+from benchmarks.harness.table import grid
+from benchmarks.public.benchmark import Measured, Metric, PublicBenchmark
 from esmeray.common.figure_style import BLUE, GREY, INK, ORANGE, legend, picture, style
 from esmeray.common.publishing import write_atomically
 

@@ -15,12 +15,12 @@ import os
 import sys
 from pathlib import Path
 
-from esmeray.benchmarks.harness.machine import slugify
-from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA
-from esmeray.benchmarks.harness.stage import check_names
-from esmeray.benchmarks.public import classifiers, design, functions, homology, mutations
-from esmeray.benchmarks.public.benchmark import SEEDS, PublicBenchmark, measured, read_measured
-from esmeray.benchmarks.public.page import write_page
+from benchmarks.harness.machine import slugify
+from benchmarks.harness.proteins import DEVELOPMENT_DATA
+from benchmarks.harness.stage import check_names
+from benchmarks.public import classifiers, design, functions, homology, mutations
+from benchmarks.public.benchmark import SEEDS, PublicBenchmark, measured, read_measured
+from benchmarks.public.page import write_page
 from esmeray.common.errors import DataError
 from esmeray.common.progress import status_line
 

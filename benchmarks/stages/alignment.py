@@ -10,10 +10,8 @@ without the query itself, that it keeps.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from esmeray.alignment.scoring import scoring
-from esmeray.alignment.search import Search, SharedWords
-from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length, write_store
-from esmeray.benchmarks.harness.stage import (
+from benchmarks.harness.proteins import read_proteins, spread_by_length, write_store
+from benchmarks.harness.stage import (
     Case,
     Comparison,
     Contender,
@@ -23,6 +21,8 @@ from esmeray.benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search, SharedWords
 from esmeray.dataset.store.reader import Store
 
 SCORES, QUERIES, RECALL = "scores of a query with a store", "ten hits of a query", "hits that a prefilter keeps"

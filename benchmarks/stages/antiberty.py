@@ -21,10 +21,10 @@ import torch
 from transformers import BertForMaskedLM, BertTokenizer
 
 import esmeray
-from esmeray.benchmarks.harness.proteins import DEVELOPMENT_DATA, write_fasta
-from esmeray.benchmarks.harness.stage import REPOSITORY, Row, Setting, Stage
-from esmeray.benchmarks.programs.processes import run_program
-from esmeray.benchmarks.programs.servers import service
+from benchmarks.harness.proteins import DEVELOPMENT_DATA, write_fasta
+from benchmarks.harness.stage import REPOSITORY, Row, Setting, Stage
+from benchmarks.programs.processes import run_program
+from benchmarks.programs.servers import service
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
 TOLERANCE = 2e-5

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from esmeray.benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta, write_store
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
-from esmeray.benchmarks.programs.processes import peak_of
+from benchmarks.harness.proteins import Proteins, make_store, read_proteins, write_fasta, write_store
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.peers.pickle_lmdb import PickleDataset, convert_fasta
+from benchmarks.programs.processes import peak_of
 from esmeray.dataset.store.reader import Store
 
 RECORDS, QUICK_RECORDS = 200_000, 10_000

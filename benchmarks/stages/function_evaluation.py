@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.processes import call
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.programs.processes import call
 
 TIME, MEMORY = "evaluation of functions", "peak memory of evaluating functions"
 OURS, PEER = "evaluate_function, 1,000 draws", "cafaeval"

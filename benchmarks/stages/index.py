@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from esmeray.benchmarks.harness.proteins import read_proteins
-from esmeray.benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.processes import status_bytes
+from benchmarks.harness.proteins import read_proteins
+from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
+from benchmarks.programs.processes import status_bytes
 from esmeray.common.timing import measure, timed
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS

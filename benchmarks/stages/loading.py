@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_store
-from esmeray.benchmarks.harness.stage import (
+from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, spread_by_length, write_store
+from benchmarks.harness.stage import (
     Case,
     Comparison,
     Contender,
@@ -37,7 +37,7 @@ from esmeray.benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
-from esmeray.benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
+from benchmarks.peers.transformers_embedding import MAX_TOKENS, esm_tokenizer
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
@@ -193,7 +193,7 @@ def _batches(store: Path, masked: bool, tokens: int = 8192, num_workers: int = 0
 def _peer_loader(folder: Path, sequences: Sequence[str], *, masked: bool, shuffle: bool = True) -> Any:
     from transformers import DataCollatorForLanguageModeling
 
-    from esmeray.benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
+    from benchmarks.peers.pickle_lmdb import PickleDataset, padded_batches, write_pickles
 
     folder.mkdir(parents=True)
     write_pickles(folder / "pickles", ((str(number), s) for number, s in enumerate(sequences)))

@@ -7,8 +7,8 @@ are beside the loss. Differences are taken seed by seed, which share the order o
 from collections.abc import Iterator
 from statistics import mean
 
-from esmeray.benchmarks.harness.stage import Row, Setting, Stage
-from esmeray.benchmarks.programs.masked_lm import MaskedLMBench, row
+from benchmarks.harness.stage import Row, Setting, Stage
+from benchmarks.programs.masked_lm import MaskedLMBench, row
 from esmeray.train_config.loading import Overrides
 
 OURS = "esmeray"

@@ -25,17 +25,17 @@ import numpy as np
 import torch
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.models import Embedder, least_cosines, our_embedder, random_network, save_weights
-from esmeray.benchmarks.harness.proteins import every_nth, read_proteins, spread_by_length, write_fasta
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
-from esmeray.benchmarks.peers.transformers_embedding import (
+from benchmarks.harness.models import Embedder, least_cosines, our_embedder, random_network, save_weights
+from benchmarks.harness.proteins import every_nth, read_proteins, spread_by_length, write_fasta
+from benchmarks.harness.stage import Case, Comparison, Contender, Device, Facts, Setting, Stage
+from benchmarks.peers.transformers_embedding import (
     DOCUMENTED_BATCH,
     TransformersEmbedder,
     Tuning,
     documented,
     search_tuning,
 )
-from esmeray.benchmarks.programs.processes import peak_of
+from benchmarks.programs.processes import peak_of
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.job import run_job
@@ -127,7 +127,7 @@ def work(
         sequences = {record.id: record.sequence for record in reader}
     embedder: Embedder
     if name == FAIR_ESM:
-        from esmeray.benchmarks.peers.fair_esm_extract import FairEsmExtract  # here: memory is measured without it
+        from benchmarks.peers.fair_esm_extract import FairEsmExtract  # here: memory is measured without it
 
         with quiet_transformers():  # of the head, which the folder lacks and means do not need
             network = EsmForMaskedLM.from_pretrained(model)

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.processes import run_program
-from esmeray.benchmarks.programs.training_workload import NEVER, TOY, tokens_per_s
+from benchmarks.harness.proteins import MAX_RESIDUES, read_proteins, write_fasta
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.programs.processes import run_program
+from benchmarks.programs.training_workload import NEVER, TOY, tokens_per_s
 from esmeray.common.timing import timed
 from esmeray.run_folder.metrics_log import Record, read_metrics
 from esmeray.run_folder.paths import RunFolder
@@ -98,7 +98,7 @@ def _head_case(setting: Setting, sequences: list[str], facts: Facts) -> Case:
         settings["wandb"] = {"mode": "disabled"}
 
         def run() -> float:
-            records, seconds = timed(partial(runs.train, settings, ["-m", "esmeray.benchmarks.programs.worker_alone"]))
+            records, seconds = timed(partial(runs.train, settings, ["-m", "benchmarks.programs.worker_alone"]))
             if name == CACHED:
                 # Of the first run alone: later ones find the features in the cache.
                 facts.setdefault("seconds of the run that computed the features", round(seconds, 1))

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from esmeray.benchmarks.harness.models import our_embedder, random_network, save_weights
-from esmeray.benchmarks.harness.proteins import read_proteins, spread_by_length
-from esmeray.benchmarks.harness.stage import (
+from benchmarks.harness.models import our_embedder, random_network, save_weights
+from benchmarks.harness.proteins import read_proteins, spread_by_length
+from benchmarks.harness.stage import (
     Case,
     Comparison,
     Contender,
@@ -41,9 +41,9 @@ from esmeray.benchmarks.harness.stage import (
     Stage,
     WrongWorkError,
 )
-from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
-from esmeray.benchmarks.programs.processes import call
-from esmeray.benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
+from benchmarks.programs.http_load import Load, Outcome, begun_load
+from benchmarks.programs.processes import call
+from benchmarks.programs.servers import REPLICA, free_port, serve_processes, server, service, service_bytes
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.service.client import Client
@@ -138,7 +138,7 @@ def _peers(
     # All stay up while all are measured in turns: a server that is idle takes next to nothing of a core.
     port = free_port()
     servers.enter_context(
-        server([sys.executable, "-m", "esmeray.benchmarks.peers.fastapi_server", str(folder), str(port)], port)
+        server([sys.executable, "-m", "benchmarks.peers.fastapi_server", str(folder), str(port)], port)
     )
     yield PLAIN, f"http://127.0.0.1:{port}", "/embed", [json.dumps({"sequences": group}) for group in groups[:12]]
     # Another version of transformers keeps it out of this environment, so it is no package that a run asks for.

@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from esmeray.benchmarks.harness.proteins import read_proteins
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.processes import MemoryMeter, call
+from benchmarks.harness.proteins import read_proteins
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.programs.processes import MemoryMeter, call
 from esmeray.common.remote import Storage, use
 from esmeray.inference.models.model import run
 from esmeray.inference.models.opening import open_model

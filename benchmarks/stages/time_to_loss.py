@@ -8,8 +8,8 @@ time, by three seeds.
 
 from collections.abc import Iterator
 
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.programs.masked_lm import MaskedLMBench, row
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Row, Setting, Stage, WrongWorkError
+from benchmarks.programs.masked_lm import MaskedLMBench, row
 
 OURS, TRAINER = "esmeray", "Trainer, AdamW"
 CASE = "time to the Trainer's lowest loss"

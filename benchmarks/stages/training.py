@@ -19,19 +19,19 @@ from pathlib import Path
 
 from transformers import EsmForMaskedLM
 
-from esmeray.benchmarks.harness.models import random_network
-from esmeray.benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_store
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
-from esmeray.benchmarks.peers.transformers_embedding import esm_tokenizer
-from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
+from benchmarks.harness.models import random_network
+from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_store
+from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.peers.transformers_embedding import esm_tokenizer
+from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
-    OURS: ("esmeray.benchmarks.programs.worker_alone:train", {}),
-    TRAINER: ("esmeray.benchmarks.programs.trainer:train", {"sampling": "random"}),
-    GROUPED: ("esmeray.benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
+    OURS: ("benchmarks.programs.worker_alone:train", {}),
+    TRAINER: ("benchmarks.programs.trainer:train", {"sampling": "random"}),
+    GROUPED: ("benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
 }
 """Function of each contender, with its options."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.benchmarks.__main__ import MODULES, load_stages, main, require_packages
+from benchmarks.__main__ import MODULES, load_stages, main, require_packages
 from esmeray.common.errors import ConfigError
 from tests.benchmarks.harness.toy_stage import toy_stage
 
@@ -16,7 +16,7 @@ def test_a_stage_is_named_as_its_module_says_what_it_measures_and_has_floors_on_
     for name in MODULES:
         (stage,) = load_stages([name])
         assert stage.name == name
-        assert len(sys.modules[f"esmeray.benchmarks.stages.{name}"].__doc__.split()) > 40
+        assert len(sys.modules[f"benchmarks.stages.{name}"].__doc__.split()) > 40
         rows = [(c.case, c.ours, c.peer_name) for c in stage.comparisons]
         assert len(rows) == len(set(rows))
 

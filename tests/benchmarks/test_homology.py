@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esmeray.benchmarks.public.homology import TUNING, blended, write_files
+from benchmarks.public.homology import TUNING, blended, write_files
 
 
 def test_what_lies_by_a_hit_comes_before_what_neither_aligns_nor_lies_by_any():

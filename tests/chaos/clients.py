@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import psutil
 
-from esmeray.benchmarks.programs.http_load import Load, Outcome, begun_load
-from esmeray.benchmarks.programs.servers import PROXY, REPLICA, service
+from benchmarks.programs.http_load import Load, Outcome, begun_load
+from benchmarks.programs.servers import PROXY, REPLICA, service
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.index.build import build_index
 from esmeray.inference.index.section import IndexSection

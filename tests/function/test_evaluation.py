@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, random_array
 
-from esmeray.benchmarks.stages.function_evaluation import write_files
+from benchmarks.stages.function_evaluation import write_files
 from esmeray.common.errors import EsmerayError
 from esmeray.function.annotations import Annotations, read_annotations, read_scores
 from esmeray.function.evaluation import Evaluation, evaluate_functions

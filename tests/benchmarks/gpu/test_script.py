@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from esmeray.benchmarks.__main__ import main
-from esmeray.benchmarks.gpu import bench, parts, training
-from esmeray.benchmarks.gpu.script import PARTS
+from benchmarks.__main__ import main
+from benchmarks.gpu import bench, parts, training
+from benchmarks.gpu.script import PARTS
 from esmeray.common import timing
 from esmeray.common.errors import ConfigError
 

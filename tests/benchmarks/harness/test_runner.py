@@ -7,11 +7,11 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from esmeray.benchmarks.__main__ import RESULTS_ROOT
-from esmeray.benchmarks.harness import runner
-from esmeray.benchmarks.harness.results import read_results
-from esmeray.benchmarks.harness.runner import Run, run_stages
-from esmeray.benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
+from benchmarks.__main__ import RESULTS_ROOT
+from benchmarks.harness import runner
+from benchmarks.harness.results import read_results
+from benchmarks.harness.runner import Run, run_stages
+from benchmarks.harness.stage import Case, Contender, Row, Setting, WrongWorkError
 from esmeray.common.errors import DataError
 from tests.benchmarks.harness.toy_stage import MACHINE, constant, toy_stage
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import dnaio
 import pytest
 
+from benchmarks.harness.proteins import make_store
+from benchmarks.harness.split import EVALUE, split
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search
-from esmeray.benchmarks.harness.proteins import make_store
-from esmeray.benchmarks.harness.split import EVALUE, split
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.sample import sample_records
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from esmeray.benchmarks.harness.machine import Machine
-from esmeray.benchmarks.harness.stage import Case, Comparison, Contender, Reference, Row, Setting, Stage
+from benchmarks.harness.machine import Machine
+from benchmarks.harness.stage import Case, Comparison, Contender, Reference, Row, Setting, Stage
 
 MACHINE = Machine(cpu="Toy", cores=2, memory_gib=1, gpu=None, gpu_memory_gib=None, system="Linux", python="3.11.0")
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from esmeray.benchmarks.harness.models import random_network
-from esmeray.benchmarks.harness.proteins import write_fasta
-from esmeray.benchmarks.programs.masked_lm import MASK_SHARE, Evaluation
-from esmeray.benchmarks.programs.training_workload import TOY
+from benchmarks.harness.models import random_network
+from benchmarks.harness.proteins import write_fasta
+from benchmarks.programs.masked_lm import MASK_SHARE, Evaluation
+from benchmarks.programs.training_workload import TOY
 from esmeray.dataset.store.sample import sample_records
 from esmeray.dataset.tokens.esm import MASK
 

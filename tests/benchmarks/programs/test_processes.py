@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from esmeray.benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
+from benchmarks.programs.processes import MemoryMeter, Peak, call, run_program
 
 pytestmark = pytest.mark.slow
 

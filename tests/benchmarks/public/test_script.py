@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from esmeray.benchmarks.public import script
-from esmeray.benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
-from esmeray.benchmarks.public.classifiers import write_residues
+from benchmarks.public import script
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.classifiers import write_residues
 from esmeray.common.errors import DataError
 
 pytestmark = pytest.mark.slow

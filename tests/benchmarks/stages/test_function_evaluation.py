@@ -2,8 +2,8 @@
 
 import pytest
 
-from esmeray.benchmarks.harness.stage import WrongWorkError
-from esmeray.benchmarks.stages.function_evaluation import _difference
+from benchmarks.harness.stage import WrongWorkError
+from benchmarks.stages.function_evaluation import _difference
 
 
 def test_other_curves_are_no_comparison(tmp_path):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esmeray.benchmarks.harness.models import random_network
-from esmeray.benchmarks.harness.proteins import read_proteins
-from esmeray.benchmarks.harness.stage import Setting, WrongWorkError
-from esmeray.benchmarks.programs import processes, training_workload, worker_alone
-from esmeray.benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender
-from esmeray.benchmarks.stages import runs, training
-from esmeray.benchmarks.stages.training import OURS, TRAINER, Runs, prepare
+from benchmarks.harness.models import random_network
+from benchmarks.harness.proteins import read_proteins
+from benchmarks.harness.stage import Setting, WrongWorkError
+from benchmarks.programs import processes, training_workload, worker_alone
+from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender
+from benchmarks.stages import runs, training
+from benchmarks.stages.training import OURS, TRAINER, Runs, prepare
 from esmeray.training.loop.building import Worker
 from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
@@ -86,8 +86,8 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(tmp_path)
     fasta.write_text("".join(f">p{number}\n{'MKTAYIAKQR' * (1 + number)}\n" for number in range(60)))
     setting = Setting(device="cpu", quick=True, folder=tmp_path)
     workload = prepare(setting, read_proteins(fasta), random_network("esm2_t6_8M", **TOY))
-    ours = run_contender("esmeray.benchmarks.programs.worker_alone:train", workload, tmp_path)
-    peer = run_contender("esmeray.benchmarks.programs.trainer:train", workload, tmp_path, sampling="random")
+    ours = run_contender("benchmarks.programs.worker_alone:train", workload, tmp_path)
+    peer = run_contender("benchmarks.programs.trainer:train", workload, tmp_path, sampling="random")
     assert ours[0].loss == pytest.approx(peer[0].loss, abs=0.1)
     assert all(line.tokens == line.computed_tokens for line in ours)
     assert all(line.tokens < line.computed_tokens for line in peer)

@@ -36,7 +36,7 @@ def test_settings_that_can_not_be_end_with_one_line(command):
 
 MESSAGE = """The deployment failed to start 3 times in a row. Error:
 ray::ServeReplica:esmeray:none.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
-  File "service/replicas/replica.py", line 67, in __init__
+  File "esmeray/service/replicas/replica.py", line 67, in __init__
 common.errors.{error}"""
 
 

@@ -13,7 +13,7 @@ WITHIN = 0.2
 
 
 def transformer(layers: int, hidden_size: int, context: int) -> scale.Work:
-    """A model of the size of ESM-2's layers, as FLOPs are counted in model/cost/flops.py."""
+    """A model of the size of ESM-2's layers, as FLOPs are counted in esmeray/model/cost/flops.py."""
     weights = 12 * layers * hidden_size**2
     attention_flops = 12.0 * layers * hidden_size * context
     return scale.Work(ParameterCount(weights, weights, 0), layers, hidden_size, 6.0 * weights, attention_flops)

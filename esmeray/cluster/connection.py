@@ -1,0 +1,288 @@
+"""The Ray cluster: connect to the one at hand or start a local one, and report its resources."""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, Literal, NamedTuple
+
+import ray
+from ray._private.worker import BaseContext
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
+
+from esmeray.cluster.access import authentication_mode, own_token
+from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
+from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
+from esmeray.cluster.private_folder import ray_folder
+from esmeray.cluster.section import RaySection
+from esmeray.common.command_line import kept_from_children
+from esmeray.common.errors import ResourceError
+from esmeray.common.publishing import take_lock
+from esmeray.common.remote import VARIABLE
+from esmeray.common.text import first_line
+from esmeray.installation import PACKAGE, python_path
+
+START_TIMEOUT_S = 300
+"""Seconds that workers may take to get their place and import what they need."""
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+"""Batches do not travel through Ray's object store; a local cluster needs little of it."""
+
+MOST_CHARACTERS = 400
+"""Of Ray's reason; where a dashboard did not start it brings twenty lines of a log, whose path comes first."""
+
+NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
+
+
+def cluster_resources() -> list[NodeResources]:
+    return [_resources(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
+    """Precision of a computation on the connected cluster that was given none: of its nodes, whatever this machine is.
+
+    Nodes of several kinds get one precision, since a result must not depend on the node that computes it.
+    """
+    return "bf16" if on_cuda or cpus_compute_bf16(worker_environment()) else "fp32"
+
+
+def capacity(workers: Workers) -> Capacity:
+    """The number of workers of Ray Train that the cluster holds, those that this process has started among them.
+
+    Raises ResourceError where the cluster does not answer.
+    """
+    try:
+        if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster knows
+            machines = ray.get(ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines).remote())
+        else:
+            machines = _machines()
+    except (RayError, RuntimeError) as error:
+        raise ResourceError(f"the Ray cluster does not answer ({first_line(error)})") from error
+    staying = [machine for machine in machines if not machine.draining]
+    whole = [_resources(machine.resources) for machine in staying]
+    # What this job's own workers hold is free to it: they end before others of another number begin.
+    now = [
+        _resources(machine.free, machine.workers * workers.cpus_each, machine.workers * workers.use_gpu)
+        for machine in staying
+    ]
+    leaving = tuple(machine.address for machine in machines if machine.draining and machine.workers)
+    return Capacity(workers.largest(now), workers.largest(whole), in_words(whole), leaving)
+
+
+@contextmanager
+def asked_for(workers: Workers) -> Iterator[None]:
+    """Ask the cluster's autoscaler, if it has one, for machines for the most workers, for the length of the block.
+
+    Whatever waits for a place is asked for by Ray itself; more workers than now, which wait for none, are not.
+    """
+    if not workers.sizes or ray.util.client.ray.is_connected():  # Ray (2.60) asks from within the cluster alone
+        yield
+        return
+    bundle = {"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {})
+    request_resources(bundles=[bundle] * workers.sizes[-1])
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the head node may be lost, and what was asked with it
+            request_resources(bundles=[])
+
+
+class _Machine(NamedTuple):
+    """A machine of the cluster. ``workers``: those of Ray Train that this job has there."""
+
+    address: str
+    resources: dict[str, float]
+    free: dict[str, float]
+    draining: bool
+    workers: int
+
+
+def _machines() -> list[_Machine]:
+    state = ray._private.state.state  # Ray (2.60) gives what is free of each node, and nodes to be drained, here alone
+    draining, free = state.get_draining_nodes(), state.available_resources_per_node()
+    actors = state.actor_table(None, None, "ALIVE").values()
+    job = ray.get_runtime_context().get_job_id()
+    mine = [actor for actor in actors if (actor["JobID"], actor["ActorClassName"]) == (job, "RayTrainWorker")]
+    workers = Counter(actor["Address"]["NodeID"] for actor in mine)
+    return [
+        _Machine(node["NodeManagerAddress"], node["Resources"], free.get(name, {}), name in draining, workers[name])
+        for node in ray.nodes()
+        if node["Alive"] and _answers(node) and (name := node["NodeID"])
+    ]
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Test for a machine that is there: Ray (2.60) takes a lost one for alive until 15 s of health checks failed."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _resources(resources: dict[str, float], cpus: int = 0, gpus: int = 0) -> NodeResources:
+    return NodeResources(int(resources.get("CPU", 0)) + cpus, int(resources.get("GPU", 0)) + gpus)
+
+
+def worker_environment() -> dict[str, Any]:
+    """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
+    storage = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+    return {"env_vars": {"PYTHONPATH": python_path(), "TOKENIZERS_PARALLELISM": "false"} | storage}
+
+
+@contextmanager
+def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
+    """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
+
+    A cluster that was started here is stopped here; a process that is connected when it comes here stays so. Raises
+    ResourceError where nothing answers at ``ray.address``, or a node has other versions or does not see ``shared``.
+    """
+    # Ray Train finds out about a lost worker by polling: every 2 s by default.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    # esmeray/training/launch/elastic.py watches for machines that are about to be taken away, without another process.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    connected_before = ray.is_initialized()
+    if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
+        yield ""
+        return
+    address = find(section)
+    variables = _authentication(address)
+    remark = " (for its token, run 'ray get-auth-token --generate' before)" if "RAY_AUTH_TOKEN" in variables else ""
+    with _environment(variables):
+        try:
+            try:
+                context = _start_local(section) if address == LOCAL else _join(address)
+            except Exception as error:  # Ray (2.60) raises that very class where a start fails or takes too long
+                where = "can be started here" if address == LOCAL else f"can be used at {address}"
+                raise ResourceError(
+                    f"ray.address: no Ray cluster {where} ({shorten(str(error), MOST_CHARACTERS)})"
+                ) from error
+            check_nodes(worker_environment(), shared)
+            yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
+        finally:  # also when a signal breaks the start off
+            if not connected_before:
+                ray.shutdown()
+
+
+def _authentication(address: str) -> dict[str, str]:
+    """Variables by which Ray uses the cluster's mode, whatever the shell says.
+
+    A cluster that is started here has the token that Ray finds, else one of its own, which is written nowhere: Ray
+    (2.60) would make the file of the user's token, and with it every later 'ray start' asks for it.
+    """
+    if address != LOCAL:
+        return {"RAY_AUTH_MODE": authentication_mode(address)}
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    own = {} if mode != "token" or own_token() else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {"RAY_AUTH_MODE": mode, **own}
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables that Ray reads in the block, in this process and in those that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    Config.initialize("")  # Ray has read them when it was imported
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _start_local(section: RaySection) -> BaseContext:
+    # Those that the workers were placed by, before Ray was there.
+    ((cpus, gpus),) = local_resources()
+    # One after the other: two that start at once would choose the same port.
+    folder = ray_folder()
+    with _loopback(), _own_signals(), closing(take_lock(folder.with_name("starting.lock"))):
+        return ray.init(
+            address=LOCAL,
+            _temp_dir=str(folder),
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=section.dashboard_port,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Have a cluster that is started in the block listen on 127.0.0.1 alone.
+
+    Ray (2.60) listens on every address, but on systems on which it makes no clusters, which this variable means; it
+    takes _node_ip_address='127.0.0.1' for the machine's outer address.
+    """
+    constants = ray._private.ray_constants
+    enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        # Workers that Ray starts ahead have no runtime environment: ours take none of them.
+        with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}):
+            yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Have signals to all processes of a job answered by this one, and by its own handlers.
+
+    Ray (2.60) keeps only SIGINT from a cluster that is started in the block: any other signal to the process group
+    ended the workers before they could save. And ray.init, also of a running cluster, sets a handler of SIGTERM that
+    exits with code 1.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    with kept_from_children():
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # in a thread, where Ray has not set one either
+                signal.signal(signal.SIGTERM, handler)
+
+
+def _init(**arguments: Any) -> BaseContext:
+    """Connect, in 3 tries: one in ten of Ray Client's servers (2.60) dies when forked (ray-project/ray#63202)."""
+    with _own_signals():
+        for _ in range(2):
+            with suppress(ConnectionAbortedError):
+                return ray.init(**arguments)
+        return ray.init(**arguments)
+
+
+def _join(address: str) -> BaseContext:
+    quietly: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    context = _init(**quietly)
+    of_job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {})
+    if len(cluster_resources()) == 1 or "working_dir" in of_job:  # 'ray job submit --working-dir' has uploaded it
+        return context
+    # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
+    ray.shutdown()
+    return _init(**quietly, runtime_env={"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]})
+
+
+def hardware() -> str:
+    """Description of the connected cluster's machines, to compare with another time."""
+    machines = Counter(_described(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    return "; ".join(f"{count} x {machine}" for machine, count in sorted(machines.items()))
+
+
+def _described(resources: dict[str, float]) -> str:
+    kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+    gpus = f"{resources.get('GPU', 0):g} GPUs" + (f" ({', '.join(sorted(kinds))})" if kinds else "")
+    return f"{resources.get('CPU', 0):g} CPU cores, {gpus}"

@@ -1,0 +1,113 @@
+"""Facts of a cluster's nodes before work begins. One task a node, without a core.
+
+Packages, Esmeray's own code and shared storage are compared with this process's; processors decide the default
+precision.
+"""
+
+import hashlib
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from esmeray.common.errors import ResourceError
+from esmeray.common.processor import cpu_computes_bf16
+from esmeray.common.text import first_line
+from esmeray.installation import PACKAGE
+from esmeray.run_folder.checkpoints import installed_versions
+
+TIMEOUT_S = 60.0
+
+
+class NodeFacts(NamedTuple):
+    """A node's versions of packages, the digest of Esmeray's code there, and whether the shared file is usable."""
+
+    versions: dict[str, str]
+    code: str
+    sees: bool
+
+
+def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
+    """Compare every node that has cores with this process. Ray is connected.
+
+    Args:
+        environment: Ray's runtime environment of the workers that follow.
+        shared: folder that every node has to read and write.
+
+    A node that is lost meanwhile, or has not replied after a minute, is left to what follows. Raises ResourceError.
+    """
+    others = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if _computes_elsewhere(node)}
+    if not others:
+        return
+    with ExitStack() as stack:
+        # A file with a name of its own: a folder of the same path may be there, and be another.
+        mark = (
+            stack.enter_context(tempfile.NamedTemporaryFile(dir=shared, prefix=".node-check-")).name if shared else ""
+        )
+        here = facts(mark)
+        task: Any = ray.remote(facts)
+        replies = {_start(task, identity, environment, mark): address for identity, address in others.items()}
+        done, _ = ray.wait(list(replies), num_returns=len(replies), timeout=TIMEOUT_S)
+        for reply in done:
+            if lacks := _lacks(reply, here, shared):
+                raise ResourceError(f"ray.address: the node {replies[reply]} {'; '.join(lacks)}")
+
+
+def facts(mark: str) -> NodeFacts:
+    """Facts of the node that this runs on; ``mark`` is a file in the shared folder, or empty."""
+    sees = not mark or (Path(mark).exists() and os.access(Path(mark).parent, os.W_OK))
+    return NodeFacts(installed_versions(), code_digest(PACKAGE), sees)
+
+
+def cpus_compute_bf16(environment: dict[str, Any]) -> bool:
+    """Test that the processors of all nodes with cores have instructions for bf16. Ray is connected.
+
+    ``environment``: as of :func:`check_nodes`. A node that does not reply within a minute counts as one without them.
+    """
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    task: Any = ray.remote(cpu_computes_bf16)
+    try:  # of every node alike: this process may be on none
+        return all(ray.get([_start(task, node, environment) for node in nodes], timeout=TIMEOUT_S))
+    except RayError:
+        return False
+
+
+def code_digest(root: Path) -> str:
+    """Digest of the names and contents of all Python files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _computes_elsewhere(node: dict[str, Any]) -> bool:
+    resources = node["Resources"]
+    own = None if ray.util.client.ray.is_connected() else ray.get_runtime_context().get_node_id()
+    return bool(node["Alive"] and node["NodeID"] != own and (resources.get("CPU") or resources.get("GPU")))
+
+
+def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(*mark)
+
+
+def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
+    try:
+        there = NodeFacts(*ray.get(reply))
+    except RayTaskError as error:  # a package that is missing, or an Esmeray without this module
+        return [f"can't run this version of Esmeray ({first_line(error.cause or error)})"]
+    except RayError:
+        return []
+    differing = [name for name, version in here.versions.items() if there.versions.get(name) != version]
+    lacks = [f"has {name} {there.versions.get(name)} ({here.versions[name]} here)" for name in differing]
+    if there.code != here.code:
+        lacks.append("has other code of Esmeray ('ray job submit --working-dir' sends it)")
+    if not there.sees:
+        lacks.append(f"sees another folder at {shared}, or can't write to it (mount the same one on every node)")
+    return lacks

@@ -1,0 +1,105 @@
+// Plain FASTA to columns of records, in one pass over the text. esmeray/dataset/fasta/records.py says what plain is and loads
+// this. Nothing is allocated here and no Python object is touched, so the caller's lock is not held.
+
+#include <cstdint>
+#include <cstring>
+
+using Hash = uint64_t (*)(const void*, size_t);
+
+// Whether every byte, taken as signed, is above a limit: a byte outside ASCII is negative.
+static bool all_above(const uint8_t* bytes, int64_t size, int8_t limit) {
+    int8_t least = 127;
+    for (int64_t i = 0; i < size; ++i) {
+        const int8_t byte = static_cast<int8_t>(bytes[i]);
+        least = byte < least ? byte : least;
+    }
+    return least > limit;
+}
+
+// Whether every byte is a letter of a store's alphabet: those from FIRST to LAST, but for LEFT_OUT.
+static bool all_stored(const uint8_t* bytes, int64_t size) {
+    uint8_t other = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        other |= static_cast<uint8_t>(bytes[i] - FIRST) > LAST - FIRST;
+        other |= bytes[i] == LEFT_OUT;
+    }
+    return !other;
+}
+
+// The end of a line's text: files of Windows have a carriage return before the line feed.
+static const uint8_t* without_return(const uint8_t* start, const uint8_t* line_end) {
+    return line_end > start && line_end[-1] == '\r' ? line_end - 1 : line_end;
+}
+
+static uint8_t* append(uint8_t* to, const uint8_t* from, int64_t size) {
+    std::memcpy(to, from, size);
+    return to + size;
+}
+
+// text: whole records, from a '>' to a line feed. Each output has room for as much as the text can give.
+// headers, ids: a line feed behind each. totals: bytes of headers, ids and
+// residues, and whether all residues are letters of the alphabet. Returns the number of records, or -1 where the text is not plain.
+extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash hash, uint8_t* headers, uint8_t* ids,
+                                     uint8_t* residues, uint32_t* header_lengths, uint32_t* id_lengths,
+                                     uint32_t* lengths, uint64_t* id_hashes, uint64_t* hashes, int64_t* totals) {
+    const uint8_t *at = text, *const end = text + size;
+    int64_t n = 0;
+    bool stored = true;
+    const uint8_t *const first_header = headers, *const first_id = ids, *const first = residues;
+    for (; at < end; ++n) {
+        const uint8_t* start = at + 1;  // behind the '>'
+        const uint8_t* line_end = static_cast<const uint8_t*>(std::memchr(start, '\n', end - start));
+        if (!line_end) return -1;
+        const uint8_t* stop = without_return(start, line_end);
+        if (!all_above(start, stop - start, ' ' - 1)) return -1;
+        while (stop > start && stop[-1] == ' ') --stop;
+        headers = append(headers, start, stop - start);
+        *headers++ = '\n';
+        header_lengths[n] = stop - start;
+        while (start < stop && *start == ' ') ++start;
+        const void* blank = std::memchr(start, ' ', stop - start);
+        const int64_t id_length = (blank ? static_cast<const uint8_t*>(blank) : stop) - start;
+        ids = append(ids, start, id_length);
+        *ids++ = '\n';
+        id_lengths[n] = id_length;
+        id_hashes[n] = hash(start, id_length);
+        const uint8_t* const first_residue = residues;
+        for (at = line_end + 1; at < end && *at != '>'; at = line_end + 1) {
+            line_end = static_cast<const uint8_t*>(std::memchr(at, '\n', end - at));
+            const uint8_t* const line_stop = line_end ? without_return(at, line_end) : at;
+            if (line_stop == at || *at == '#' || *at == ';') return -1;
+            residues = append(residues, at, line_stop - at);
+        }
+        if (!all_stored(first_residue, residues - first_residue)) {
+            if (!all_above(first_residue, residues - first_residue, ' ')) return -1;
+            stored = false;
+        }
+        lengths[n] = residues - first_residue;
+        hashes[n] = hash(first_residue, lengths[n]);
+    }
+    totals[0] = headers - first_header;
+    totals[1] = ids - first_id;
+    totals[2] = residues - first;
+    totals[3] = stored;
+    return n;
+}
+
+// Puts hashes other than 0 into a table of 2^bits buckets of 8 places: into the first free place of
+// the bucket that the high bits of the hash times an odd number name, or of one behind it. Whoever
+// chooses the hashes, but not the number, can't crowd one bucket (Dietzfelbinger et al. 1997, A Reliable
+// Randomized Algorithm for the Closest-Pair Problem, section 2.2). Sets fresh where a hash was not there.
+extern "C" void insert_hashes(uint64_t* table, int64_t bits, uint64_t odd, const uint64_t* hashes, int64_t count,
+                              uint8_t* fresh) {
+    constexpr int64_t places = 8, ahead = 8;
+    const uint64_t last = (places << bits) - 1;
+    for (int64_t i = 0; i < count; ++i) {
+        if (i + ahead < count) __builtin_prefetch(table + (hashes[i + ahead] * odd >> (64 - bits)) * places, 1);
+        const uint64_t hash = hashes[i];
+        uint64_t place = (hash * odd >> (64 - bits)) * places;
+        while (table[place] && table[place] != hash) {
+            place = (place + 1) & last;
+        }
+        fresh[i] = table[place] == 0;
+        table[place] = hash;
+    }
+}

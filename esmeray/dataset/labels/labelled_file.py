@@ -1,0 +1,307 @@
+"""Labelled files (FASTA, CSV, TSV, Parquet) to records in memory: ids, texts, labels, weights and who is held out.
+
+Records of a table without an id column are called row1, row2 ...
+
+Shape legend: N records, C label columns.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
+from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
+from esmeray.dataset.labels.parts import (
+    LabelledPart,
+    LabelledSource,
+    ResidueLabels,
+    header_pattern,
+    place_in_file,
+)
+from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, part, weight
+from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
+from esmeray.dataset.store.conversion import SAMPLE, sample_source
+from esmeray.dataset.store.format import SampleSource
+from esmeray.dataset.store.ingest import CleanBlock, Ingest
+from esmeray.dataset.table import is_table_name
+
+
+class LabelledCounts(IngestCounts):
+    """Everything that reading, splitting and encoding changed or left out, and what remains."""
+
+    records_skipped_missing_label: int = Field(default=0, description="record{s} skipped for want of a label")
+    labels_without_sequence: int = Field(default=0, description="record{s} of labels without a sequence, left out")
+    label_values_missing: int = Field(default=0, description="number{s} missing in records that have others")
+    records_unseen_label: int = Field(
+        default=0, description="held-out record{s} left out for a label that training lacks"
+    )
+    residues_not_known: dict[str, int] = Field(
+        default={},
+        description="residue{s} neither learnt nor scored, whose letter means not known (data.labels.unknown_letters)",
+    )
+    held_out_by_validation: int = Field(
+        default=0, description="training record{s} held out by a true value of 'validation', as in FLIP"
+    )
+    residues_unseen_label: int = Field(
+        default=0, description="held-out residue{s} not judged, whose letter training lacks"
+    )
+    held_out_also_in_training: int = Field(
+        default=0, description="held-out record{s} whose sequence is in training too, which flatters the metrics"
+    )
+    training: int = 0
+    validation: int = 0
+    test: int = 0
+
+
+@dataclass(frozen=True)
+class LabelledRecords:
+    """N records in the order of their files.
+
+    Attributes:
+        texts: sequences in the letters of the store's alphabet, or texts as they stand in the file.
+        labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN where a
+            number is missing; or None.
+        weights: (N,) float32 or None.
+        parts: training, validation or test of each record, or None.
+        groups: name of the group of each record, which a split keeps together, or None.
+        held_out_source: the files whose records are validation for that.
+        labels_source: the files that hold labels and masks alone.
+        doubt: why training on these labels is refused, as they seem to be misread; a model knows its own names.
+        origins: file of each record and its number in it, from 1; None instead of the file for the sample.
+    """
+
+    ids: list[str]
+    texts: list[str]
+    labels: list[str] | list[list[str]] | NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None
+    parts: list[str] | None
+    counts: LabelledCounts
+    source: list[SourceFile] | SampleSource
+    held_out_source: list[SourceFile]
+    labels_source: list[SourceFile]
+    origins: list[tuple[Path | None, int]]
+    groups: list[str] | None = None
+    doubt: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def place(self, index: int) -> str:
+        """Id, file and row (or line) of a record, for a message."""
+        path, number = self.origins[index]
+        where = f" ({place_in_file(path, number)})" if path else ""
+        return f"record {self.ids[index]!r}{where}"
+
+
+def read_labelled(
+    sources: list[str],
+    labels: LabelsSection,
+    tokenizer: TokenizerSection,
+    ingest: IngestSection,
+    *,
+    with_labels: bool = True,
+    held_out_sources: Sequence[str] = (),
+    sample: SampleSection | None = None,
+    progress: ProgressCallback = no_progress,
+) -> LabelledRecords:
+    """Read labelled files, or, without ``with_labels``, files to be labelled.
+
+    ``sources`` are files, folders and globs, tables by their suffix, anything else as FASTA; or 'sample' for an
+    embedded one, of proteins or texts as ``tokenizer.content`` says. Records of ``held_out_sources`` are validation.
+    Raises DataError where a file or record is refused, or none is left, and ConfigError for settings that do not fit
+    together, or not with the files.
+    """
+    check_label_settings(labels, tokenizer)
+    embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
+    paths = [] if embedded else find_labelled_files(sources)
+    held_out = find_labelled_files(held_out_sources)
+    counts = LabelledCounts()  # one for all that read, since a report is of all that was done
+    # Read whole and first, since sequences ask for their labels by id, in an order of their own.
+    residue_labels = (
+        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
+        if with_labels and labels.labels_file is not None
+        else None
+    )
+    # Held-out files behind the others and in one go: ids must differ among all of them.
+    source = LabelledSource(
+        paths + held_out,
+        labels,
+        tokenizer.content,
+        with_labels=with_labels,
+        sample=embedded,
+        residue_labels=residue_labels,
+        max_residues=ingest.max_residues,
+    )
+    ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
+    reader = _Reader(source, len(paths), ingesting, labels, counts)
+    reader.read(progress)
+    if not reader.ids:
+        first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
+        raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+    reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
+    # Only now every sequence has asked.
+    if residue_labels is not None:
+        reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
+    has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
+    values: Any = reader.labels if with_labels else None
+    if reader.labels and isinstance(reader.labels[0], tuple):
+        values = np.array(reader.labels, dtype=np.float32)
+    return LabelledRecords(
+        ids=reader.ids,
+        texts=reader.texts,
+        labels=values,
+        weights=np.array(reader.weights, dtype=np.float32) if reader.weights else None,
+        parts=reader.parts if has_parts else None,
+        counts=reader.counts,
+        source=sample_source(embedded) if embedded else source.finished[: len(paths)],
+        held_out_source=source.finished[len(paths) :],
+        labels_source=residue_labels.files if residue_labels else [],
+        origins=reader.origins,
+        groups=reader.groups or None,
+        doubt=reader.label.doubt() if isinstance(reader.label, SeparatedNames) else None,
+    )
+
+
+def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
+    """Raise ConfigError for settings that can't be right whatever the files hold."""
+    for column in labels.label_columns:
+        if labels.label_columns.count(column) > 1:
+            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
+    if labels.header_pattern is not None:
+        header_pattern(labels)
+    if labels.kind == "per_residue" and tokenizer.content != "protein":
+        raise ConfigError(
+            "data.labels.kind per_residue needs model.tokenizer.content protein: a text has no residues to label"
+        )
+
+
+def find_labelled_files(sources: Sequence[str]) -> list[Path]:
+    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables."""
+    return find_files(sources, is_labelled_name, "FASTA file or table")
+
+
+def is_labelled_name(path: Path) -> bool:
+    return is_table_name(path) or is_fasta_name(path)
+
+
+class _Reader:
+    """Gathers the records that stay: ids, texts, labels, weights, parts, and where each comes from."""
+
+    def __init__(
+        self,
+        source: LabelledSource,
+        num_training: int,
+        ingest: Ingest,
+        settings: LabelsSection,
+        counts: LabelledCounts,
+    ) -> None:
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.labels: list[Label] = []
+        self.weights: list[float] = []
+        self.parts: list[str] = []
+        self.groups: list[str] = []
+        self.origins: list[tuple[Path | None, int]] = []
+        self._ingest = ingest
+        self.counts = counts
+        self.first_without_label: Callable[[], str] | None = None
+        self._source = source
+        self._num_training = num_training
+        self._settings = settings
+        self.label = label_reader(settings)
+
+    def read(self, progress: ProgressCallback) -> None:
+        bytes_total = self._source.bytes_total
+        for file, taken, block in self._source.cleaned(self._ingest):
+            path = self._source.paths[file] if file >= 0 else None
+            if block is not None:
+                self._take(taken, block, path, "training" if file < self._num_training else "validation")
+            # A file may grow while it is read.
+            bytes_read = min(self._source.bytes_read, bytes_total)
+            progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
+        progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
+
+    def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
+        kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
+        # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
+        for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
+            if taken.labels is not None:
+                label = self._label_of(taken, taken.labels[index], index, len(text))
+                if label is None:
+                    continue
+                self.labels.append(label)
+                self._take_columns(taken, index, part_of_file)
+            self.ids.append(record_id.decode("utf-8"))
+            self.texts.append(text)
+            self.origins.append((path, taken.numbers[index]))
+
+    def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
+        try:
+            if taken.weights is not None:
+                self.weights.append(weight(taken.weights[index]))
+            if taken.groups is not None:
+                self.groups.append(group(taken.groups[index]))
+            name = part_of_file if taken.splits is None else part(*taken.splits[index])
+            self.parts.append(name)
+            self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
+        except ValueError as error:
+            # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
+            self._ingest.faults.add("record{s} with a bad weight, split or group", taken.batch, index, str(error))
+
+    def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
+        """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
+        try:
+            label = self.label(values)
+        except ValueError as error:
+            self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
+            return None
+        if label is None:
+            self._without_label(taken, index, taken.missing(index))
+            return None
+        # Some of several numbers: the record is kept, and no loss is taken at the missing ones.
+        if isinstance(label, tuple) and any(map(math.isnan, label)):
+            lacking = [name for name, value in zip(self._settings.label_columns, label, strict=True) if value != value]
+            if self._settings.missing_labels == "error":
+                self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
+            self.counts.label_values_missing += len(lacking)
+        if isinstance(label, str) and self._settings.kind == "per_residue" and length:
+            return self._letters_of(taken, index, label, length)
+        return label
+
+    def _letters_of(self, taken: LabelledPart, index: int, letters: str, length: int) -> str | None:
+        """A letter for each residue; None where there are more or fewer."""
+        if len(letters) != taken.batch.records.lengths[index]:
+            letters = letters.strip()
+        if len(letters) == taken.batch.records.lengths[index] == length + 1:
+            return letters[:-1]  # that of the final '*', which was dropped and counted
+        if len(letters) == length:
+            return letters
+        where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
+        self._ingest.faults.add(
+            "record{s} with too few or too many labels",
+            taken.batch,
+            index,
+            f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
+            f"letter (one of data.labels.unknown_letters, {self._settings.unknown_letters!r}, if it is not known)",
+        )
+        return None
+
+    def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
+        """Refuse or count a record without a label, or without one of several."""
+        if self._settings.missing_labels == "error":
+            problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
+            self._ingest.faults.add("record{s} without a label", taken.batch, index, problem)
+            return
+        if self.first_without_label is None:
+            # Finding the line reads the file again, which is worth it for a refusal alone.
+            self.first_without_label = lambda: f"{taken.batch.location(index)}: {problem}"
+        self.counts.records_skipped_missing_label += 1

@@ -1,0 +1,300 @@
+"""Bodies of requests to checked values within the limits: JSON of each endpoint's schema, FASTA, or arrays.
+
+Limits are checked on the bytes, before anything is built from them: 16 MB of the shortest records would be 8 GB of
+objects. A refusal names the record or the unknown field, and repeats nothing else.
+"""
+
+import io
+import re
+from codecs import BOM_UTF8
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from esmeray.common.text import did_you_mean
+from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
+from esmeray.service.contract import About
+from esmeray.service.http.answers import off_loop
+from esmeray.service.http.door import LARGE_BYTES, give_back_memory
+from esmeray.service.http.refusals import RefusalError, printable
+from esmeray.service.section import LimitsSection
+
+FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
+NPY_TYPE = "application/x-npy"
+_LETTERS = re.compile(r"[A-Za-z]+")
+"""The store's alphabet in any case, and J: gaps of alignments are refused, as commands refuse them."""
+_MASKED_LETTERS = re.compile(rf"(?:[A-Za-z]|{MASK_TEXT})+")
+LONGEST_ID = 256
+_MOST_HEADER_BYTES = 4 * LONGEST_ID  # a letter of UTF-8 has four bytes at most
+_MASK = MASK_TEXT.encode()
+SMALL_BYTES = 65_536
+"""Bodies up to this size are parsed at once, larger ones off the event loop."""
+_COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
+"""Bytes of a value in Python at most, by the character of JSON that announces it: a number and the list's pointer to
+it, half a short string, an entry of a dictionary, a list, a dictionary."""
+_CHEAP_BYTES = 8_000_000
+_MOST_RELATIVE = 5
+"""Limit of the bytes of a body's values: so many, or so many times the body. Its own bytes and copies come on top."""
+_SHOWN_PROBLEMS = 3
+"""A refusal names the first faults, enough to see what is meant; its length is bounded."""
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """Fields of an object of JSON. An unknown one is refused: misspelled, it would be left out without a word."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, values: Any) -> Any:
+        # Ends at the first: pydantic's own check describes each of a million unknown fields.
+        for unknown in unknown_names(values if isinstance(values, dict) else (), cls.model_fields):
+            raise PydanticCustomError("unknown_field", "unknown field {unknown}", {"unknown": unknown})
+        return values
+
+
+class Record(Body):
+    """A sequence with its id."""
+
+    id: Annotated[str, Field(max_length=LONGEST_ID)]
+    sequence: str
+
+
+def _type_name(value: Any) -> str:
+    """Tag of a value where one of two types is taken: its problems are then described as of that type alone."""
+    return type(value).__name__
+
+
+Entry = Annotated[
+    Annotated[str, Tag("str")] | Annotated[Record, Tag("dict")],
+    Discriminator(
+        _type_name,
+        custom_error_type="entry",
+        custom_error_message="must be a sequence, or an object with id and sequence; not a number, null or token ids",
+    ),
+]
+Sequences = Annotated[list[Entry], Field(min_length=1, fail_fast=True)]
+"""Its check ends at the first wrong entry: a body has room for millions, each with problems to describe."""
+OneOrMany = Annotated[
+    Annotated[str, Tag("str")] | Annotated[Sequences, Tag("list")],
+    Discriminator(
+        _type_name,
+        custom_error_type="input",
+        custom_error_message="must be a sequence, or a list of at least one",
+    ),
+]
+
+
+class SequencesBody(Body):
+    """Sequences for a model."""
+
+    model: str | None = Field(default=None, description="Default: the first of GET /v1/models.")
+    sequences: Sequences = Field(description="Sequences, or records with id and sequence.")
+
+
+async def read(
+    request: Request, schema: type[Schema], limits: LimitsSection, sequences_field: str = "sequences"
+) -> Schema:
+    """The body as the schema says; FASTA brings the sequences, and the query of the address any other field.
+
+    Raises RefusalError (400, 413, 415, 422).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/json", *FASTA_TYPES) and not (kind == NPY_TYPE and "latents" in schema.model_fields):
+        raise RefusalError(
+            415, f"send application/json, or FASTA as {FASTA_TYPES[0]}; the header Content-Type names it"
+        )
+    query = _query(request, schema, sequences_field)  # before the body, which need not arrive for a misspelt name
+    body = await request.body()
+    try:
+        return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
+    finally:  # a refused body took as much
+        if len(body) > LARGE_BYTES:
+            give_back_memory()
+
+
+def _parsed(
+    kind: str, body: bytes, query: dict[str, Any], schema: type[Schema], limits: LimitsSection, sequences_field: str
+) -> Schema:
+    if kind == "application/json":
+        fields = _json(body, schema, limits)
+    elif kind in FASTA_TYPES:
+        fields = {sequences_field: _fasta(body, limits)}
+    else:
+        fields = {"latents": [_npy(body, limits)]}
+    twice = sorted(fields.keys() & query.keys())
+    if twice:  # neither is more likely meant than the other
+        raise RefusalError(422, f"{twice[0]}: is in the query of the address and in the body; give it once")
+    try:
+        # JSON has types of its own; the query of an address is text.
+        return schema.model_validate({**query, **fields}, strict=kind == "application/json" and not query)
+    except ValidationError as error:
+        raise _refusal(error, schema) from None
+
+
+def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> dict[str, Any]:
+    """Fields in the query of the address; one of many values is given many times."""
+    query = request.query_params
+    # Sequences and latents come in the body alone: an address has no room for them, and ends up in logs.
+    fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
+    check_query(request, fields)
+    lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
+    values = {name: query.getlist(name) for name in query}
+    # A field of one value that is given twice stays a list, which its schema refuses.
+    return {name: many[0] if len(many) == 1 and name not in lists else many for name, many in values.items()}
+
+
+def check_query(request: Request, names: Collection[str]) -> None:
+    """Refuse parameters (422) that nothing reads: misspelled, they would be left out without a word."""
+    for unknown in unknown_names(request.query_params, names):
+        raise RefusalError(422, f"the query of the address has an unknown parameter {unknown}")
+
+
+def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
+    """Each of the given names that is not among the known ones, with those that there are."""
+    for name in given:
+        if name not in known:
+            yield (
+                f"{printable(name, longest=40)!r}{did_you_mean(name[:LONGEST_ID], known)}; "
+                f"there are {', '.join(known) or 'none'}"
+            )
+
+
+def checked(
+    sequences: str | list[str | Record],
+    limits: LimitsSection,
+    about: About,
+    *,
+    masks: bool = False,
+    crop: bool = False,
+    cut: str = "",
+) -> tuple[list[str], list[str]]:
+    """Ids and texts of a sequence or many within the limits; of a model of residues, in the letters of its alphabet.
+
+    ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it; ``cut`` is the end
+    that is cut off here, left or right, if a token is a residue. Raises RefusalError (413, 422) that names the first
+    record that is refused.
+    """
+    records = [sequences] if isinstance(sequences, str) else sequences
+    _check_number(len(records), "sequences", limits)
+    ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
+    texts = [record.sequence if isinstance(record, Record) else record for record in records]
+    longest = (
+        limits.sequence_residues if crop else min(limits.sequence_residues, about.longest or limits.sequence_residues)
+    )
+    total = 0
+    for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
+        if about.one_token_per_residue:
+            # Ends of lines, and the end of a translation, as files of FASTA have them.
+            text = "".join(map(str.strip, text.splitlines())).removesuffix("*")
+            if cut:  # only here: how many letters the tokens of another model have is not known
+                text = _residues(text, name, masks)  # of what is cut off, too
+                text = text[:longest] if cut == "right" else text[-longest:]
+        length = residues_of(text)
+        if length > longest:
+            raise RefusalError(
+                422,
+                f"record {name}: {length:,} residues, more than {longest:,}; send a shorter one",
+                record=name,
+                limit="sequence_residues",
+            )
+        total += length
+        _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
+        if about.one_token_per_residue:
+            texts[index] = _residues(text, name, masks)
+        # Vocabularies of proteins are of ASCII; classifiers of text take any language.
+        elif not text or (not about.labels and not text.isascii()):
+            raise RefusalError(422, f"record {name}: must be text of ASCII, at least a letter", record=name)
+    return ids, texts
+
+
+def _residues(letters: str, record: str, masks: bool) -> str:
+    pattern = _MASKED_LETTERS if masks else _LETTERS
+    if pattern.fullmatch(letters):
+        residues = letters.upper().replace("J", "X")  # as in a store (esmeray/dataset/fasta/alphabet.py)
+        return residues.replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer knows it in lower case alone
+    if not letters:
+        raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
+    match = pattern.match(letters)
+    position = match.end() + 1 if match else 1
+    raise RefusalError(422, f"record {record}: the letter at position {position} is no residue", record=record)
+
+
+def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
+    """The object that the body is. What its values would take at most is known from the bytes before any is built."""
+    built_bytes = sum(body.count(letter) * cost_bytes for letter, cost_bytes in _COSTS_BYTES.items())
+    if built_bytes > max(_CHEAP_BYTES, _MOST_RELATIVE * len(body)):
+        raise RefusalError(
+            413, "the body has too many short values; send fewer, latents as .npy, or sequences as FASTA"
+        )
+    try:
+        # pydantic's parser: faster than json, and it bounds the depth.
+        content = from_json(body)
+    except ValueError:
+        raise RefusalError(400, "the body is no JSON, or nested too deeply") from None
+    if not isinstance(content, dict):
+        raise RefusalError(422, f"the body must be an object of JSON with {', '.join(schema.model_fields)}")
+    for name, value in content.items():
+        if isinstance(value, list):  # of sequences, or of latents of so many
+            _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
+    return content
+
+
+def _check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
+    most: int = getattr(limits, unit)
+    if number > most:
+        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
+
+
+def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
+    """Records of FASTA; its text is that of a person, so blanks and Windows' line ends are no fault.
+
+    Records and residues are counted as bytes: text takes up to four times as much, lists of lines twenty times.
+    """
+    body = body.removeprefix(BOM_UTF8).lstrip()
+    if not body.startswith(b">"):
+        raise RefusalError(400, "FASTA starts with '>' and an id")
+    # Counted before anything is split.
+    _check_number(body.count(b"\n>") + 1, "sequences", limits)
+    records: list[dict[str, str]] = []
+    residues = 0
+    for number, record in enumerate(body[1:].split(b"\n>"), 1):
+        header, _, lines = record.partition(b"\n")
+        sequence = lines.translate(None, b" \t\r\n\v\f")
+        residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
+        _check_number(residues, "residues", limits)
+        # Cut before it is decoded: a header may be all of the body.
+        words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
+        name = words[0][:LONGEST_ID] if words else str(number)
+        try:
+            records.append({"id": name, "sequence": sequence.decode("utf-8")})
+        except UnicodeDecodeError as error:
+            raise RefusalError(400, "the body is no text of UTF-8") from error
+    return records
+
+
+def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
+    try:
+        array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
+    except Exception as error:  # NumPy evaluates the header as Python's literals, which fail in any way
+        raise RefusalError(400, "the body is no .npy file of numbers") from error
+    if array.ndim == 2:
+        _check_number(len(array), "residues", limits)
+    return array
+
+
+def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
+    """Refusal that names the first wrong fields."""
+    names = {*schema.model_fields, *Record.model_fields}
+    problems = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]
+    # Other names are tags of pydantic's, or keys of the body, which are not repeated.
+    paths = [".".join(str(step) for step in each["loc"] if isinstance(step, int) or step in names) for each in problems]
+    sentences = [f"{path or 'body'}: {problem['msg']}" for path, problem in zip(paths, problems, strict=True)]
+    return RefusalError(422, "; ".join(sentences), param=paths[0] or None)

@@ -1,0 +1,134 @@
+"""Middleware of Serve's proxy, before a request costs a call of the ingress: 2 to 4 ms of a core in each of both.
+
+The service names it to Serve in an environment variable (``esmeray/service/launch.py``); a cluster that was started
+without it has no door, and everything else stays as it is.
+"""
+
+import asyncio
+import ctypes
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
+
+from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
+
+FULL_S = 0.1
+"""Seconds for which the service counts as full after it said so."""
+GATHERED_BYTES, GATHERED_S = 65_536, 30.0
+"""A body is passed on in pieces of this size or more, or of this time."""
+LARGE_BYTES = 1_000_000
+MOST_HEAD_BYTES = 65_536
+LARGE_HEAD = RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
+_FRAME_BYTES = 100
+"""Of a body beside its residues."""
+_OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
+"""With which a caller could have the proxy answer in our place, or compute what nobody waits for."""
+
+
+@dataclass(eq=False)
+class Door:
+    """ASGI middleware; see the module."""
+
+    app: ASGIApp
+    full_until_s: float = 0.0
+    refusal: RefusalError | None = None
+    most_bytes: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the start and end of the proxy
+            await self.app(scope, receive, send)
+            return
+        if scope["path"].startswith("/-/"):  # which the proxy answers itself, to everybody: the routes, its health
+            scope["path"] = f"/{scope['path']}"
+        body_bytes = dict(scope["headers"]).get(b"content-length", b"0")
+        # A residue is at least a byte, so that the length says before anything is read what will have no room.
+        is_large = body_bytes.isdigit() and int(body_bytes) > self.most_bytes
+        refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
+        if refusal is not None:
+            request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
+            await refusal.response(scope, request_id, {"x-request-id": request_id})(scope, receive, send)
+            return
+        scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
+
+        async def noting(message: Message) -> None:
+            if message.get("status") == 429:
+                self._note(dict(message["headers"]))
+            await send(message)
+
+        body = _Gathered(receive)
+        first = await body()  # before it the request costs the ingress nothing
+        if first["type"] == "http.disconnect":
+            return
+        begun = iter([first])
+
+        async def received() -> Message:
+            return next(begun, None) or await body()
+
+        try:
+            await self.app(scope, received, noting)
+        finally:
+            if body.size_bytes > LARGE_BYTES:
+                give_back_memory()
+
+    def _note(self, headers: dict[bytes, bytes]) -> None:
+        room_tokens = headers.get(ROOM_TOKENS.lower().encode())
+        # A 429 of a key's rate has no such header, and says nothing about other callers.
+        if room_tokens is not None:
+            self.full_until_s = time.monotonic() + FULL_S
+            self.refusal = overloaded(int(headers[b"retry-after"]), int(room_tokens))
+            self.most_bytes = int(room_tokens) + _FRAME_BYTES
+
+
+@dataclass(eq=False)
+class _Gathered:
+    """``receive`` that gathers small pieces: each message is a call of the ingress, which a byte is not worth."""
+
+    receive: Receive
+    is_whole: bool = False
+    size_bytes: int = 0
+
+    async def __call__(self) -> Message:
+        if self.is_whole:  # then only the end of the connection is waited for
+            return await self.receive()
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHERED_S):
+                while not self.is_whole and len(body) < GATHERED_BYTES:
+                    message = await self.receive()
+                    if message["type"] != "http.request":  # the client has left: what it sent is in vain
+                        return message
+                    body += message.get("body", b"")
+                    self.is_whole = not message.get("more_body", False)
+        self.size_bytes += len(body)
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+
+
+def head_refusal(scope: Scope) -> RefusalError | None:
+    """The refusal of an address and headers that are too large although they arrived at once (see protocol.py)."""
+    head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
+    return LARGE_HEAD if head_bytes > MOST_HEAD_BYTES else None
+
+
+def give_back_memory() -> None:
+    """Have glibc return to the system what large bodies took: it would keep it for the next ones."""
+    with suppress(OSError, AttributeError):  # of another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:
+    """The refusal of what would have to wait too long; ``room_tokens`` are those of a request that would not."""
+    headers = {} if room_tokens is None else {ROOM_TOKENS: str(room_tokens)}
+    return RefusalError(429, "too much is waiting; try again later", retry_after_s, headers, limit="queue_tokens")
+
+
+def middlewares() -> list[Middleware]:
+    """For Serve's RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, which it calls before its proxy makes a uvicorn server."""
+    # Serve (2.60) has no option for the protocol, so uvicorn's default is replaced.
+    HTTP_PROTOCOLS["auto"] = "esmeray.service.http.protocol:LimitedProtocol"
+    return [Middleware(Door)]

@@ -1,0 +1,273 @@
+"""The project's own endpoints: encode, decode, classify, masked, tokenize.
+
+Shape legend: N sequences, L residues of one, D channels, K classes or tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+from scipy.special import softmax
+
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from esmeray.inference.models.kinds import output_names
+from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
+from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
+from esmeray.service.http.answers import Arrays, are_many, arrays_answer, json_answer, off_loop, table_answer
+from esmeray.service.http.bodies import Body, SequencesBody
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import (
+    Accepted,
+    Query,
+    Service,
+    Shared,
+    about_of,
+    ask,
+    charge,
+    documented,
+    reading,
+)
+
+router = APIRouter()
+MUTATIONS_AT_ONCE = 200
+"""Mutations that are read and scored in the event loop, at 20 us each; more are by the thread."""
+# By name, which needs no torch. Classes have an endpoint of their own, and so a scope of keys.
+_ENCODED = "|".join(name for name in output_names() if name != CLASSES)
+
+
+class EncodeBody(SequencesBody):
+    """Sequences, and what is wanted of them."""
+
+    output: str = Field(
+        default="mean", pattern=f"^({_ENCODED})$", description="One vector a protein, or a row a residue."
+    )
+
+
+class DecodeBody(Body):
+    """Latents of an autoencoder."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: str | None = None
+    latents: list[Any] = Field(min_length=1, description="(residues, channels) of numbers for each protein.")
+
+
+class MaskedBody(SequencesBody):
+    """Sequences, maybe with <mask>, and mutations to score."""
+
+    mutations: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        default=None, description="Mutants of the only sequence, as A12G, A12G:C13D or p.Ala12Gly; positions from 1."
+    )
+    method: Literal["wild_type", "masked"] = Field(
+        default="wild_type", description="Probabilities of the sequence as it is, or with each position masked in turn."
+    )
+
+
+@router.post("/v1/encode", name="encode", openapi_extra=documented(EncodeBody))
+async def encode(
+    request: Request, service: Shared, kind: Accepted, body: Annotated[EncodeBody, Depends(reading(EncodeBody))]
+) -> Response:
+    """Embeddings of any output of the model."""
+    query = ask(service, request, body.model, body.sequences, output=body.output)
+    arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
+    content = {
+        "model": query.about.name,
+        "output": body.output,
+        "data": [{"id": name, "values": values} for name, values in zip(query.ids, arrays, strict=True)],
+    }
+    return await off_loop(are_many(arrays), arrays_answer, kind, query.ids, arrays, "embedding", content)
+
+
+@router.post("/v1/decode", name="decode", openapi_extra=documented(DecodeBody, fasta=False))
+async def decode(
+    request: Request, service: Shared, kind: Accepted, body: Annotated[DecodeBody, Depends(reading(DecodeBody))]
+) -> Response:
+    """Sequences and probabilities of the residues from an autoencoder's latents."""
+    about = about_of(service, request, body.model, DECODED)
+    channels = about.outputs["latents"]
+    latents = [_latents(values, channels, number) for number, values in enumerate(body.latents)]
+    residues = sum(map(len, latents))
+    # Only here, since JSON says how many there are once its lists are built.
+    if residues > service.limits.residues:
+        raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
+    charge(service, request, about.name, len(latents), residues)
+    shares = await _amino_acid_shares(
+        about, await service.models.run(about.name, DECODED, latents, request.state.caller)
+    )
+    texts = await off_loop(
+        are_many(shares), lambda: [_likeliest_letters(AMINO_ACIDS, shares_LK) for shares_LK in shares]
+    )
+    content = {
+        "model": about.name,
+        "letters": AMINO_ACIDS,
+        "data": [{"sequence": text, "probabilities": values} for text, values in zip(texts, shares, strict=True)],
+    }
+    return await off_loop(
+        are_many(shares),
+        lambda: arrays_answer(
+            kind,
+            [*map(str, range(len(texts)))],  # latents have no ids
+            shares,
+            "probabilities",
+            content,
+            sequence=texts,
+        ),
+    )
+
+
+@router.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody))
+async def classify(
+    request: Request, service: Shared, kind: Accepted, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
+) -> Response:
+    """Probabilities of a classifier's classes; numbers of a regression.
+
+    Tables have a column for each class, with its name; of residues, one of lists.
+    """
+    query = ask(service, request, body.model, body.sequences, output=CLASSES, crop=True)
+    about = query.about
+    shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
+    cropped = _cropped(about, query.texts)
+    content = {
+        "model": about.name,
+        "kind": about.label_kind,
+        "labels": about.labels,
+        "data": (
+            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+            for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
+        ),
+    }
+    classes = () if about.label_kind == "per_residue" else about.labels
+    return await off_loop(
+        are_many(shares),
+        lambda: arrays_answer(kind, query.ids, shares, "probabilities", content, classes, cropped=cropped),
+    )
+
+
+@router.post("/v1/masked", name="masked", openapi_extra=documented(MaskedBody))
+async def masked(
+    request: Request, service: Shared, kind: Accepted, body: Annotated[MaskedBody, Depends(reading(MaskedBody))]
+) -> Response:
+    """Probabilities of the 20 amino acids at each position, and scores of point mutations.
+
+    Tables and .npy hold the scores where there are mutations, else the probabilities.
+    """
+    query = ask(service, request, body.model, body.sequences, output=MASKED, masks=True)
+    is_large = len(body.mutations or ()) > MUTATIONS_AT_ONCE
+    # A wrong one is refused before anything is computed.
+    mutations = await off_loop(is_large, _mutations, body.mutations, query.texts)
+    shares = await _masked_probabilities(service, request, query, body.method)
+    content: dict[str, Any] = {
+        "model": query.about.name,
+        "letters": AMINO_ACIDS,
+        "method": body.method,
+        "data": [{"id": name, "probabilities": values} for name, values in zip(query.ids, shares, strict=True)],
+    }
+    if body.mutations is not None:
+        scores = await off_loop(is_large, _scores, mutations, shares[0])
+        if kind:
+            return table_answer(kind, pa.table({"mutation": body.mutations, "score": scores}))
+        content["mutations"] = (
+            {"mutation": text, "score": score} for text, score in zip(body.mutations, scores.tolist(), strict=True)
+        )
+    return await off_loop(
+        is_large or are_many(shares), arrays_answer, kind, query.ids, shares, "probabilities", content
+    )
+
+
+@router.post("/v1/tokenize", name="tokenize", openapi_extra=documented(SequencesBody))
+async def tokenize(
+    request: Request, service: Shared, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
+) -> Response:
+    """Ids of tokens, special ones included."""
+    query = ask(service, request, body.model, body.sequences)
+    ids = await service.models.tokens(query.about.name, query.texts)
+    data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
+    return await off_loop(are_many(ids), json_answer, {"model": query.about.name, "data": data})
+
+
+async def _masked_probabilities(
+    service: Service, request: Request, query: Query, method: str
+) -> list[NDArray[np.float32]]:
+    """(L, 20) of each sequence, as it is or with each position masked in turn."""
+    model = query.about.name
+    if method == "wild_type":
+        return await _amino_acid_shares(
+            query.about, await service.models.run(model, "logits", query.texts, query.caller)
+        )
+    if any(MASK_TEXT in text for text in query.texts):
+        raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
+    # A pass for each residue over all of them: a sequence of 50,000, which is within the limits, would take days.
+    total = sum(len(text) ** 2 for text in query.texts)
+    if total > service.limits.residues * 10:
+        raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
+    service.access.charge(request.state.key, "residues", total)
+    rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
+    # A row for each residue of all sequences, end to end.
+    ends = np.cumsum(list(map(len, query.texts)))[:-1]
+    return await _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
+
+
+def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | None:
+    """Mutants of the only sequence. Raises RefusalError (422) for those that are not of it, or have no score."""
+    if texts is None:
+        return None
+    if len(sequences) != 1:
+        raise RefusalError(422, "mutations: are of a single sequence")
+    # One letter for each mask, so that positions are those of residues; no mutation can name it.
+    protein = Protein(sequences[0].replace(MASK_TEXT, "#"))
+    mutations = []
+    for number, text in enumerate(texts):
+        try:
+            mutations.append(protein.mutant(text))
+        except ValueError as error:
+            raise RefusalError(422, f"mutations.{number}: {error}") from None
+    return mutations
+
+
+def _scores(mutations: list[Mutant], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Score of each mutant; 0 is as good as the wild type, above is better."""
+    # A probability of 0 has no logarithm, and infinity is no JSON.
+    logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))
+    return marginal_scores([mutant.mutations for mutant in mutations], logs_L20).astype(np.float32)
+
+
+def _latents(values: Any, channels: int, number: int) -> NDArray[np.float32]:
+    try:
+        array = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):  # no numbers, rows of different lengths, integers beyond fp32
+        array = np.empty(0, np.float32)
+    if array.ndim != 2 or array.shape[1] != channels or not len(array) or not np.isfinite(array).all():
+        raise RefusalError(422, f"latents.{number}: must be (residues, {channels}) of finite numbers")
+    return array
+
+
+async def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.float32]]:
+    """(L, 20) probabilities of the amino acids, of (L, K) logits of the vocabulary."""
+    # Of the 20 alone: special tokens and rare letters are no answer to what may stand at a position.
+    columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
+    return await off_loop(are_many(logits), lambda: [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits])
+
+
+def _cropped(about: About, texts: list[str]) -> list[int]:
+    """Residues of each sequence that the classifier leaves out."""
+    # How many tokens a text of another tokenizer has is known to the replica alone.
+    if about.longest is None or not about.one_token_per_residue:
+        return [0] * len(texts)
+    return [max(0, len(text) - about.longest) for text in texts]
+
+
+def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
+    if about.label_kind == "per_residue":
+        return {"label": _likeliest_letters(about.labels, values)}
+    if about.label_kind == "multilabel":
+        return {"label": [name for name, value in zip(about.labels, values, strict=True) if value > 0.5]}
+    return {} if about.label_kind == "regression" else {"label": about.labels[int(values.argmax())]}
+
+
+def _likeliest_letters(letters: Sequence[str], values_LK: NDArray[np.float32]) -> str:
+    return "".join(letters[column] for column in values_LK.argmax(1))

@@ -1,0 +1,97 @@
+"""``POST /v1/search``: the neighbours of sequences in an index, or of the index's own proteins.
+
+Shape legend: N sequences or ids, K neighbours of one.
+"""
+
+from contextlib import nullcontext
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from esmeray.service.http.answers import are_many, json_answer, off_loop, table_answer
+from esmeray.service.http.bodies import LONGEST_ID, Body, Sequences
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
+
+router = APIRouter()
+WIDE_HITS = 1_000
+"""Neighbours from which on a search waits for others of its kind: thirty would take all cores from small ones."""
+Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
+
+
+class SearchBody(Body):
+    """Queries of a search, and the number of neighbours of each."""
+
+    index: str | None = Field(
+        default=None, description="Default: the first; GET /v1/models lists the indexes of each model."
+    )
+    model: str | None = Field(default=None, description="That of the index, or left out.")
+    sequences: Sequences | None = Field(default=None, description="Sequences, or records with id and sequence.")
+    ids: Ids | None = Field(
+        default=None, description="In place of sequences: proteins of the index, which are left out of it."
+    )
+    top_k: int = Field(default=10, ge=1, description="Neighbours of each, at most.")
+
+
+@router.post("/v1/search", name="search", openapi_extra=documented(SearchBody))
+async def search(
+    request: Request, service: Shared, kind: Accepted, body: Annotated[SearchBody, Depends(reading(SearchBody))]
+) -> Response:
+    """The nearest proteins of an index, by the embeddings of its model."""
+    about = service.models.index(body.index)
+    if body.model not in (None, about.model):
+        raise RefusalError(422, f"model: index {about.name} is of {about.model}; name another index", param="model")
+    if (body.sequences is None) == (body.ids is None):
+        raise RefusalError(422, "give either sequences, or ids of the index")
+    wanted = len(body.sequences or body.ids or ()) * body.top_k
+    if wanted > service.limits.neighbours:
+        raise RefusalError(
+            413,
+            f"{wanted:,} neighbours, more than {service.limits.neighbours:,}; send fewer sequences, or a lower top_k",
+            limit="neighbours",
+        )
+    async with service.wide_searches if wanted > WIDE_HITS else nullcontext():
+        if body.ids is None:
+            query = ask(service, request, about.model, body.sequences or [], output=about.output)
+            names = query.ids
+            reply = await service.models.search(about, query.texts, body.top_k, query.caller)
+        else:
+            about_of(service, request, about.model, None)
+            names = body.ids
+            charge(service, request, about.model, len(names), 0)
+            reply = await service.models.search_ids(about, names, body.top_k, request.state.caller)
+
+    def answer() -> Response:
+        if kind:
+            counts_N = [len(ids) for ids in reply.ids]
+            columns = {
+                "query": np.repeat(names, counts_N),
+                "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
+                "target": [name for ids in reply.ids for name in ids],
+                "score": np.concatenate(reply.results),
+            }
+            return table_answer(kind, pa.table(columns))
+        return json_answer(
+            {
+                "index": about.name,
+                "model": about.model,
+                "metric": about.metric,
+                "data": [
+                    {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
+                    for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
+                ],
+            }
+        )
+
+    return await off_loop(are_many(reply.results), answer)
+
+
+def _neighbours(ids: list[str], scores: list[float]) -> list[dict[str, str | int | float]]:
+    return [
+        {"rank": rank, "id": name, "score": score}
+        for rank, (name, score) in enumerate(zip(ids, scores, strict=True), 1)
+    ]

@@ -1,0 +1,157 @@
+"""Routes of text-embeddings-inference (1.8), for its clients: /embed, /embed_all, /predict, /tokenize, /info.
+
+They use the first model; ``POST /`` is /predict for a classifier, /embed for other models. Vectors are of length 1
+unless ``normalize`` is false. A field that would change the result is honored, or refused where this is not possible.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from esmeray.service.contract import CLASSES
+from esmeray.service.http.answers import are_many, json_answer, off_loop
+from esmeray.service.http.bodies import Body, Entry, OneOrMany
+from esmeray.service.http.refusals import RefusalError
+from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
+
+router = APIRouter(responses=problems("application/json"))
+
+
+class InputsBody(Body):
+    """Sequences as this API names them."""
+
+    inputs: OneOrMany = Field(description="One sequence or many.")
+    prompt_name: None = Field(default=None, description="Refused: the models have no prompts.")
+
+
+class TokenizeBody(InputsBody):
+    """Body of /tokenize."""
+
+    add_special_tokens: bool = True
+
+
+class TruncatedBody(InputsBody):
+    """Body of /embed_all."""
+
+    truncate: bool | None = Field(default=None, description="Cut sequences at the model's longest.")
+    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
+        default="right", description="The end that is cut off."
+    )
+
+    @property
+    def cut(self) -> str:
+        return self.truncation_direction.lower() if self.truncate else ""
+
+
+class EmbedBody(TruncatedBody):
+    """Body of /embed."""
+
+    normalize: bool = True
+    dimensions: int | None = Field(default=None, description="The model's own, or left out.")
+
+
+class PredictBody(TruncatedBody):
+    """Body of /predict."""
+
+    # A flat list would be a pair of texts in this API.
+    inputs: (
+        str
+        | Annotated[
+            list[Annotated[list[Entry], Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True)
+        ]
+    ) = Field(description="One sequence, or a list of one for each of many.")  # type: ignore[assignment]
+    raw_scores: Literal[False] = False
+    parameters: dict[str, Any] = Field(default={}, max_length=0, description="Of huggingface_hub; there are none.")
+
+
+@router.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False))
+async def embed(
+    request: Request, service: Shared, body: Annotated[EmbedBody, Depends(reading(EmbedBody, "inputs"))]
+) -> Response:
+    """Means over residues."""
+    query = ask(service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut)
+    vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
+    if body.normalize:
+        # A vector of zeros stays one.
+        vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+    return await off_loop(are_many(vectors_ND), json_answer, vectors_ND)
+
+
+@router.post("/embed_all", name="encode", openapi_extra=documented(TruncatedBody, fasta=False))
+async def embed_all(
+    request: Request, service: Shared, body: Annotated[TruncatedBody, Depends(reading(TruncatedBody, "inputs"))]
+) -> Response:
+    """A vector for each residue."""
+    query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
+    rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
+    return await off_loop(are_many(rows), json_answer, rows)
+
+
+@router.post("/predict", name="classify", openapi_extra=documented(PredictBody, fasta=False))
+async def predict(
+    request: Request, service: Shared, body: Annotated[PredictBody, Depends(reading(PredictBody, "inputs"))]
+) -> Response:
+    """Classes and their probabilities, the likeliest first; a list of them for each sequence of a list."""
+    about = about_of(service, request, None, CLASSES)
+    if about.label_kind == "per_residue":
+        raise RefusalError(422, f"model {about.name} has classes of residues; use POST /v1/classify")
+    texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
+    query = ask(service, request, None, texts, output=CLASSES, cut=body.cut)
+    shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
+    answer = (
+        [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
+        for values in shares
+    )
+    return await off_loop(are_many(shares), json_answer, next(answer) if isinstance(body.inputs, str) else answer)
+
+
+@router.post("/tokenize", name="tokenize", openapi_extra=documented(TokenizeBody, fasta=False))
+async def tokenize(
+    request: Request, service: Shared, body: Annotated[TokenizeBody, Depends(reading(TokenizeBody, "inputs"))]
+) -> Response:
+    """Tokens with ids and positions."""
+    query = ask(service, request, None, body.inputs)
+    # Positions are known where a token is a residue.
+    if not query.about.vocabulary:
+        raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
+    ids_N = await service.models.tokens(query.about.name, query.texts)
+
+    def answer() -> Iterator[list[dict[str, Any]]]:
+        for ids in ids_N:
+            tokens: list[dict[str, Any]] = []
+            for index, token in enumerate(ids):
+                special = index in (0, len(ids) - 1)
+                span = {} if special else {"start": index - 1, "stop": index}  # in the text, which <cls> is not part of
+                tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
+            yield tokens if body.add_special_tokens else tokens[1:-1]
+
+    return await off_loop(are_many(ids_N), json_answer, answer())
+
+
+@router.get("/info", name="models")
+async def info(request: Request, service: Shared) -> Response:
+    """The first model and the limits."""
+    about = about_of(service, request, None, None)
+    limits = service.limits
+    classes = {name: number for number, name in enumerate(about.labels)}
+    return json_answer(
+        {
+            "model_id": about.name,
+            "model_sha": about.fingerprint,
+            "model_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(about.precision, "float32"),
+            "model_type": {"classifier": {"id2label": dict(enumerate(about.labels)), "label2id": classes}}
+            if about.labels
+            else {"embedding": {"pooling": "mean"}},
+            "max_concurrent_requests": limits.requests,
+            "max_input_length": min(limits.sequence_residues, about.longest or limits.sequence_residues),
+            "max_batch_tokens": about.tokens,
+            "max_client_batch_size": limits.sequences,
+            "auto_truncate": False,
+            "tokenization_workers": 1,
+            "version": "1.8.0",  # of the API, which clients check
+        }
+    )

@@ -1,0 +1,216 @@
+"""A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
+
+config.json, model.safetensors    the backbone, as AutoModel opens it; a linear head on each residue with it, as
+                                  AutoModelForTokenClassification opens both, with the names of the classes
+or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
+base/                             that base, where its weights were random and so can't be had elsewhere
+classifier.safetensors, classifier_config.json  weights and settings of pooling and head
+label_mappings.json               kind of the labels and names of the classes
+modules.json ...                  pooling for sentence-transformers (esmeray/model/export/sentence_modules.py)
+tokenizer files                   as AutoTokenizer opens them
+README.md                         model card, with the lines that rebuild the outputs without Esmeray
+config.yaml                       the run's resolved config
+esmeray_model.json                the task, by which Esmeray opens it
+esmeray.json                      list of these files, by which an export is known (common.publishing)
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError
+from torch import Tensor
+
+from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
+from esmeray.common.verification import verified
+from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
+from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
+from esmeray.model.backbones.base import empty_weights
+from esmeray.model.backbones.loading import build_backbone, drawn
+from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
+from esmeray.model.export.exported_folder import (
+    CONFIG_FILE,
+    REMEDY,
+    WEIGHTS_FILE,
+    ClassifierSettings,
+    exported_folder,
+    read_settings,
+    write_settings,
+)
+from esmeray.model.export.model_card import example_text
+from esmeray.model.export.sentence_modules import write_sentence_modules
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.classifier.card import Opening, classifier_card
+from esmeray.tasks.classifier.model import Classifier, LabelModel
+
+BASE_FOLDER = "base"
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
+"""Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
+
+_WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+def export_classifier(
+    model: Classifier,
+    folder: str | Path,
+    tokenizer: SequenceTokenizer,
+    resolved_config: str | None = None,
+    facts: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
+
+    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
+    ``model``: with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as
+    it says. ``facts``: sections of the card on data, steps, metrics and versions.
+    """
+    with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
+        base = None
+        has_head = False
+        if model.backbone.lora_export == "adapter":
+            base = _write_adapter(model, building)
+        else:
+            # Merged in a copy: the model's own adapter stays apart.
+            has_head = _write_network(model, building, merged_state(model.backbone.model), with_head=True)
+            write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
+        write_head(
+            model,
+            building,
+            type(model.backbone.model).__name__,
+            hidden_size=model.backbone.hidden_size,
+            padded=model.backbone.pads,
+            num_prefix=model.num_prefix,
+            num_suffix=model.num_suffix,
+        )
+        tokenizer.save(building)
+        opening = Opening(example_text(tokenizer), base, has_head, *_cropping(resolved_config))
+        (building / "README.md").write_text(classifier_card(model, opening, facts or {}), encoding="utf-8")
+    return target
+
+
+def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
+    """The classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+
+    An adapter that was left as such is in place, not merged. Raises DataError (no classifier, another format version,
+    damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
+    """
+    folder = expanded(folder).absolute()
+    # The small files first: damage to them is found before gigabytes are read.
+    settings = read_settings(folder)
+    tokenizer = open_tokenizer(folder)
+    label_space = LabelSpace.load(folder)
+    adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
+    source = _base_folder(folder) if adapted else folder
+    with drawn(0):  # random weights are overwritten; the caller's random state must not move
+        section = BackboneSection(source=str(source), padded=settings.padded)
+        backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
+        if adapted:
+            load_adapter(backbone, folder)
+        model = Classifier(
+            backbone,
+            settings.classifier,
+            label_space,
+            num_prefix=settings.num_prefix,
+            num_suffix=settings.num_suffix,
+        )
+    model.load_own_weights(folder / WEIGHTS_FILE)
+    return model.eval(), tokenizer
+
+
+def write_head(model: LabelModel, folder: Path, architecture: str, **network: Any) -> None:
+    """Weights and settings of pooling and head, and the names of the classes; ``network``: what they say of it."""
+    model.save_own_weights(folder / WEIGHTS_FILE)
+    settings = ClassifierSettings(architecture=architecture, classifier=model.section, **network)
+    write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
+    model.label_space.save(folder)
+
+
+def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *, with_head: bool = False) -> bool:
+    """config.json and model.safetensors of the backbone, and of the head if a class of transformers computes the same.
+
+    Returns whether the head is there. Names of classes are in config.json in that case only: for another head
+    transformers would draw one at random, under these names.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING  # here: it takes seconds
+
+    from esmeray.model.backbones.huggingface_loading import save_network, transformers_network
+
+    network = transformers_network(model.backbone.model, state)
+    kind: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(network.config), None)
+    if kind and with_head and model.per_residue and model.section.head == "linear":
+        names = dict(enumerate(model.label_space.names))
+        config = type(network.config).from_dict({**network.config.to_dict(), "id2label": names})
+        config.label2id = {name: index for index, name in names.items()}
+        with empty_weights():
+            whole = kind(config)
+        own = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+        own |= {
+            f"classifier.{name}": tensor for name, tensor in model.head.get_submodule("output").state_dict().items()
+        }
+        expected = whole.state_dict().keys()
+        if expected <= own.keys():  # heads of decoders are others
+            save_network(whole, folder, {name: own[name] for name in expected})
+            return True
+    save_network(network, folder, state)
+    return False
+
+
+def _write_adapter(model: Classifier, folder: Path) -> str:
+    """Write the adapter, and its base where that is nowhere else; return the base as Python source, for the card.
+
+    The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
+    """
+    # transformers notes there what it loaded; nothing where weights were drawn.
+    source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
+    snapshot = _SNAPSHOT.search(source)
+    if snapshot is not None:
+        # By name and revision: another machine has no such path in its cache.
+        name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
+        save_adapter(model.backbone, folder, base=name, revision=revision)
+        return f"{name!r}, revision={revision!r}"
+    if source and Path(source).is_dir():
+        base = str(Path(source).absolute())
+        save_adapter(model.backbone, folder, base=base)
+        return repr(base)
+    (folder / BASE_FOLDER).mkdir()  # its weights were random
+    _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
+    save_adapter(model.backbone, folder, base=BASE_FOLDER)
+    return f'f"{{folder}}/{BASE_FOLDER}"'
+
+
+def _base_folder(folder: Path) -> Path:
+    path = folder / ADAPTER_CONFIG_FILE
+    settings = read_json(verified(path), REMEDY)
+    with parsing(path, REMEDY):
+        source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
+    # In the export first: the same name may be a folder of where the process runs.
+    for candidate in (folder / source, Path(source)):
+        if candidate.is_dir():
+            return candidate
+    # It was a folder then, and the hub knows nothing of it.
+    if revision is None:
+        raise DataError(
+            f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
+        )
+    try:
+        # Patterns leave out pickles and code.
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
+    except (OSError, HTTPError) as error:
+        raise ResourceError(
+            f"{path}: the base of the adapter, {source} at {revision}, is not in the local cache and the hub can't be "
+            "reached"
+        ) from error
+
+
+def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
+    """Tokens of a text that are used, None for all of them, and the part of a longer text."""
+    if resolved_config is None:
+        return None, "start"
+    data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
+    return data.max_length, fixed_crop(data.crop)

@@ -1,0 +1,114 @@
+"""Predict structures of the proteins of FASTA files or of a store, and keep them for training.
+
+Each distinct sequence is predicted once, by a pool of Ray actors or in this process, in batches of like lengths. What
+is done is saved in the cache: the same command resumes where one was ended, several may run at once, and beyond
+--fold.cache_gb the oldest predictions are removed. Training takes the folder that is printed as
+data.predictions.folder.
+
+Examples:
+  esmeray design fold --fold.input proteins.fasta --fold.model facebook/esmfold_v1 --fold.cache predictions
+  esmeray design fold --fold.input proteins.fasta --fold.predictor esmfold2 --fold.model biohub/ESMFold2 \
+--fold.cache predictions
+  esmeray design fold --fold.input store/ --fold.model esmfold/ --fold.cache predictions --fold.workers 8 \
+--fold.gpus_per_worker 0.5
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from esmeray.cluster.placement import find
+from esmeray.cluster.section import RaySection
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.progress import record_bar
+from esmeray.common.text import counted
+from esmeray.dataset.structures.conversion import read_proteins
+from esmeray.dataset.tokens.model_folder import check_model
+from esmeray.tools.grammar import ClusterSection, command
+from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class FoldSection(Section):
+    """Sequences to predict structures of, the predictor, and what it runs on."""
+
+    input: list[str] = Field(min_length=1)
+    """FASTA files, folders or globs, or a store."""
+    model: str
+    """Folder or hub name of the predictor's weights."""
+    predictor: str = "esmfold"
+    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
+    predictor_module: list[str] = Field(default=[])
+    """Modules to import, which register further kinds."""
+    cache: Path
+    """Folder to keep predictions in."""
+    cache_gb: PositiveFloat = 50.0
+    """Size of the cache, GB, at most."""
+    max_length: PositiveInt = 1024
+    """Residues of the longest sequence; longer ones are left out."""
+    tokens: PositiveInt = 1024
+    """Residues of a batch, at most."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
+    workers: PositiveInt | None = None
+    """Actors on Ray that predict. Default: this process alone."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores that each actor gets."""
+    gpus_per_worker: PositiveFloat = 1.0
+    """GPUs of an actor; 0.5 puts two on each."""
+    max_failures: NonNegativeInt = 3
+    """Times that a batch may lose its actor."""
+
+
+@command("design fold", __doc__)
+def main(fold: FoldSection, ray: ClusterSection) -> None:
+    address = ray.address
+    if fold.workers is not None:
+        # An address that answers nothing is refused before sequences are read and torch is loaded.
+        find(RaySection(address=address))
+    elif address is not None:
+        raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
+    if not fold.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+        check_model(fold.model, "model")
+    # The predictor's memory grows with the square of the length: longer ones would end the job.
+    sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
+    if not sequences:
+        raise DataError(f"{', '.join(fold.input)}: no sequence of up to {fold.max_length} residues")
+    import torch  # here: it takes seconds
+
+    from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
+
+    def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
+        device, modules = fold.device or ("cuda" if has_gpu else "cpu"), tuple(fold.predictor_module)
+        if device == "cuda" and not has_gpu:
+            raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
+        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, modules, cpus)
+
+    with record_bar("predicting") as bar:
+        options: dict[str, Any] = {
+            "tokens": fold.tokens,
+            "cache_bytes": int(fold.cache_gb * 1e9),
+            "progress": lambda done, total: bar(done / max(1, total), done),
+        }
+        # A process of its own where one is enough: a cluster takes seconds to start.
+        if fold.workers is None:
+            report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
+        else:
+            from esmeray.cluster.connection import cluster_resources, connected
+
+            with connected(RaySection(address=address)):
+                # The cluster's GPUs count, not this machine's, which may be a login node.
+                on_actors = predictor(any(node.gpus for node in cluster_resources()), fold.cpus_per_worker)
+                workers = actors(
+                    on_actors,
+                    fold.workers,
+                    fold.cpus_per_worker,
+                    fold.gpus_per_worker,
+                    max_failures=fold.max_failures,
+                )
+                report = predict_structures(sequences, on_actors, workers=workers, **options)
+    removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
+    distinct = counted(report.sequences, "distinct sequence{s}")
+    share = report.cached / max(1, report.sequences)
+    result_console().print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)

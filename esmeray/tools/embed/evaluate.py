@@ -1,0 +1,144 @@
+"""Measure how well embeddings, or hits of a search, find relatives: proteins with the same label.
+
+Embeddings are compared by their cosines, each query with all others. A TSV of hits is that of 'embed search' or
+'align', the best hit of a query first; give it enough hits, as --align.hits 15000 --align.evalue inf. Labels may be
+nested, with dots between their parts: --evaluate.level_names family superfamily fold reads b.82.2.13 as family
+b.82.2.13, superfamily b.82.2 and fold b.82.
+
+Sensitivity is the share of a query's relatives that come before the first foreign protein, of another group at the last
+level: of its family, then of its superfamily without its family, then of its fold without its superfamily. As in
+published values the query itself counts as found in its family; sensitivity_of_others leaves it out, as do AUC, top_1
+and top_5 (a hit of the group among the first). Each is a mean over the queries that have such relatives, with the
+interval of 95 % of resampled queries. If 'embed fit' fitted the model to some of the proteins, their number is printed,
+and the metrics again without them.
+
+Examples:
+  esmeray embed evaluate vectors --evaluate.labels domains.tsv --evaluate.label_column classification \
+--evaluate.level_names family superfamily fold
+  esmeray embed evaluate hits.tsv --evaluate.labels domains.tsv --evaluate.queries queries.txt \
+--evaluate.output hits.json
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from esmeray.common.errors import DataError
+from esmeray.common.progress import record_bar
+from esmeray.common.text import counted
+from esmeray.dataset.embeddings.reader import open_vectors
+from esmeray.dataset.identifiers import match_ids
+from esmeray.dataset.labels.label_space import level_ids
+from esmeray.dataset.labels.values import labels_by_id, labels_of
+from esmeray.dataset.table import numbered_lines
+from esmeray.inference.index.build import memory_index
+from esmeray.inference.retrieval.conformal import chosen
+from esmeray.inference.retrieval.metrics import METRICS, in_training, means, query_metrics
+from esmeray.tools.grammar import Made, command
+from esmeray.train_config.section import PositiveInt, Section
+
+
+class RetrievalSection(Section):
+    """Labels, queries and what is written."""
+
+    labels: Path
+    """CSV, TSV or Parquet file of labels, with a column id."""
+    label_column: str = "label"
+    """Column of the labels in the file of labels."""
+    level_names: list[str] = Field(default=["label"], min_length=1)
+    """Names of the levels of labels, the closest first; of several, each lacks one more of the last parts."""
+    queries: Path | None = None
+    """File of the ids to search with, one a line. Default: all that have a label."""
+    not_missing: list[str] = Field(default=[])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    output: Path | None = None
+    """JSON file to write. Default: none, the table alone."""
+    name: str | None = None
+    """Output of the folder of embeddings. Default: its first."""
+    bootstrap: PositiveInt = 1000
+    """Resamplings of the queries for the intervals."""
+
+
+@command("embed evaluate", __doc__, made_by="evaluate_embeddings")
+def main(
+    vectors: Annotated[Path, Field(description="Folder of embeddings, or TSV of hits.")],
+    evaluate: RetrievalSection,
+    made: Made,
+) -> None:
+    made.refuse_file(evaluate.output)
+    by_id = labels_by_id(evaluate.labels, evaluate.label_column, "evaluate", evaluate.not_missing)
+    index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
+    # A list of hits does not name all that was searched: that are the proteins of the table.
+    ids = list(by_id) if index is None else index.ids(range(index.count))
+    labels = labels_of(ids, by_id, vectors, evaluate.labels)
+    numbers = {name: number for number, name in enumerate(ids) if name in labels}
+    queries = chosen(evaluate.queries, numbers, evaluate.labels)
+    groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
+    ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
+    labelled = np.array([*numbers.values()])
+    # A list of hits has no sequences.
+    sequences_n2 = np.zeros((len(labelled), 2), np.uint64) if index is None else index.sequences(labelled)
+    trained_n, training = in_training(vectors if index is None else index.folder, sequences_n2)
+    tables = {"levels": groups_NL}
+    if trained_n is not None and not trained_n.all():
+        # Proteins that the model was fitted to are neither queries nor hits.
+        tables["levels_without_training"] = groups_NL.copy()
+        tables["levels_without_training"][labelled[trained_n]] = -1
+    values = []
+    with record_bar("evaluating") as bar:
+        for query, hits_K, *_ in ranked:
+            values.append([query_metrics(groups, query, hits_K) for groups in tables.values()])
+            bar(len(values) / len(queries), len(values))
+    print(f"{counted(len(queries), 'quer{ies}')} among {len(numbers):,} with a label", training, sep="\n")
+    facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers)}
+    facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
+    for name, values_QLM in zip(tables, zip(*values, strict=True), strict=True):
+        print("all:" if name == "levels" else "without them:")
+        facts[name] = _reported(values_QLM, evaluate)
+    made.write_json(evaluate.output, facts)
+
+
+def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection) -> dict[str, dict[str, Any]]:
+    """Print the metrics of each level, and return them by its name."""
+    levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, seed=0), strict=True))
+    print("".join(f"{title:>23}" for title in ["", *METRICS]))
+    for level, metrics in levels.items():
+        cells = [f"{level} ({metrics['sensitivity_of_others']['queries']})"]
+        for metric in metrics.values():
+            low, high = metric["interval"] or (math.nan, math.nan)
+            cells.append(f"{metric['value']:.3f} ({low:.3f}-{high:.3f})")
+        print("".join(f"{cell:>23}" for cell in cells))
+    return levels
+
+
+def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each query, and its hits that have a label, in the order of the file."""
+    # Twice through the file, which may have more hits than memory holds.
+    matches = match_ids(chain.from_iterable(_hits(path)), numbers, path, "the proteins with a label")
+    rows = {name: numbers[known] for name, known in matches.items()}
+    # By the target: a pair may have several alignments, of which the first counts.
+    hits: dict[int, dict[int, None]] = {query: {} for query in queries.tolist()}
+    for query, target in _hits(path):
+        if rows.get(query, -1) in hits and target in rows:
+            hits[rows[query]][rows[target]] = None
+    for number, own in hits.items():
+        yield number, np.array(list(own), dtype=np.int64)
+
+
+def _hits(path: Path) -> Iterator[tuple[str, str]]:
+    """Query and target of each line."""
+    target = 1
+    for line, text in numbered_lines(path):
+        fields = text.split("\t")
+        if line == 1 and "target" in fields:  # 'embed search' has a rank before it
+            target = fields.index("target")
+            continue
+        if len(fields) <= target:
+            raise DataError(f"{path}, line {line}: a hit has at least {target + 1} columns, with tabs between them")
+        yield fields[0], fields[target]

@@ -1,0 +1,104 @@
+"""Fit a model whose vectors lie close for proteins of one group to labelled proteins, in minutes and without a GPU.
+
+Nothing is trained by steps: groups are regressed on counts of gapped k-mers by a kernel (kernel ridge regression). The
+result is a folder that embed run takes as a model, with an output relatives, compared by its cosine. The share of
+proteins whose group a regression on all others names is printed: of proteins as far from each other as the labelled
+ones, that is how many will be found.
+
+Labels may be nested, with dots between their parts: of b.82.2.13, --fit.level 1 learns b.82.2.
+
+Examples:
+  esmeray embed fit --fit.input domains.fasta --fit.labels domains.tsv --fit.label_column classification \
+--fit.level 1 --fit.output relatives
+  esmeray embed run --embed.models relatives --embed.outputs relatives --embed.input proteins.fasta \
+--embed.output vectors
+"""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from esmeray.common.command_line import next_command, say
+from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.progress import status_line
+from esmeray.common.publishing import refuse_existing
+from esmeray.common.text import counted
+from esmeray.dataset.labels.label_space import level_ids
+from esmeray.dataset.labels.values import labels_by_id, labels_of
+from esmeray.dataset.store.conversion import job_store
+from esmeray.model.export.exported_folder import MADE_BY
+from esmeray.monitoring.sampling.host import memory_of_this_machine
+from esmeray.run_folder.job import unfinished
+from esmeray.tools.grammar import IngestedSection, Overwrite, command
+from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+
+_COUNTS_BYTES = 400_000
+"""Of a protein, while components of the counts are sought."""
+_PAIR_BYTES = 12
+"""Of two proteins, while groups are regressed."""
+
+
+class FitSection(Section):
+    """Labelled proteins, and the size of the model."""
+
+    input: str
+    """FASTA file, folder or quoted glob, or a store, of the proteins."""
+    labels: Path
+    """CSV, TSV or Parquet file of labels, with a column id; proteins that it lacks are left out."""
+    label_column: str = "label"
+    """Column of the labels in the file of labels."""
+    not_missing: list[str] = Field(default=[])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    level: NonNegativeInt = 0
+    """Last parts that are taken off each label."""
+    output: Path
+    """Folder to write the model to."""
+    learnt: PositiveInt = 16_384
+    """Proteins to learn at most, drawn where there are more; 16,384 take some 7 GB of memory."""
+    features: PositiveInt = 2048
+    """Principal components of the counts."""
+    channels: PositiveInt = 512
+    """Values of a vector, at most."""
+    seed: NonNegativeInt = 0
+    """Seed of the proteins that are drawn, and of the search for components."""
+
+
+@command("embed fit", __doc__)
+def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -> None:
+    refuse_existing(fit.output, MADE_BY, overwrite)
+    by_id = labels_by_id(fit.labels, fit.label_column, "fit", fit.not_missing)
+    with unfinished(fit.output, "embed fit") as folder:
+        store = job_store([fit.input], data.ingest, folder)
+        ids = [store.id(record) for record in range(len(store))]
+        labels = labels_of(ids, by_id, fit.input, fit.labels)
+        groups = level_ids([labels.get(name, "") for name in ids], fit.level + 1)[:, fit.level]
+        records = np.flatnonzero(groups >= 0)
+        if records.size > fit.learnt:
+            records = np.sort(np.random.default_rng(fit.seed).choice(records, fit.learnt, replace=False))
+        if np.unique(groups[records]).size in (0, 1, records.size):
+            raise DataError(
+                f"{fit.labels}: of {counted(records.size, 'protein{s}')} of {fit.input} with a label there have to be "
+                "several groups, and two of one; see --fit.label_column and --fit.level"
+            )
+        needed = max(_COUNTS_BYTES * records.size, _PAIR_BYTES * records.size**2)
+        free = memory_of_this_machine().available
+        if needed > free:
+            raise ConfigError(
+                f"--fit.learnt: to learn {records.size:,} proteins takes {needed / 1e9:.1f} GB of memory, and "
+                f"{free / 1e9:.1f} are free; give fewer"
+            )
+        from esmeray.inference.retrieval.fitting import fit as fitted_to  # here: it loads torch
+        from esmeray.model.export.relatives import write_relatives
+
+        _, learnt_groups = np.unique(groups[records], return_inverse=True)
+        with status_line() as status:
+            sequences = [store.sequence(record) for record in records.tolist()]
+            fitted = fitted_to(sequences, learnt_groups, fit.features, fit.channels, fit.seed, status)
+        write_relatives(fitted.table, fitted.head, store.sequence_hashes[records], fit.output, overwrite)
+    print(
+        f"{fit.output}: {counted(records.size, 'protein{s}')} of {counted(learnt_groups.max() + 1, 'group{s}')}; "
+        f"{fitted.named:.1%} of those with relatives are named by all others"
+    )
+    run = f"embed run --embed.models {fit.output} --embed.outputs relatives --embed.input proteins.fasta"
+    say(next_command(*run.split(), "--embed.output", f"{fit.output}-vectors"))

@@ -1,0 +1,98 @@
+"""Compute embeddings of every protein of FASTA files or a store, once, on every device, to files.
+
+A model is a folder or a hub name of transformers (ESM-2, ESM C, ProtBERT, Ankh, ProtT5), an Esmeray run, or its export.
+Equal sequences are computed once. The folder appears when it is complete: Parquet, .npy or HDF5 of vectors of proteins,
+in the order of the input; safetensors of vectors of residues. Until then everything lies in OUTPUT.partial, where the
+same command resumes. Read it with esmeray.read_embeddings.
+
+A finished output grows: the same command with more input computes the records whose ids the output lacks, and adds them
+as a part, OUTPUT/part-00001; nothing of the output is written again, and who reads it sees the old state until the part
+is complete. An id with another sequence is refused. --embed.known takes the vectors of sequences from other outputs.
+
+Without a cluster this process computes; where there are several GPUs, or --ray.address or RAY_ADDRESS names a Ray
+cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
+
+Examples:
+  esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D --embed.input proteins.fasta --embed.output vectors
+  esmeray embed run --embed.models runs/esm2ae --embed.input proteins.store --embed.output latents \
+--embed.outputs latents --embed.dtype fp16
+  esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D Rostlab/prot_bert --embed.input 'faa/*.faa' \
+--embed.output both --dry_run
+  esmeray embed run --embed.models my-esm2 --embed.input all.fasta --embed.output residues \
+--embed.outputs residues mean --embed.long window --embed.max_length 1022
+  esmeray embed run --embed.models my-esm2 --embed.input new.fasta --embed.output vectors --embed.known s3://lab/vectors
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from esmeray.cluster.placement import LOCAL, find, local_resources
+from esmeray.cluster.section import RaySection
+from esmeray.common.command_line import next_command, result_console
+from esmeray.common.publishing import PARTS
+from esmeray.common.remote import uri_of
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
+from esmeray.dataset.fasta.reader import find_files
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.store.conversion import source_store
+from esmeray.inference.embedding.plan import check_registered
+from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.models.source import check_model
+from esmeray.run_folder.section import StorageSection
+from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
+
+
+@command("embed run", __doc__, made_by="embed")
+def main(
+    embed: EmbedJobSection,
+    data: IngestedSection,
+    storage: StorageSection,
+    ray: ClusterSection,
+    made: Made,
+    dry_run: Annotated[
+        bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
+    ] = False,
+) -> None:
+    """Plan, compute, publish, and print the table of performance."""
+    storage.apply()
+    # A finished output may be this job's, which is then complete: run_job compares them.
+    if made.overwrite or not any(embed.output.glob("**/embeddings.json")):
+        made.refuse_existing(embed.output)
+    check_registered(embed)
+    # The job asks again; asked here, a wrong name is refused before torch is loaded.
+    source_store(DataSection(source=embed.input)) or find_files(embed.input)
+    for model in embed.models:
+        check_model(model, embed.random_weights, "--embed.models")
+    ((_, gpus),) = local_resources()
+    section = RaySection(address=ray.address)
+    # With one device this process computes: a cluster would only take its time to start.
+    many = (embed.workers or 1) > 1 or (gpus > 1 and embed.device != "cpu")
+    elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
+    cluster = section if many or section.address or elsewhere else None
+    # Here: they load torch.
+    from esmeray.inference.embedding.job import estimate, run_job
+    from esmeray.inference.embedding.report import table
+
+    console = result_console()
+    if dry_run:
+        console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
+        return
+    reports = run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)
+    console.print(table(reports))
+    # The newest part's lines, if the output has grown; parts of earlier versions have none.
+    changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]
+    unknown = [f"  {report['model']}: {report['unknown']}" for report in reports if report.get("unknown")]
+    written = f"written: {uri_of(embed.output) or embed.output}"
+    console.print(written, *changes, *unknown, *_next_commands(embed.output), sep="\n", markup=False)
+
+
+def _next_commands(folder: Path) -> Iterator[str]:
+    """A map of the first output of each model that has a vector a protein."""
+    for path in sorted(path for path in folder.glob(f"**/{MANIFEST_FILE}") if not path.parent.match(PARTS)):
+        names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
+        if names:
+            folder = path.parent
+            yield next_command("embed", "plot", folder, "--plot.name", names[0], "--plot.output", f"{folder}-map")

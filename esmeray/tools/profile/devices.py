@@ -1,0 +1,157 @@
+"""Compare the CPU with the GPU on embeddings of the same proteins.
+
+Each model embeds the same proteins, spread over the lengths of the input, on both devices in turns, each with the
+precision and token budget that embed takes there. A table gives proteins/s and residues/s, the speed-up with its range
+over the rounds, the hours that the GPU saves per 1,000,000 proteins, and how well the vectors agree. Without a GPU, the
+CPU's fp32 and bf16 are compared. Sequences that are too long for a model are cropped.
+
+A folder is written: devices.json, with every round, and devices.png. Close what else uses the machine.
+
+Examples:
+  esmeray profile devices --profile.models facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from rich.table import Column, Table
+
+from esmeray.common.command_line import result_console
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import status_line
+from esmeray.common.timing import measure, ratio, round_ratios, timed
+from esmeray.inference.embedding.section import EmbedSection
+from esmeray.tools.grammar import Made, command, example_of
+from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
+from esmeray.training.config import load_config
+
+
+class DeviceProfileSection(Section):
+    """Models and length of a comparison of devices."""
+
+    models: list[str] = Field(default=[])
+    """Folders, hub names, sizes or runs."""
+    output: str = "profile-devices"
+    """Folder to make for the results."""
+    proteins: PositiveInt = 200
+    """Distinct sequences to embed."""
+    rounds: PositiveInt = 3
+    """Measurements of each device."""
+    precision: Precision | None = None
+    """Precision on both devices, where there is a GPU. Default: as embed."""
+    random_weights: bool = False
+    """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
+
+
+@command("profile devices", __doc__, made_by="profile devices")
+def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> None:
+    if not profile.models or ("data", "source") not in overrides:
+        raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
+    data = load_config(None, overrides).data
+    with made.folder(Path(profile.output)) as building:
+        import torch  # here: it takes seconds
+
+        from esmeray.dataset.store.conversion import job_store
+        from esmeray.inference.profile.report import draw_devices
+
+        console = result_console()
+        if not torch.cuda.is_available():
+            console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
+        with tempfile.TemporaryDirectory() as scratch, status_line() as show:
+            store = job_store(data.source, data.ingest, Path(scratch))
+            # Sorted, so that the sample does not depend on the order of the file.
+            texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
+            models = [compare(name, texts, profile, show) for name in profile.models]
+        content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
+        (building / "devices.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        draw_devices(building / "devices.png", models)
+    console.print(_table(models))
+    console.print(f"written: {profile.output}", markup=False)
+
+
+def compare(
+    name: str, texts: Sequence[str], settings: DeviceProfileSection, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
+    import torch
+
+    from esmeray.inference.profile.measuring import open_subject, spread
+
+    # Each device has what embed would take on it: the question is what a GPU saves, not what a precision does.
+    kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
+    if not torch.cuda.is_available():
+        kinds = [("cpu", "fp32"), ("cpu", "bf16")]
+    sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
+    subjects = {}
+    for device, precision in kinds:
+        subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
+        subject.run(sample[:1])  # loads kernels, which is no part of a measurement
+        subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
+    contenders = {
+        label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
+    }
+    samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
+    # Of what was computed: longer sequences are cropped.
+    residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
+    devices = {}
+    for label, rounds in samples.items():
+        seconds = [time_s for _, time_s in rounds]
+        devices[label] = {
+            "device": subjects[label].model.facts.device_name,
+            "tokens": subjects[label].tokens,
+            "proteins_per_s": [len(sample) / time_s for time_s in seconds],
+            "residues_per_s": [residues / time_s for time_s in seconds],
+        }
+    slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
+    return {
+        "model": name,
+        "random_weights": settings.random_weights,
+        "proteins": len(sample),
+        "residues": residues,
+        "devices": devices,
+        "speed_up": ratio(round_ratios(slower, faster))._asdict(),
+        "hours_saved_per_million_proteins": 1e6 / len(sample) * (median(slower) - median(faster)) / 3600,
+        "agreement": agreement(*(_means(rounds[0][0]) for rounds in samples.values())),
+    }
+
+
+def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
+    """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
+    order_N = np.argsort(np.concatenate([batch.indices for batch in batches]))
+    return np.concatenate([batch.arrays["mean"] for batch in batches])[order_N]
+
+
+def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
+    """Cosine of each protein's two vectors, and the norm of their difference over the first's."""
+    norms_N = np.linalg.norm(first_ND, axis=1)
+    cosines_N = (first_ND * second_ND).sum(axis=1) / (norms_N * np.linalg.norm(second_ND, axis=1))
+    return {
+        "lowest_cosine": float(cosines_N.min()),
+        "mean_cosine": float(cosines_N.mean()),
+        "largest_relative_difference": float((np.linalg.norm(first_ND - second_ND, axis=1) / norms_N).max()),
+    }
+
+
+def _table(models: Sequence[Mapping[str, Any]]) -> Table:
+    names = ("proteins/s", "residues/s", "speed-up", "saved per 1M", "lowest cosine", "difference")
+    table = Table("model", "device", *(Column(name, justify="right") for name in names), box=None, padding=(0, 2, 0, 0))
+    for model in models:
+        of_both = [
+            "{value:.2f} ({low:.2f} to {high:.2f})".format(**model["speed_up"]),
+            f"{model['hours_saved_per_million_proteins']:,.3g} h",
+            "{lowest_cosine:.5f}".format(**model["agreement"]),
+            "{largest_relative_difference:.1e}".format(**model["agreement"]),
+        ]
+        for name, device in model["devices"].items():
+            rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
+            table.add_row(model["model"], name, *rates, *of_both)
+            of_both = []  # in the first line of a model alone
+    return table

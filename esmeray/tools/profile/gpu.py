@@ -1,0 +1,296 @@
+"""Check what of the GPU stack is there and fits together.
+
+Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
+a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
+
+--verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU
+where there is none. It leaves with 4 if a step fails, or if there is a GPU that torch can't use, else with 0.
+
+Examples:
+  esmeray profile gpu --verify
+  esmeray profile gpu --verify && esmeray train --config masked_lm
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import pynvml
+from pydantic import Field
+
+from esmeray.common.errors import EsmerayError, ResourceError
+from esmeray.common.text import counted, first_line
+from esmeray.tools.grammar import command
+
+_INSTALL = "pip install -r requirements/requirements.lock"
+_CUDA_BUILD = "torch's CUDA build brings it"
+_HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class Finding(NamedTuple):
+    """Verdict on one part: ok, missing, mismatch (there, but unfit for what else is) or, of training steps, failed."""
+
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+
+class Driver(NamedTuple):
+    """NVML's answer: all GPUs in words, the driver's version, and the newest CUDA (major, minor) that it runs."""
+
+    gpus: str = ""
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)
+
+
+@command("profile gpu", __doc__)
+def main(
+    verify: Annotated[
+        bool, Field(description="Train two steps in each precision, and leave with 4 if that fails.")
+    ] = False,
+) -> int:
+    driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
+    # In the order in which each builds on those before it.
+    checks: dict[str, Callable[[], Finding]] = {
+        "torch": check_torch,
+        "CUDA": lambda: check_cuda(driver),
+        "cuDNN": check_cudnn,
+        "NCCL": check_nccl,
+        "NVML": lambda: nvml,
+        "DeepSpeed": check_deepspeed,
+        "DeepSpeed ops": check_kernels,
+        "Ray": check_ray,
+    }
+    # Each is printed as it comes: importing DeepSpeed takes seconds.
+    verdicts = {part: _report(part, check) for part, check in checks.items()}
+    # Steps that work on the CPU don't help who has a GPU that torch can't use.
+    return 0 if not verify or (_steps_work() and verdicts["CUDA"] != "mismatch") else ResourceError.exit_code
+
+
+def _steps_work() -> bool:
+    try:
+        from esmeray.model.device import choose_device
+        from esmeray.tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
+    except ImportError as error:
+        raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
+    device = choose_device()
+    # To stderr, as the lines of stdout may be read by a script.
+    print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
+    works = True
+    with single_process_group(device):
+        for precision in precisions(device):
+            try:
+                with _quiet():
+                    finding = Finding("ok", f"2 on {device}: {train_two_steps(precision, device)}")
+            except Exception as error:  # noqa: BLE001 - whatever breaks is the verdict
+                finding = Finding(
+                    "failed",
+                    f"on {device}: {_first_line(error)}",
+                    f"training would not work on {device} either: see the lines above",
+                )
+            works &= _print(f"{precision} steps", finding) == "ok"
+    return works
+
+
+def _report(part: str, check: Callable[[], Finding]) -> str:
+    """Print a line and return its verdict; a library that can't be imported, or breaks, is a finding as well."""
+    try:
+        finding = check()
+    except ModuleNotFoundError as error:
+        finding = Finding("missing", f"{error.name} is not installed", _INSTALL)
+    except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
+        finding = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+    return _print(part, finding)
+
+
+def _print(part: str, finding: Finding) -> str:
+    text = " ".join("; ".join(filter(None, finding[1:])).split())
+    print(f"{part:<14} {finding.verdict:<8} {text}", flush=True)
+    return finding.verdict
+
+
+def check_driver() -> tuple[Driver, Finding]:
+    """Ask the driver, which knows of GPUs also where torch can't use them."""
+    try:
+        pynvml.nvmlInit()
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+        gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
+        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)  # 13020 is CUDA 13.2
+        driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
+        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            return Driver(), Finding(
+                "missing",
+                str(error),
+                "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all",
+            )
+        return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # where it was not initialised there is nothing to shut down
+            pynvml.nvmlShutdown()
+
+
+def check_torch() -> Finding:
+    import torch
+
+    return _pinned("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or 'none'}")
+
+
+def check_cuda(driver: Driver) -> Finding:
+    import torch
+
+    built_for = torch.version.cuda
+    if torch.cuda.is_available():  # from here on it is not: the likeliest reason first
+        return _usable_gpus()
+    if not driver.gpus:
+        return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
+    if built_for is None:
+        return Finding(
+            "mismatch",
+            f"{driver.gpus} here, but this build of torch has no CUDA",
+            f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}",
+        )
+    hidden = os.environ.get(_HIDES_GPUS)
+    if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+        # No mismatch: jobs are kept from GPUs like this on purpose.
+        return Finding(
+            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
+        )
+    if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
+        newest = ".".join(map(str, driver.cuda))
+        seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
+        return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
+    try:
+        # It raises with the reason, where is_available() only says no.
+        torch.cuda.init()
+        reason = "torch gives no reason"
+    except (RuntimeError, AssertionError) as error:
+        reason = _first_line(error)
+    return Finding(
+        "mismatch",
+        f"{driver.gpus} here, but torch can't use it ({reason})",
+        "look at nvidia-smi and the kernel's log, then restart the machine",
+    )
+
+
+def _usable_gpus() -> Finding:
+    """Describe the GPUs that torch sees; each has to run a kernel, for which torch may not be built."""
+    import torch
+
+    described = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        described.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})")
+        try:
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()  # item() waits: kernels fail after their launch
+        except RuntimeError as error:
+            return Finding(
+                "mismatch",
+                f"{described[-1]} runs no kernel ({_first_line(error)})",
+                f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU",
+            )
+    return Finding("ok", ", ".join(described))
+
+
+def check_cudnn() -> Finding:
+    """Report cuDNN's version; torch raises where it refuses the one that it finds."""
+    import torch
+
+    return (
+        Finding("ok", str(torch.backends.cudnn.version()))
+        if torch.backends.cudnn.is_available()
+        else Finding("missing", "not in this build of torch", _CUDA_BUILD)
+    )
+
+
+def check_nccl() -> Finding:
+    import torch
+
+    return (
+        Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
+        if torch.distributed.is_nccl_available()
+        else Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
+    )
+
+
+def check_deepspeed() -> Finding:
+    """Check DeepSpeed's version and that it computes on the device that torch computes on."""
+    from esmeray.model.device import choose_device
+
+    device = choose_device().type
+    with _quiet():
+        if device == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator().device_name()
+    seen = f"{deepspeed.__version__}, computes on {accelerator}"
+    elsewhere = Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
+    return _pinned("deepspeed", seen) if accelerator == device else elsewhere
+
+
+def check_kernels() -> Finding:
+    """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
+    with _quiet():  # each operator that does not fit prints why
+        from deepspeed.ops.op_builder import builder
+        from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+        ops = [op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"]
+        fit = [op for op in ops if builder.probe_is_compatible(op)]
+    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; training needs none of them")
+
+
+def check_ray() -> Finding:
+    """Report what a cluster started here would offer; none is started."""
+    import ray
+
+    from esmeray.cluster.placement import local_resources
+
+    ((cores, gpus),) = local_resources()
+    return _pinned(
+        "ray", f"{ray.__version__}, a cluster started here would have {cores} CPU cores and {counted(gpus, 'GPU{s}')}"
+    )
+
+
+def pinned_version(package: str) -> str:
+    # The package's own metadata: in a wheel there is no requirements.txt.
+    pin = re.search(rf"^{package}(?:\[[^]]*\])?==([^\s;]+)", "\n".join(requires("esmeray") or []), re.MULTILINE)
+    assert pin is not None
+    return pin[1]
+
+
+def _pinned(package: str, seen: str) -> Finding:
+    """ok, or that the package is of another version than Esmeray is tested with."""
+    pin = pinned_version(package)
+    is_pinned = version(package).partition("+")[0] == pin  # 2.13.0+cpu is 2.13.0
+    return Finding("ok", seen) if is_pinned else Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
+
+
+def _first_line(error: BaseException) -> str:
+    """First line of an error's message, with its type where it is a library's."""
+    return first_line(error) if isinstance(error, EsmerayError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what libraries, and the compilers that they start, print from the terminal."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.ExitStack() as stack:
+        # Compilers write to the descriptors themselves, past sys.stdout.
+        for descriptor in (1, 2):
+            copy = os.dup(descriptor)
+            stack.callback(os.close, copy)
+            stack.callback(os.dup2, copy, descriptor)
+            os.dup2(nowhere.fileno(), descriptor)
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield

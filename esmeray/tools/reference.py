@@ -1,0 +1,112 @@
+"""docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
+
+import typing
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from esmeray.tools.__main__ import ALONE, COMMANDS, subcommands
+from esmeray.tools.grammar import Command
+from esmeray.train_config.section import Section, is_section, metavar, own_settings, sections_of
+from esmeray.training.config import Config
+from esmeray.tuning.section import TuneConfig
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
+
+HEAD = """# Settings
+
+Made by `make docs` from the sections of settings, each of which stands in `section.py` of the room that reads it;
+`esmeray/training/config.py` assembles those of an experiment. A test checks that it is up to date.
+
+A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
+the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
+clears an optional setting and empties a list. `esmeray train --config FILE --help` shows the same with the file's
+values, `--dry_run` the resolved config and the plan.
+"""
+
+TUNE_HEAD = """
+# Settings of a search
+
+Made from `esmeray/tuning/section.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
+on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
+"""
+
+
+COMMANDS_HEAD = """
+# Settings of commands
+
+Made from the sections that stand beside each command, or in the room that reads them. Each is `--section.key VALUE`, or
+stands in a file that `--config` names. Sections that an experiment has as well are described above.
+"""
+
+
+def config_reference() -> str:
+    """The page as Markdown."""
+    page = HEAD + _sections(Config, "") + TUNE_HEAD + _sections(TuneConfig, "tune") + COMMANDS_HEAD
+    for command, schema in command_schemas().items():
+        page += f"\n`esmeray {command}`\n"
+        for name, field in schema.model_fields.items():
+            # An experiment's mean the same here, and stand above.
+            if is_section(field.annotation) and name not in Config.model_fields:
+                page += _sections(field.annotation, name)
+    return page
+
+
+def command_schemas() -> dict[str, type[Command]]:
+    """Settings of each command that has sections of its own, by its name."""
+    schemas = {}
+    for command in COMMANDS:
+        alone = ["run"] if command in ALONE else []
+        for module in alone + subcommands(command):
+            loaded = import_module(f"esmeray.tools.{command}.{module}")
+            schema = getattr(loaded.main, "schema", getattr(loaded, "Arguments", Command))
+            # Commands that take a run, or nothing, have no settings to describe.
+            sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
+            if sections - Config.model_fields.keys():
+                schemas[command if module in alone else f"{command} {module}"] = schema
+    return schemas
+
+
+def _sections(schema: type[Section], name: str) -> str:
+    """The tables of a schema and of the sections in it."""
+    page = ""
+    for path, section in sections_of(schema).items():
+        title = ".".join((name, *path)).lstrip(".")
+        rows = [
+            f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(' '.join((field.description or '').split()))} |"
+            for (key,), field in own_settings(section).items()
+        ]
+        page += f"\n## {title}\n\n{(section.__doc__ or '').strip()}\n" if title else ""
+        page += "\n".join(["", "| key | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
+    return page
+
+
+def _type(field: FieldInfo) -> str:
+    return _cell(" ".join([f"`{metavar(field.annotation)}`", *_bounds(field), *_bounds(field.annotation)]))
+
+
+def _bounds(item: Any) -> list[str]:
+    """Limits of a setting's value, also of those in a list or beside none."""
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    bounds = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name)]
+    # Pydantic keeps them in a field's metadata, Annotated in its own, and unions hold Annotated in turn.
+    for inner in (*getattr(item, "metadata", ()), *getattr(item, "__metadata__", ()), *typing.get_args(item)):
+        bounds += _bounds(inner)
+    return list(dict.fromkeys(bounds))  # members of a union repeat them
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "" if value is None else f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")  # a bare one would end the cell
+
+
+if __name__ == "__main__":
+    PAGE.write_text(config_reference(), encoding="utf-8")

@@ -1,0 +1,172 @@
+"""Plan a run on a cluster that is not at hand: memory, speed, scaling, checkpoints, faults, days, and what binds.
+
+Nothing is trained, no GPU is needed. Values follow from formulas (esmeray/training/launch/scale.py has their sources)
+and from what is assumed below; docs/gpu.md compares them with published runs. Set what you have measured:
+--plan.assume.mfu to a run's throughput/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear
+scaling is that of one node
+with equal tokens on each GPU, or of one GPU where one node is all.
+
+Examples:
+  esmeray train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.interconnect ib400
+  esmeray train plan --plan.model esm2_t36_3B --plan.gpus 16 --plan.gpu a100 --plan.gradient_checkpointing selective
+  esmeray train plan --plan.gpus 32 --plan.stage 3 --plan.json_output plan.json
+"""
+
+import math
+from typing import Any
+
+from esmeray.common.errors import ConfigError, ResourceError, expanded
+from esmeray.common.text import counted, did_you_mean, duration
+from esmeray.model.section import BackboneSection
+from esmeray.tasks.section import ModelSection
+from esmeray.tools.grammar import Made, command
+from esmeray.training.launch import scale
+from esmeray.training.launch.scale import PlanSection
+
+LEAST_TOKENS = 1024
+"""Token budget below which the longest proteins of ESM-2's training do not fit."""
+
+
+@command("train plan", __doc__, made_by="train plan")
+def main(plan: PlanSection, made: Made) -> None:
+    if plan.stage == 1 and plan.precision == "bf16":  # as esmeray/training/engine/engine.py does
+        plan = plan.model_copy(update={"stage": 2})
+    if plan.stage == 3 and plan.optimizer == "muon":
+        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
+    output = expanded(plan.json_output) if plan.json_output else None
+    made.refuse_file(output)
+    scaled = scale_run(work_of(plan), plan, device_of(plan))
+    print("\n".join(lines(plan, scaled)))
+    made.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
+
+
+def work_of(plan: PlanSection) -> scale.Work:
+    """Costs of a token of the model, trained as a masked language model. Raises ConfigError or ResourceError."""
+    from esmeray.model.cost.flops import (
+        training_flops_per_token,  # here: torch and transformers, which the help does not need
+    )
+    from esmeray.model.cost.memory import count_parameters
+    from esmeray.tasks.masked_lm.model import MaskedLM
+
+    # Empty: of 15 billion parameters the shapes alone, which take no memory.
+    section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
+    model = MaskedLM.build(section, seed=0, empty=True)
+    product_flops = training_flops_per_token(model, 0.0)
+    return scale.Work(
+        count_parameters(model),
+        model.backbone.config.num_hidden_layers,
+        model.backbone.config.hidden_size,
+        product_flops,
+        training_flops_per_token(model, plan.context) - product_flops,
+    )
+
+
+def device_of(plan: PlanSection) -> scale.Device:
+    """Peaks of the GPU, or what the settings give in their place. Raises ConfigError where one is missing."""
+    from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # here: it loads torch
+
+    names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
+    known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
+    # Training in fp32 multiplies in TF32 (training.tf32).
+    known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
+    values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
+    if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
+        problem = f"has no known peak in {plan.precision}: choose another plan.precision"
+        if known_peaks(plan.gpu) is None:
+            gpus = known_gpus()
+            problem = f"is not known{did_you_mean(plan.gpu, gpus)}: choose one of {', '.join(gpus)}"
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} {problem}, or give {', '.join(missing)}")
+    return scale.Device(1e12 * values["peak_tflops"], *(1e9 * values[name] for name in names))
+
+
+def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict[str, Any]:
+    """The plan's values, named with their units. Raises ResourceError where no micro-batch fits."""
+    assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
+    if largest < (plan.tokens or LEAST_TOKENS):
+        state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
+        raise ResourceError(
+            f"{_gb(device.memory_bytes)} do not hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} beside "
+            f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
+        )
+    # The largest budget would leave a short last micro-batch: the smallest that needs no more of them, in units of 64.
+    share = math.ceil(plan.global_tokens / plan.gpus)
+    micro_batches = math.ceil(share / (plan.tokens or largest))
+    tokens = plan.tokens or max(LEAST_TOKENS, 64 * math.ceil(share / micro_batches / 64))
+    step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
+    parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
+    # Within a node NVLink hides what is asked here: the cost of leaving it.
+    reference = plan.gpus_per_node if plan.gpus > plan.gpus_per_node else 1
+    linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
+    step_s, mtbf_s = sum(parts.values()), 3600 * assume.mtbf_gpu_hours / plan.gpus
+    whole, first = scale.checkpoint_bytes(work, plan)
+    write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / (1e9 * assume.host_gb_per_s)
+    # No checkpoint before the last one is written, nor more than one a step.
+    interval_s = max(scale.daly_interval_s(stall_s, mtbf_s), write_s, step_s)
+    # Besides reading, a checkpoint that is being written counts for nothing yet: as much more work is done again.
+    lost = scale.lost_share(interval_s, stall_s, assume.restart_s + 2 * write_s, mtbf_s)
+    if lost > 0.99:
+        raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
+    faults = 1 - math.exp(-assume.restart_s / mtbf_s)  # all that is lost where checkpoints cost nothing
+    shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
+    shares |= {"disk": lost - faults, "faults": faults}
+    training_s = plan.total_tokens / step_tokens * step_s / (1 - lost)
+    return {
+        "parameters": work.parameters.total,
+        "gpu_memory_bytes": device.memory_bytes,
+        "memory_bytes": sum(memory.values()),
+        "memory_parts_bytes": memory,
+        "largest_tokens": largest,
+        "tokens": tokens,
+        "micro_batches": micro_batches,
+        "global_tokens": step_tokens,
+        "step_s": step_s,
+        "step_parts_s": parts,
+        "tokens_per_s": step_tokens / step_s,
+        "mfu": tokens * micro_batches * (work.product_flops + work.attention_flops) / step_s / device.flops_per_s,
+        "share_of_linear": linear_s / step_s,
+        "checkpoint_bytes": whole,
+        "checkpoint_write_s": write_s,
+        "checkpoint_stall_s": stall_s,
+        "mtbf_s": mtbf_s,
+        "young_interval_s": scale.young_interval_s(stall_s, mtbf_s),
+        "interval_s": interval_s,
+        "lost_share": lost,
+        "training_s": training_s,
+        "gpu_hours": plan.gpus * training_s / 3600,
+        "shares": shares,
+        "binds": max(shares, key=lambda name: shares[name]),
+    }
+
+
+def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
+    """The plan for a person to read, on one screen."""
+    assume, bound = plan.assume, scaled["shares"].items()
+    nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
+    rates = f"products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of their peaks"
+    cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {plan.precision}"
+    cluster += ", Muon" if plan.optimizer == "muon" else ""
+    return [
+        f"model            {plan.model}, {scaled['parameters'] / 1e9:,.3g} billion parameters",
+        f"cluster          {cluster}",
+        f"memory a GPU     {_gb(scaled['memory_bytes'])} of {_gb(scaled['gpu_memory_bytes'])}",
+        f"                 {', '.join(f'{name} {_gb(size)}' for name, size in scaled['memory_parts_bytes'].items())}",
+        f"token budget     {scaled['tokens']:,}; {scaled['largest_tokens']:,} fit",
+        f"tokens per step  {scaled['global_tokens']:,} in {counted(scaled['micro_batches'], 'micro-batch{es}')} a GPU",
+        f"step             {scaled['step_s']:.3g} s, {scaled['tokens_per_s']:,.0f} tokens/s, "
+        f"{scaled['tokens_per_s'] / plan.gpus:,.0f} a GPU, MFU {scaled['mfu']:.1%}",
+        f"scaling          {scaled['share_of_linear']:.1%} of linear",
+        f"checkpoint       {_gb(scaled['checkpoint_bytes'])}, written in {duration(scaled['checkpoint_write_s'])}; "
+        f"steps wait {scaled['checkpoint_stall_s']:.2g} s",
+        f"faults           one in {duration(scaled['mtbf_s'])}; {scaled['lost_share']:.2%} of the time is lost",
+        f"best interval    {duration(scaled['interval_s'])}, {scaled['interval_s'] / scaled['step_s']:,.0f} steps "
+        f"(Daly; Young: {duration(scaled['young_interval_s'])})",
+        f"{plan.total_tokens:,.3g} tokens".ljust(17) + f"{days:,.1f} days, {scaled['gpu_hours']:,.0f} GPU-hours",
+        f"binds            {scaled['binds']}",
+        f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
+        f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
+        f"                 network {assume.network:.0%}, beside {assume.overlap:.0%} of the backward pass",
+    ]
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB"

@@ -1,0 +1,59 @@
+"""Modules and files that documentation, help, docstrings and comments name exist."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+ROOMS = "|".join(sorted(path.parent.name for path in REPOSITORY.glob("esmeray/*/__init__.py")))
+DOTTED = re.compile(rf"(?<![\w./@-])(esmeray\.(?:{ROOMS})(?:\.\w+)*)")
+SHORT = re.compile(rf"(?<![\w./@-])((?:{ROOMS})(?:\.\w+)+)")
+FILE = re.compile(
+    r"(?<![\w./-])((?:esmeray|benchmarks|tests|docs|docker|requirements)/[\w./-]*\.(?:py|md|cpp|lock|txt))"
+)
+ELSEWHERE = {"docs/docs/models/amplify.md"}
+"""Files of other repositories."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Each page and module with its text, without results, the history of changes, and this file."""
+    patterns = ["*.md", "*.py", "Makefile", "pyproject.toml", "docker", ".ci"]
+    files = subprocess.check_output(["git", "ls-files", *patterns], cwd=REPOSITORY, text=True).split()
+    for name in files:
+        if not name.startswith(("benchmarks/results/", "benchmarks/records", "CHANGELOG", "tests/test_names.py")):
+            yield name, (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def exists(dotted: str) -> bool:
+    """Test for a module, or for a name that stands in the module that holds it."""
+    parts = dotted.split(".")
+    length = max(count for count in range(1, len(parts) + 1) if is_module(REPOSITORY.joinpath(*parts[:count])))
+    path = REPOSITORY.joinpath(*parts[:length])
+    sources = [
+        file.read_text(encoding="utf-8") for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()
+    ]
+    return all(
+        name.startswith("__") or re.search(rf"\b{name}\b", "\n".join(sources)) for name in parts[length : length + 1]
+    )
+
+
+def test_every_module_that_is_named_exists():
+    assert not [(file, name) for file, text in texts() for name in DOTTED.findall(text) if not exists(name)]
+
+
+def test_pages_name_modules_with_their_package():
+    # In code, names like model.section are also attributes and settings.
+    named = {(file, name) for file, text in texts() for name in SHORT.findall(text) if file.endswith(".md")}
+    files = {(file, name): REPOSITORY.joinpath("esmeray", *name.split(".")[:3]) for file, name in named}
+    assert not [key for key, path in files.items() if path.with_suffix(".py").is_file()]
+
+
+def test_every_file_that_is_named_exists():
+    named = {(file, name) for file, text in texts() for name in FILE.findall(text)}
+    assert not [(file, name) for file, name in named if name not in ELSEWHERE and not (REPOSITORY / name).exists()]
