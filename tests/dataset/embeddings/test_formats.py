@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
     assert sorted(by_id) == sorted(IDS)
     # sha256 of "ACD_3", as biotrainer's calculate_sequence_hash gives it
     assert biotrainer_key("ACD") == "eeb0f924a97be1dfaefc43af2eb118ac55f9b948ede937cb5ac28d4f6984e926"
+
+
+def test_equal_values_are_equal_files_whenever_they_are_written(tmp_path: Path):
+    names = ("parquet", "npy", "hdf5")
+    first = [write(tmp_path / f"a.{name}", name).read_bytes() for name in names]
+    time.sleep(1.1)  # times in files are seconds
+    assert [write(tmp_path / f"b.{name}", name).read_bytes() for name in names] == first
+    assert first[2][8] == 0  # the version of HDF5's superblock that every reader knows
 
 
 def test_ids_that_hdf5_can_not_tell_apart_are_refused():

@@ -69,6 +69,9 @@ class Hdf5(Format):
 
         access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
         access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        # The oldest format, as h5py.File writes it: every reader knows it, and it has no times, so that equal values
+        # are equal files.
+        access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
         # Without a buffer: a write that fails while a dataset is closed raises nothing (h5py 3.16).
         access.set_sieve_buf_size(0)
         try:
