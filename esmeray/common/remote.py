@@ -298,6 +298,8 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
     is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
+    if MADE_FILE in items:  # a kill at the end of the upload leaves its record
+        retried(lambda: remove(f"{uri}{PARTIAL}", RECORD_FILE), uri)
     # Without its manifest a folder is the start of an upload that was cut short.
     settled = {name: item for name, item in items.items() if MADE_FILE in items and name.endswith(".json")}
     retried(lambda: download(uri, settled, work), uri)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from esmeray.common.errors import DataError
-from esmeray.common.publishing import atomic_file
+from esmeray.common.publishing import atomic_file, naming
 from esmeray.run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,9 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. ``time`` is added where it is missing."""
         line = encode_record({**record, "time": record.get("time", steady_time())})
-        if self._file.write(line) != len(line):  # the system reports a disk that is nearly full in no other way
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        with naming(self.path):
+            if self._file.write(line) != len(line):  # the system reports a disk that is nearly full in no other way
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         self.append({"kind": kind, "step": step, **values})

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from esmeray.common.errors import expanded
-from esmeray.common.publishing import write_atomically
+from esmeray.common.publishing import naming, write_atomically
 from esmeray.common.remote import uri_of, work_path
 from esmeray.train_config.section import STORES
 
@@ -106,7 +106,8 @@ class RunFolder:
         for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT):
             path.unlink(missing_ok=True)
         if self.path.exists():
-            self._reserve.write_bytes(bytes(RESERVE_BYTES))
+            with naming(self._reserve):
+                self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""

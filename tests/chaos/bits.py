@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common import remote
+from esmeray.common.publishing import write_atomically
 from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.store.conversion import ensure_store
@@ -126,7 +127,7 @@ def train(stop_at: int | None = None) -> None:
     config = tiny_config(Path.cwd(), model={"task": "masked_lm"}, checkpoint={"every_steps": 2, "keep_last": 3})
     run, store = run_folder(config), str(ensure_store(config.data, Path.cwd()))
     run.path.mkdir(exist_ok=True)
-    run.config.write_text(dump_config(config))  # as the driver does
+    write_atomically(run.config, dump_config(config))  # as the driver does
     run.clear_requests()
     stop = WorkerContext(report=lambda metrics: run.request_stop() if metrics["step"] == stop_at else None)
     train_worker(config, stop if stop_at else WorkerContext(), store)

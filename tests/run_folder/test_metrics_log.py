@@ -52,8 +52,14 @@ def test_a_flipped_bit_is_refused_or_leaves_the_record_as_it_is(tmp_path):
 def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):
     with MetricsLog(tmp_path / "m.jsonl") as log:
         monkeypatch.setattr(log, "_file", SimpleNamespace(write=lambda data: len(data) - 1, close=log._file.close))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=r"No space left.*m\.jsonl"):
             log.append(train(1, 1))
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path, full_disk):
+    with full_disk(100), MetricsLog(tmp_path / "m.jsonl") as log, pytest.raises(OSError, match=r"m\.jsonl"):
+        for step in range(10):
+            log.append(train(step, 1))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from esmeray.common.publishing.outputs import (
 )
 from esmeray.common.publishing.writing import (
     atomic_file,
+    naming,
     disk_full,
     is_disk_full,
     link,
@@ -41,6 +42,7 @@ __all__ = [
     "PARTS",
     "RECORD_FILE",
     "atomic_file",
+    "naming",
     "check_names",
     "discard",
     "disk_full",

@@ -25,6 +25,17 @@ def existing_parent(target: Path) -> Path:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to errors of the system that have none, such as those of ``write`` and ``close``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A temporary name next to ``path``; synced and renamed to it when the block ends, removed if the block raises.
 
@@ -32,13 +43,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        yield temporary
-        sync(temporary)  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
-        temporary.replace(path)
-    except OSError as error:
-        if error.errno is not None:  # an error of a write names no file
-            error.filename = error.filename or str(path)
-        raise
+        with naming(path):
+            yield temporary
+            sync(
+                temporary
+            )  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
+            temporary.replace(path)
     finally:
         with suppress(OSError):  # a read-only file system refuses also where there is nothing
             temporary.unlink()

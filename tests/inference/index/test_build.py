@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import RECORD_FILE
 from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
 from esmeray.dataset.embeddings.reader import Embeddings
@@ -190,6 +191,12 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     build_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
+    # As a kill at the end of the first upload leaves it.
+    record = tmp_path / "bucket" / "index.partial" / RECORD_FILE
+    record.parent.mkdir()
+    record.touch()
+    build_index([sources[1]], section(uri))
+    assert not record.exists()
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
     with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
         build_index([other], section(uri))
