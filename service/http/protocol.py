@@ -17,7 +17,7 @@ HEAD_S = 20.0
 PARSED_BYTES = 8192
 """Bytes parsed at a time. A request that waits for the answer to the one before ends the parsing."""
 FREE_CHUNKS, MEAN_CHUNK_BYTES = 1000, 32
-"""After that many chunks of a body, their mean size must be at least this. Each costs the proxy 1 µs."""
+"""A body's chunks have that many bytes on average, apart from the free ones. Each chunk costs the proxy 1 µs."""
 MALFORMED = RefusalError(400, "this is not HTTP/1.1")
 SMALL_CHUNKS = RefusalError(400, f"the body's chunks have fewer than {MEAN_CHUNK_BYTES} bytes on average; send larger")
 
@@ -28,9 +28,8 @@ class LimitedProtocol(HttpToolsProtocol):
     unparsed = memoryview(b"")
     pending_bytes = 0
     """Bytes since the last complete head or piece of a body: headers, trailers, extensions of chunks, empty lines."""
-    chunks = 0
-    body_bytes = 0
-    """Of the request that is arriving, as are its ``chunks``."""
+    missing_bytes = 0
+    """Bytes by which the chunks of the arriving body are smaller than they should be on average."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,14 +42,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _parse(self) -> None:
         """Parse what has arrived, up to a request that waits for the answer to the one before."""
         # 256 kB may hold 9,000 requests. Parsed at once, they would block the proxy for 0.1 s, and all be kept.
-        while self.unparsed and not self._is_answering() and self._is_open():
+        while self.unparsed and self._may_parse():
             piece = self.unparsed[:PARSED_BYTES]
             self.unparsed = self.unparsed[PARSED_BYTES:]
             self.pending_bytes += len(piece)
             super().data_received(piece)  # type: ignore[arg-type]
             if self.pending_bytes > MOST_HEAD_BYTES:
                 self._refuse(LARGE_HEAD)
-            elif self.chunks > FREE_CHUNKS and self.body_bytes < self.chunks * MEAN_CHUNK_BYTES:
+            elif self.missing_bytes > FREE_CHUNKS * MEAN_CHUNK_BYTES:
                 self._refuse(SMALL_CHUNKS)
         if self.unparsed:
             self.transport.pause_reading()
@@ -58,17 +57,13 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not self.flow.read_paused:
             self.transport.resume_reading()
 
-    def _is_answering(self) -> bool:
-        is_whole = self.cycle is not None and not self.cycle.more_body
-        return bool(self.pipeline) or (is_whole and not self.cycle.response_complete)
-
-    def _is_open(self) -> bool:
+    def _may_parse(self) -> bool:
+        cycle = self.cycle
+        is_answering = bool(self.pipeline) or not (cycle is None or cycle.more_body or cycle.response_complete)
         # A refusal and an upgrade give the transport another protocol.
-        return not self.transport.is_closing() and self.transport.get_protocol() is self
+        return not (is_answering or self.transport.is_closing()) and self.transport.get_protocol() is self
 
     def _refuse(self, refusal: RefusalError) -> None:
-        if not self._is_open():
-            return
         answer = refusal.response({"path": "", "method": ""}, uuid.uuid4().hex, {"connection": "close"})
         lines = [name + b": " + value for name, value in answer.raw_headers]
         self.transport.write(STATUS_LINE[answer.status_code] + b"\r\n".join([*lines, b"", answer.body]))
@@ -76,6 +71,7 @@ class LimitedProtocol(HttpToolsProtocol):
         # loses the answer.
         self.connection_lost(ConnectionAbortedError("refused"))
         self.unparsed = memoryview(b"")
+        self.pending_bytes = self.missing_bytes = 0
         self.pipeline.clear()  # otherwise these requests are answered until the connection is closed
         self.flow.resume_reading()
         self.transport.set_protocol(asyncio.Protocol())
@@ -90,17 +86,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.pending_bytes = 0
-        self.chunks = 0
-        self.body_bytes = 0
+        self.missing_bytes = 0
         self._unset_keepalive_if_required()
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        self.chunks += 1
+        self.missing_bytes += MEAN_CHUNK_BYTES
 
     def on_body(self, body: bytes) -> None:
         self.pending_bytes = 0
-        self.body_bytes += len(body)
+        self.missing_bytes -= len(body)
         super().on_body(body)
 
     def _unset_keepalive_if_required(self) -> None:
