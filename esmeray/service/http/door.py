@@ -9,13 +9,14 @@ import ctypes
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
+from esmeray.service.http.access import check_page
 from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
 
 FULL_S = 0.1
@@ -23,6 +24,11 @@ FULL_S = 0.1
 GATHERED_BYTES, GATHERED_S = 65_536, 30.0
 """A body is passed on in pieces of this size or more, or of this time."""
 LARGE_BYTES = 1_000_000
+LARGE_BYTES_PER_S = 25_000_000
+"""What bodies have beyond LARGE_BYTES is passed on at this rate, of all of them together: each 16 MB cost the proxy and
+the ingress 0.1 s of a core, whatever they are."""
+LINGER_S = 0.25
+"""Seconds that a refused connection or foreign page waits, so that it comes back less often."""
 MOST_HEAD_BYTES = 65_536
 LARGE_HEAD = RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
 _FRAME_BYTES = 100
@@ -39,6 +45,9 @@ class Door:
     full_until_s: float = 0.0
     refusal: RefusalError | None = None
     most_bytes: int = 0
+    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+    next_large_s: float = 0.0
+    """When the next piece of a large body may be passed on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the start and end of the proxy
@@ -46,10 +55,16 @@ class Door:
             return
         if scope["path"].startswith("/-/"):  # which the proxy answers itself, to everybody: the routes, its health
             scope["path"] = f"/{scope['path']}"
-        body_bytes = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        body_bytes = headers.get(b"content-length", b"0")
         # A residue is at least a byte, so that the length says before anything is read what will have no room.
         is_large = body_bytes.isdigit() and int(body_bytes) > self.most_bytes
         refusal = self.refusal if is_large and time.monotonic() < self.full_until_s else head_refusal(scope)
+        try:
+            check_page(headers.get(b"host", b"").decode("latin-1"), scope, headers)
+        except RefusalError as foreign:
+            refusal = foreign
+            await asyncio.sleep(LINGER_S)
         if refusal is not None:
             request_id = uuid.uuid4().hex  # Serve gives one to what reaches it, which this does not
             await refusal.response(scope, request_id, {"x-request-id": request_id})(scope, receive, send)
@@ -63,11 +78,13 @@ class Door:
 
         body = _Gathered(receive)
         first = await body()  # before it the request costs the ingress nothing
-        if first["type"] == "http.disconnect":
+        if first["type"] == "http.disconnect" or await self._has_left(body):
             return
         begun = iter([first])
 
         async def received() -> Message:
+            if body.size_bytes > LARGE_BYTES and not body.is_whole:
+                await self._wait_for_turn()
             return next(begun, None) or await body()
 
         try:
@@ -75,6 +92,21 @@ class Door:
         finally:
             if body.size_bytes > LARGE_BYTES:
                 give_back_memory()
+
+    async def _has_left(self, body: "_Gathered") -> bool:
+        """Test for a client that left after its request, which then costs the ingress nothing."""
+        # One request for each turn of the event loop, which meanwhile hears who has left.
+        async with self.turns:
+            await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                return body.is_whole and (await body())["type"] == "http.disconnect"
+        return False
+
+    async def _wait_for_turn(self) -> None:
+        now_s = time.monotonic()
+        self.next_large_s = max(now_s, self.next_large_s) + GATHERED_BYTES / LARGE_BYTES_PER_S
+        await asyncio.sleep(self.next_large_s - now_s)
 
     def _note(self, headers: dict[bytes, bytes]) -> None:
         room_tokens = headers.get(ROOM_TOKENS.lower().encode())

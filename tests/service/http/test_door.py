@@ -1,12 +1,13 @@
 """Answers of Serve's proxy before a request reaches the ingress."""
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
 
 from esmeray.service.contract import Reply
-from esmeray.service.http.door import Door
+from esmeray.service.http.door import GATHERED_BYTES, LINGER_S, Door
 from tests.service.serving import Serving, problem
 
 
@@ -57,6 +58,7 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
         async def receive() -> Any:
             pause_s = next(waits, None)
             if pause_s is None:
+                await asyncio.sleep(0.1 * bool(pauses_s))
                 return {"type": "http.disconnect"}
             await asyncio.sleep(pause_s)
             return {"type": "http.request", "body": b"a", "more_body": pause_s != pauses_s[-1]}
@@ -74,3 +76,74 @@ def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(m
     monkeypatch.setattr("esmeray.service.http.door.GATHERED_S", 0.5)
     assert sent_at([0.0, 60.0, 0.001])[:1] == [(b"a", True)]
     assert sent_at([]) == []
+
+
+def test_who_leaves_right_after_a_request_costs_the_ingress_no_call(serving: Serving):
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await guard(scope, receive, send)
+
+    guard = serving.app()
+    with serving.address(Door(app)) as address:
+        host, port = address.removeprefix("http://").split(":")
+
+        async def leave() -> None:
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            writer.transport.abort()
+
+        async def leave_all() -> None:
+            await asyncio.gather(*(leave() for _ in range(200)))
+
+        asyncio.run(leave_all())
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert seen.count("/health") == 1 and len(seen) < 50
+
+
+def test_a_foreign_page_is_refused_after_a_while_without_its_body_or_the_ingress():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    headers = [(b"host", b"localhost"), (b"origin", b"https://elsewhere.example")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/encode", "query_string": b"", "headers": headers}
+    start_s = time.monotonic()
+    asyncio.run(Door(app)(scope, app, send))
+    assert statuses[0] == 403 and time.monotonic() - start_s >= LINGER_S
+
+
+def test_large_bodies_share_a_rate_and_small_ones_have_none(monkeypatch: Any):
+    monkeypatch.setattr("esmeray.service.http.door.LARGE_BYTES_PER_S", 4_000_000)
+    passed: list[int] = []
+
+    async def send_all(door: Door, sizes: list[int]) -> float:
+        async def post(size: int) -> None:
+            pieces = [GATHERED_BYTES] * (size // GATHERED_BYTES)
+
+            async def receive() -> Any:
+                if not pieces:
+                    await asyncio.sleep(60)
+                return {"type": "http.request", "body": b" " * pieces.pop(), "more_body": bool(pieces)}
+
+            await door({"type": "http", "path": "/", "query_string": b"", "headers": []}, receive, print)
+
+        start_s = time.monotonic()
+        await asyncio.gather(*map(post, sizes))
+        return time.monotonic() - start_s
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message["body"]), message["more_body"]
+        passed.append(size)
+
+    assert asyncio.run(send_all(Door(app), 4 * [900_000])) < 0.5
+    assert asyncio.run(send_all(Door(app), 2 * [3_000_000])) > 0.8
+    assert passed == [*4 * [13 * GATHERED_BYTES], *2 * [45 * GATHERED_BYTES]]
