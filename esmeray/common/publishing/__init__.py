@@ -25,10 +25,10 @@ from esmeray.common.publishing.outputs import (
 )
 from esmeray.common.publishing.writing import (
     atomic_file,
-    naming,
     disk_full,
     is_disk_full,
     link,
+    naming,
     resolved,
     sync,
     write_atomically,
