@@ -18,7 +18,7 @@ from esmeray.service.http.guard import Guard
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes import native, openai, operations, search, tei
-from esmeray.service.http.routes.common import Service, problems
+from esmeray.service.http.routes.common import Service, WideSearches, problems
 from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
@@ -48,7 +48,7 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
     )
     app.openapi_version = "3.0.3"  # the page's Swagger UI (4.15) renders no 3.1
     # One for each replica of an index, and one on its way to it.
-    wide_searches = asyncio.Semaphore(1 + sum(index.replicas for index in config.indexes))
+    wide_searches = WideSearches(asyncio.Semaphore(1 + sum(index.replicas for index in config.indexes)))
     service = app.state.service = Service(models, access, config.limits, wide_searches)
     for module in ROUTES:
         app.include_router(module.router)

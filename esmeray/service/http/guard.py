@@ -84,6 +84,7 @@ class Guard:
             scope["state"]["key"] = key
             # Whose turn it is in a replica's queue: the key's, or where there are none the connection's.
             host_and_port = scope.get("client") or ("", 0)
+            scope["state"]["ongoing"] = lambda: self.ongoing
             scope["state"]["caller"] = "{}:{}".format(*host_and_port) if key is ANYBODY else key.name
             service.access.charge(key, "requests", 1)
             # Shielded below: a request that is cancelled would end the loading for all.

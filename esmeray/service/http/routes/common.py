@@ -4,7 +4,10 @@ computes: model, scope, checks, rate, computation.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, Request
@@ -21,13 +24,37 @@ from esmeray.service.http.refusals import RefusalError
 from esmeray.service.section import LimitsSection
 
 
+@dataclass
+class WideSearches:
+    """Turns of searches for many neighbours, which leave three quarters of the time to other requests.
+
+    ``turns`` is held by each that is searched; ``present`` counts also those that wait.
+    """
+
+    turns: asyncio.Semaphore
+    present: int = 0
+
+    @asynccontextmanager
+    async def turn(self, ongoing: Callable[[], int]) -> AsyncIterator[None]:
+        """Wait for a turn. After the block, rest if requests of other kinds are ``ongoing``, three times as long."""
+        self.present += 1
+        try:
+            async with self.turns:
+                start = time.perf_counter()
+                yield
+                if ongoing() > self.present:
+                    await asyncio.sleep(3 * (time.perf_counter() - start))
+        finally:
+            self.present -= 1
+
+
 class Service(NamedTuple):
-    """Shared state of the routes; ``wide_searches`` is held by each that is being searched."""
+    """Shared state of the routes."""
 
     models: Models
     access: Access
     limits: LimitsSection
-    wide_searches: asyncio.Semaphore
+    wide_searches: WideSearches
 
 
 class Query(NamedTuple):

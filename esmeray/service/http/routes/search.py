@@ -19,7 +19,7 @@ from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, 
 
 router = APIRouter()
 WIDE_HITS = 1_000
-"""Neighbours from which on a search waits for others of its kind: thirty would take all cores from small ones."""
+"""Searches for more neighbours take turns: thirty at once would take all cores from small ones."""
 Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
 
 
@@ -54,7 +54,7 @@ async def search(
             f"{wanted:,} neighbours, more than {service.limits.neighbours:,}; send fewer sequences, or a lower top_k",
             limit="neighbours",
         )
-    async with service.wide_searches if wanted > WIDE_HITS else nullcontext():
+    async with service.wide_searches.turn(request.state.ongoing) if wanted > WIDE_HITS else nullcontext():
         if body.ids is None:
             query = ask(service, request, about.model, body.sequences or [], output=about.output)
             names = query.ids
@@ -65,29 +65,29 @@ async def search(
             charge(service, request, about.model, len(names), 0)
             reply = await service.models.search_ids(about, names, body.top_k, request.state.caller)
 
-    def answer() -> Response:
-        if kind:
-            counts_N = [len(ids) for ids in reply.ids]
-            columns = {
-                "query": np.repeat(names, counts_N),
-                "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
-                "target": [name for ids in reply.ids for name in ids],
-                "score": np.concatenate(reply.results),
-            }
-            return table_answer(kind, pa.table(columns))
-        return json_answer(
-            {
-                "index": about.name,
-                "model": about.model,
-                "metric": about.metric,
-                "data": [
-                    {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
-                    for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
-                ],
-            }
-        )
+        def answer() -> Response:
+            if kind:
+                counts_N = [len(ids) for ids in reply.ids]
+                columns = {
+                    "query": np.repeat(names, counts_N),
+                    "rank": np.concatenate([np.arange(1, count + 1) for count in counts_N]),
+                    "target": [name for ids in reply.ids for name in ids],
+                    "score": np.concatenate(reply.results),
+                }
+                return table_answer(kind, pa.table(columns))
+            return json_answer(
+                {
+                    "index": about.name,
+                    "model": about.model,
+                    "metric": about.metric,
+                    "data": [
+                        {"id": name, "neighbours": _neighbours(ids, scores.tolist())}
+                        for name, ids, scores in zip(names, reply.ids, reply.results, strict=True)
+                    ],
+                }
+            )
 
-    return await off_loop(are_many(reply.results), answer)
+        return await off_loop(are_many(reply.results), answer)
 
 
 def _neighbours(ids: list[str], scores: list[float]) -> list[dict[str, str | int | float]]:
