@@ -78,7 +78,7 @@ class Section(BaseModel):
         try:
             return cls(**arguments)
         except ValidationError as error:
-            # Each member of a union complains for itself: the last one says enough.
+            # Each member of a union reports an error of its own: keep the last one.
             problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
             raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
 

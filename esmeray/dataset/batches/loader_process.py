@@ -104,8 +104,8 @@ class LoaderProcess:
 def _environment() -> dict[str, str]:
     """Return the environment of the process.
 
-    It has the worker's module search path and one thread for NumPy, which can't use more here. glibc keeps freed memory
-    for the next batch: returning it and faulting new pages in would take longer than masking.
+    It has the worker's module search path, and one thread for NumPy, which gains nothing from more. glibc keeps freed
+    memory for the next batch, because new pages would cost more time than masking.
     """
     paths = [path or str(Path.cwd()) for path in sys.path]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -34,8 +34,9 @@ _BLOCK = 2**16
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write fp32, fp16, int8, int64, uint64, and bf16 as uint16, atomically. Raises ResourceError if the disk is full
-    or not writable.
+    """Write arrays atomically: fp32, fp16, int8, int32, int64, uint64, and bf16 as uint16.
+
+    Raises ResourceError if the disk is full or not writable.
     """
     header = {}
     end = 0

@@ -10,10 +10,10 @@ from esmeray.common.text import counted
 
 
 class SourceFile(BaseModel, extra="forbid", frozen=True):
-    """A source file of a store at the time of conversion. ``xxh128`` is the hash of the bytes on disk, before
-    decompression.
+    """A source file of a store at the time of conversion.
 
-    Manifests of earlier versions lack ``ctime_ns`` and ``inode``.
+    ``xxh128`` is the hash of the bytes on disk, before decompression. Manifests of earlier versions lack ``ctime_ns``
+    and ``inode``.
     """
 
     path: str

@@ -73,7 +73,7 @@ class Records:
     Attributes:
         headers: header lines without '>' and without leading and trailing blanks.
         ids: the first word of each header; empty if there is none.
-        residues: the sequences end to end.
+        residues: the sequences, concatenated.
         lengths: (N,) uint32, characters of each sequence.
         id_hashes, hashes: (N,) uint64, XXH3-64 of each id and sequence.
         all_stored: True if all residues are known to be letters of the store's alphabet; False if not checked.

@@ -1,7 +1,7 @@
 """Cache of predicted structures by sequence, per fingerprint of the predictor.
 
 Structures are stored in shards of :mod:`esmeray.dataset.embeddings.cache`, 26 bytes per residue. Any number of
-processes can write.
+processes can write, and the size of the cache can be bounded.
 
 Shape legend: N sequences, L residues of a sequence.
 """

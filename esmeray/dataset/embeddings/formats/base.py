@@ -105,8 +105,9 @@ class Format(ABC):
         return num_rows(per, lengths_N) * channels * _BYTES[dtype]
 
     def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
-        """Write an output's files; return its complete manifest. Raises ResourceError if the disk is full or not
-        writable.
+        """Write an output's files; return its complete manifest.
+
+        Raises ResourceError if the disk is full or not writable.
         """
         if output.dtype == "int8" and output.scales is None:
             assert source.largest is not None
