@@ -1,8 +1,8 @@
-"""Ids of proteins as databases write them, and the one way in which the ids of two files are matched.
+"""Match the protein ids of two files, in the spellings of databases.
 
 ``sp|P12345|NAME_HUMAN``, ``tr|P12345|...``, ``UniProtKB:P12345``, ``gi|4504347|ref|NP_000509.1|``, ``P12345.2`` (a
-version) and ``P12345-2`` (an isoform) match the accession. An id that is the same on both sides always comes first,
-then one that is the same isoform and version, then the accession itself.
+version) and ``P12345-2`` (an isoform) match the accession. An equal id has priority, then an id with the same isoform
+and version, then the accession itself.
 """
 
 import re
@@ -14,7 +14,7 @@ from esmeray.common.errors import DataError
 _OF_DATABASE = re.compile(
     r"(?:(?:gi\|\d+\|)?(?:sp|tr|ref|gb|emb|dbj)\||UniProt(?:KB)?:)([^|\s]+)(?:\|.*)?", re.IGNORECASE
 )
-# These databases alone: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
+# Only accessions of these databases: design-1 and design-2, or domain.1 and domain.2, are names of different proteins.
 _ACCESSION = re.compile(
     r"((?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})"  # UniProt's own pattern
     r"|[A-Z]{2}_[0-9]{6,9}|[A-Z]{3}[0-9]{5,7}|ENS[A-Z]*P[0-9]{11})"  # RefSeq, GenBank, Ensembl
@@ -47,7 +47,7 @@ _SPELLINGS: tuple[tuple[Callable[[str], str], Callable[[str], str]], ...] = (
     (accession, without_database),
     (accession, accession),
 )
-"""Spelling of an id and of a known id that are compared, from the nearest to the farthest."""
+"""Spellings of an id and of a known id that are compared, from the nearest to the farthest."""
 
 
 def match_ids(
@@ -59,10 +59,10 @@ def match_ids(
     share: float = 0.5,
     once: bool = False,
 ) -> dict[str, str]:
-    """Return, for each of ``ids`` that has one, the id in ``known`` that names the same protein.
+    """Return, for each of ``ids`` with a match, the id in ``known`` that names the same protein.
 
-    Several ids may match the same known id (isoforms of an annotated protein); with ``once``, only the one that is
-    spelled most like it does. Ids without a match are left out, for the caller to count. ``source`` and
+    Several ids may match the same known id (isoforms of an annotated protein). With ``once``, only the id with the
+    nearest spelling matches. Ids without a match are left out, for the caller to count. ``source`` and
     ``known_source`` name both sides in messages.
 
     Raises DataError if less than ``share`` of the ids on both sides match, if an id matches several known ones, or if,
@@ -94,7 +94,7 @@ def match_ids(
         raise DataError(
             f"{source}: ids {rivals[0]!r} and {last[known_id]!r} match {known_id!r} of {known_source}; keep one of them"
         )
-    # Either side: a database's annotations go with a few sequences, and a few labels with a database's sequences.
+    # One side suffices: a database's annotations may be used with a few sequences, and a few labels with a database.
     if len(matches) < share * len(distinct) and len({*matches.values()}) < share * len(known_ids):
         raise DataError(
             f"{source}: only {len(matches):,} of {len(distinct):,} ids match {known_source}: {_shown(distinct)} on one "

@@ -1,4 +1,4 @@
-"""The one data structure that runs from disk to loss: sequences end to end, nothing padded.
+"""Packed batch, the data structure from disk to loss: concatenated sequences without padding.
 
 Shape legend: T tokens in the batch (special tokens included), M tokens with a target, N sequences, C columns of labels.
 """
@@ -15,21 +15,21 @@ from torch import Tensor
 from esmeray.dataset.targets import IGNORED_TARGET
 
 NO_LABEL = -1
-"""Label of a sequence that is conditioned on no class."""
+"""Label of a sequence without a class to condition on."""
 
 TARGETS = "targets"
-"""Values to predict. By token: (T,) int64 ids or classes of residues; by sequence: (N,) int64 classes, or (N, C)
-float32 of yes, no and numbers. No loss is taken at :data:`IGNORED_TARGET`, nor at NaN."""
+"""Values to predict. Per token: (T,) int64 ids or classes of residues. Per sequence: (N,) int64 classes, or (N, C)
+float32 of 0, 1 and other numbers. The loss ignores :data:`IGNORED_TARGET` and NaN."""
 WEIGHTS = "weights"
-"""By sequence, (N,) float32: how much each counts in the loss; without them all count alike."""
+"""Weight of each sequence in the loss, (N,) float32; default: 1."""
 FEATURES = "features"
-"""Outputs of a frozen backbone, instead of running it: by token (T, D) float32, or by sequence (N, D), pooled."""
+"""Cached outputs of a frozen backbone: (T, D) float32 per token, or (N, D) pooled per sequence."""
 COORDINATES = "coordinates"
-"""By token, (T, 4, 3) float32: N, CA, C and O of each residue in Å; NaN where unknown and for special tokens."""
+"""Coordinates of each token's N, CA, C and O in Å, (T, 4, 3) float32; NaN if unknown and for special tokens."""
 CHAINS = "chains"
-"""By token, (T,) int64: the chain of a structure that each belongs to."""
+"""Number of each token's chain in its structure, (T,) int64."""
 LABELS = "labels"
-"""By sequence, (N,) int64: the class that each is conditioned on, or :data:`NO_LABEL`."""
+"""Class to condition each sequence on, (N,) int64, or :data:`NO_LABEL`."""
 
 
 _FILLERS: dict[str, tuple[int, float]] = {
@@ -37,17 +37,17 @@ _FILLERS: dict[str, tuple[int, float]] = {
     COORDINATES: (0, torch.nan),
     LABELS: (NO_LABEL, 0.0),
 }
-"""The value of a row that counts for nothing, as an integer and as a float, of names for which 0 means something."""
+"""Values of a row that does not count, as integer and float, for names in which 0 has a meaning."""
 
 
 def filler_value(name: str, dtype: torch.dtype) -> float:
-    """The value of a named tensor in rows that count for nothing."""
+    """Return the value of a named tensor in rows that do not count."""
     integer, number = _FILLERS.get(name, (0, 0.0))
     return number if dtype.is_floating_point else integer
 
 
 class BatchShape(NamedTuple):
-    """T, N and the longest sequence that batches are filled to; see :meth:`PackedBatch.filled`."""
+    """Fixed T, N and maximum sequence length of batches; see :meth:`PackedBatch.filled`."""
 
     num_tokens: int
     num_sequences: int
@@ -60,14 +60,14 @@ class PackedBatch:
 
     Attributes:
         tokens: (T,) int64, token ids, special tokens included.
-        cu_seqlens: (N+1,) int32, where each sequence starts; ``cu_seqlens[-1] == T``.
+        cu_seqlens: (N+1,) int32, start of each sequence; ``cu_seqlens[-1] == T``.
         max_seqlen: length in tokens of the longest sequence.
         positions: (T,) int64, position of each token in its own sequence, from 0.
         records: (N,) int64, index of each sequence in its store.
-        by_token: what a task adds for each token, (T, ...), by a name of this module.
-        by_sequence: what a task adds for each sequence, (N, ...), by a name of this module.
-        target_positions: (M,) int64, the tokens with a target, ascending; None where they are to be looked for, which
-            on CUDA waits for the device.
+        by_token: named tensors per token, (T, ...), with names defined in this module.
+        by_sequence: named tensors per sequence, (N, ...), with names defined in this module.
+        target_positions: (M,) int64, positions of tokens with a target, ascending. None if they must be searched, which
+            on CUDA is a CPU-GPU sync point.
     """
 
     tokens: Tensor
@@ -88,34 +88,34 @@ class PackedBatch:
         return self.cu_seqlens.numel() - 1
 
     def segment_ids(self) -> Tensor:
-        """(T,) int64: the index in 0..N-1 of the sequence that each token belongs to."""
+        """Return (T,) int64: the index in 0..N-1 of each token's sequence."""
         lengths_N = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).long()
-        # With the size of its output, which it would else ask the device for, and wait.
+        # output_size avoids a CPU-GPU sync point.
         return torch.repeat_interleave(
             torch.arange(self.num_sequences, device=lengths_N.device), lengths_N, output_size=self.num_tokens
         )
 
     @property
     def targets(self) -> Tensor:
-        """Targets by token or by sequence; ValueError where the batch has none."""
+        """Targets by token or by sequence. Raises ValueError if the batch has none."""
         targets = self.named(TARGETS)
         if targets is None:
             raise ValueError("this task needs a batch with targets")
         return targets
 
     def find_targets(self) -> Tensor:
-        """(M,) int64: where the tokens with a target are; see :attr:`target_positions`."""
+        """Return (M,) int64: positions of the tokens with a target; see :attr:`target_positions`."""
         known = self.target_positions
         return (self.targets != IGNORED_TARGET).nonzero().squeeze(-1) if known is None else known
 
     def named(self, name: str) -> Tensor | None:
-        """The tensor of this name, by token or by sequence; None where the batch has none."""
+        """Return the tensor of this name, by token or by sequence, or None."""
         return self.by_token.get(name, self.by_sequence.get(name))
 
     def adding(
         self, by_token: Mapping[str, Tensor] | None = None, by_sequence: Mapping[str, Tensor] | None = None
     ) -> "PackedBatch":
-        """The same batch with more named tensors, or with others of these names."""
+        """Return the batch with these named tensors added or replaced."""
         return replace(
             self,
             by_token={**self.by_token, **(by_token or {})},
@@ -123,37 +123,37 @@ class PackedBatch:
         )
 
     def pieces(self, count: int) -> list["PackedBatch"]:
-        """The batch in at most ``count`` parts of whole sequences and about equally many tokens, in order."""
+        """Split the batch, in order, into at most ``count`` parts of whole sequences and similar numbers of tokens."""
         count = min(count, self.num_sequences)
         if count <= 1:
             return [self]
         starts = self.cu_seqlens.tolist()
         sizes_N = [end - start for start, end in pairwise(starts)]
         if not self.num_tokens:
-            sizes_N = [1] * self.num_sequences  # pooled features: every sequence counts alike
+            sizes_N = [1] * self.num_sequences  # pooled features have no tokens: balance by sequences
         return [self._slice(start, end, starts) for start, end in pairwise(_even_bounds(sizes_N, count))]
 
     def without_targets(self) -> "PackedBatch":
-        """The first sequence alone, with nothing that counts: it adds nothing to loss, metrics or counts."""
-        # One of its own, since models take no batch without a sequence.
+        """Return a filler: only the first sequence, without targets, so it adds nothing to loss, metrics or counts."""
+        # With one sequence, because models need at least one.
         first = self._slice(0, 1, self.cu_seqlens.tolist())
         return replace(
             first,
             records=first.records[:0],
             by_token=_not_counting(first.by_token),
             by_sequence=_not_counting(first.by_sequence),
-            # None would have them looked for.
+            # Keep it known (empty), because None would trigger a search.
             target_positions=None if self.target_positions is None else self.target_positions[:0],
         )
 
     def filled(self, shape: BatchShape) -> "PackedBatch":
-        """The same sequences, then fillers: where every batch has the same shape, one compiled graph takes all.
+        """Return the same sequences plus fillers, so that one compiled graph serves all batches.
 
         Fillers are sequences of token 0, at most ``max_seqlen`` long, then empty ones, without target, weight or
-        record. Raises ValueError where the batch is larger than the shape.
+        record. Raises ValueError if the batch is larger than the shape.
         """
         T, N = self.num_tokens, self.num_sequences
-        # None longer than the longest sequence, which is a part of the shape, too.
+        # At most max_seqlen per filler, because the longest sequence is part of the shape.
         fillers = [*range(T + shape.max_seqlen, shape.num_tokens, shape.max_seqlen)]
         fillers += [shape.num_tokens] * (shape.num_sequences - N - len(fillers))
         ends = [*self.cu_seqlens.tolist(), *fillers]
@@ -172,7 +172,7 @@ class PackedBatch:
         )
 
     def _slice(self, start: int, end: int, starts: list[int]) -> "PackedBatch":
-        """Sequences ``start`` to ``end``; their target positions are not known."""
+        """Return sequences ``start`` to before ``end``, without known target positions."""
         sequences = slice(start, end)
         tokens = slice(starts[start], starts[end])
         return PackedBatch(
@@ -189,11 +189,11 @@ class PackedBatch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PackedBatch":
-        """The same batch in page-locked memory."""
+        """Return the batch in page-locked memory."""
         return self.map(lambda tensor: tensor.pin_memory())
 
     def map(self, function: Callable[[Any], Any]) -> "PackedBatch":
-        """The same batch with ``function`` of every tensor instead of it."""
+        """Return the batch with ``function`` applied to every tensor."""
         return PackedBatch(
             tokens=function(self.tokens),
             cu_seqlens=function(self.cu_seqlens),
@@ -219,13 +219,13 @@ def _with_fillers(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]
 
 
 def _even_bounds(sizes: list[int], count: int) -> list[int]:
-    """Bounds that cut a row of sizes into ``count`` parts of at least one, each cut at the nearest to its share."""
+    """Return bounds that split ``sizes`` into ``count`` non-empty parts with sums as equal as possible."""
     sums = [0, *accumulate(sizes)]
     bounds = [0]
     for piece in range(1, count):
         share = sums[-1] * piece / count
         after = bisect_left(sums, share)
         nearest = after - 1 if after and share - sums[after - 1] < sums[after] - share else after
-        # At least one sequence for this part and for each that is still to come, whatever their lengths.
+        # Leave at least one sequence for this part and for each later one.
         bounds.append(min(max(nearest, bounds[-1] + 1), len(sizes) - count + piece))
     return [*bounds, len(sizes)]

@@ -26,96 +26,96 @@ TargetKind = Literal["multiclass", "binary", "multilabel", "regression", "per_re
 CaOnly = Literal["error", "skip", "complete"]
 
 GafDate = Annotated[str, Field(pattern=r"^(\d{8})?$")]
-"""YYYYMMDD, or empty."""
+"""Date as YYYYMMDD, or empty."""
 
 
 class SampleSection(Section):
-    """The embedded sample, made by the project's own code when data.source is 'sample': protein families; for the
-    classifier proteins of six locations in the cell or, where model.tokenizer.content is text, customers' messages."""
+    """Embedded sample, generated if data.source is 'sample': protein families; for the classifier, proteins of six
+    locations in the cell or, if model.tokenizer.content is text, customers' messages."""
 
     records: Annotated[int, Field(gt=0, le=10_000_000)] = 2000
-    """Proteins that the sample has."""
+    """Number of proteins in the sample."""
     families: PositiveInt = 50
-    """Families that the sample's proteins descend from."""
+    """Number of families in the sample."""
     seed: NonNegativeInt = 0
-    """Seed from which the sample is drawn."""
+    """Seed of the sample's generator."""
 
 
 class IngestSection(Section):
-    """Policies for records of a FASTA file that are not plain protein sequences."""
+    """Policies for FASTA records that are not plain protein sequences."""
 
     duplicate_ids: Literal["error", "first", "rename"] = "error"
-    """error: refuse; first: keep the first, count the others; rename: append .2, .3 ..."""
+    """Ids that repeat. error: refuse; first: keep the first record, count the others; rename: append .2, .3 ..."""
     bad_characters: Literal["error", "to_x", "skip"] = "error"
-    """Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. Each is counted."""
+    """Characters outside the alphabet. error: refuse; to_x: replace by X; skip: drop the record. All are counted."""
     empty_sequences: Literal["error", "skip"] = "error"
     """Headers without a sequence. error: refuse; skip: drop the record, counted."""
     nucleotides: Literal["warn", "error"] = "warn"
-    """Records that look like DNA or RNA: 95 % of their letters are A, C, G, T, U or N. warn: count; error: refuse. A
-    few short peptides alone are never counted."""
+    """Records that look like DNA or RNA: at least 95 % of the letters are A, C, G, T, U or N. warn: count; error:
+    refuse. With warn, a few short peptides alone are never counted."""
     max_residues: Annotated[int, Field(gt=0, le=2**31), UNSEEN] = 1_000_000
-    """Most residues of a record; a longer one is refused while it is read. Titin, the longest protein, has 35,000."""
+    """Maximum residues of a record; longer ones are refused while reading. Titin, the longest protein, has 35,000."""
 
     def repairs(self) -> dict[str, str]:
-        """The policies by name: what a store of the same files depends on, which no bound changes."""
+        """Return the policies that change a store's content, by name. Limits such as max_residues are left out."""
         return self.model_dump(exclude={"max_residues"})
 
 
 class LabelsSection(Section):
-    """Labels of the source, for the classifier. Tables are CSV, TSV or Parquet; anything else is read as FASTA."""
+    """Labels of the source, for the classifier. Tables are CSV, TSV or Parquet; other files are read as FASTA."""
 
     kind: TargetKind = "multiclass"
-    """multiclass: one name of several; binary: one of two; multilabel: any number of names; regression: one or more
-    numbers; per_residue: one letter for each residue, as in secondary structure."""
+    """Kind of label. multiclass: one name of several; binary: one of two; multilabel: any number of names; regression:
+    one or more numbers; per_residue: one letter per residue, e.g. secondary structure."""
     unknown_letters: str = ".?-"
-    """per_residue: letters that mean 'not known'; their residues are neither learnt nor scored, and counted. In DSSP
-    strings '-' is a class of its own (coil): '.?' learns it."""
+    """per_residue: letters that mean 'not known'. Their residues are neither learnt nor scored, and are counted. In
+    DSSP strings '-' is a class of its own (coil); set '.?' to learn it."""
     header_pattern: str | None = None
-    """FASTA: regular expression looked for in the whole header; its group 'label', or its first, is the label."""
+    """FASTA: regular expression searched in the whole header; its group 'label', or its first group, is the label."""
     header_field: Annotated[int, Field(ge=1)] | None = None
-    """FASTA: word of the header that is the label; the id is word 0."""
+    """FASTA: index of the header's word that is the label; the id is word 0."""
     labels_file: str | None = None
-    """FASTA, per_residue: a FASTA file of the same ids, as biotrainer and FLIP have it, with a letter for each residue
-    in place of the sequence."""
+    """FASTA, per_residue: FASTA file with the same ids and a letter per residue in place of the sequence, as in
+    biotrainer and FLIP."""
     mask_file: str | None = None
-    """FASTA beside labels_file, with a 1 for each residue, or a 0 to neither learn nor score it."""
+    """FASTA: file in addition to labels_file, with a 1 per residue, or a 0 to neither learn nor score it."""
     id_column: str | None = None
-    """Table: column of the ids. Default: row1, row2 ..."""
+    """Table: column of ids. Default: row1, row2 ..."""
     text_column: str = "sequence"
     """Table: column of the sequence or text."""
     label_columns: list[str] = Field(default=["label"], min_length=1)
-    """Table: columns of the labels. Several: one number each (regression), or one 0 or 1 each (multilabel)."""
+    """Table: columns of labels. Several columns: a number in each (regression), or a 0 or 1 in each (multilabel)."""
     separator: str = Field(default=";", min_length=1)
-    """Separator of the names of a multilabel target in one column or header. Lists of JSON or Python, as ["a", "b"],
-    are read whatever it is."""
+    """Separator of names in a multilabel column or header. Lists in JSON or Python syntax, e.g. ["a", "b"], are
+    recognized with any separator."""
     weight_column: str | None = None
-    """Table: column of the weight of each record in the loss."""
+    """Table: column with the weight of each record in the loss."""
     split: Literal["hash", "stratified", "column", "files"] = "hash"
-    """Choice of the held-out records. hash: data.validation_share of distinct sequences, by a hash; stratified: that
-    share of each class; column: by split_column; files: validation_source."""
+    """Method of the training/validation split. hash: data.validation_share of distinct sequences, by a hash;
+    stratified: that share of each class; column: by split_column; files: validation_source is held out."""
     split_column: str | None = None
-    """Table: column of train, valid (or validation, val, dev) and test. labels_file: attribute of its headers with
-    these values, such as SET of SET=train. A true value in a column or attribute 'validation' turns train into valid,
-    as in FLIP; counted."""
+    """Table: column with the values train, valid (or validation, val, dev) and test. labels_file: attribute of the
+    headers with these values, e.g. SET for SET=train. A true value in a column or attribute 'validation' turns train
+    into valid, as in FLIP; counted."""
     group_column: str | None = None
-    """Table: column of a group of each record, such as a cluster of sequences. Splits hash and stratified then hold out
-    whole groups in place of distinct sequences."""
+    """Table: column with a group per record, e.g. a sequence cluster. Splits hash and stratified then hold out whole
+    groups in place of distinct sequences."""
     validation_source: Annotated[list[str], UNSEEN] = Field(default=[])
     """Labelled files to hold out, for split files."""
     unseen_labels: Literal["error", "skip"] = "error"
-    """Labels of held-out records that no training record has. error: refuse; skip: leave these out, counted."""
+    """Labels of held-out records that no training record has. error: refuse; skip: drop these records, counted."""
     empty_texts: Literal["error", "skip"] = "error"
     """Records of a table without a sequence or text (blank, NA, NaN, null ...). error: refuse; skip: drop, counted."""
     missing_labels: Literal["error", "skip"] = "error"
     """Records without a label (blank, NA, NaN, null ...). error: refuse; skip: drop, counted."""
     not_missing: list[str] = Field(default=[])
-    """Texts that are values, although tables mean a missing value by them, e.g. NA (neuraminidase). Of ids, names of
-    classes and texts; sequences and numbers have no such value."""
+    """Texts that are values although tables use them for missing values, e.g. NA (neuraminidase). Applies to ids, names
+    of classes and texts, not to sequences and numbers."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "LabelsSection":
         header = [setting for setting in (self.header_pattern, self.header_field) if setting is not None]
-        # In this order: of several problems the first is named, which a user mends before the next.
+        # The order matters: only the first problem is reported.
         for is_wrong, problem in (
             (len(header) > 1, "header_pattern and header_field can't both be set: remove one"),
             (
@@ -157,28 +157,28 @@ class LabelsSection(Section):
 
 
 class TermsDataSection(Section):
-    """Terms of the proteins of data.source, and which proteins are held out to stop the network and to weight the
-    blend: a share of them by data.validation_share, or as said here."""
+    """Terms of the proteins of data.source, and the held-out proteins, which stop the network and weight the blend.
+    They are chosen by data.validation_share, or by validation, since or clusters."""
 
     annotations: str | None = None
-    """Table of proteins and terms, or GAF. Ids match the sequences' ids in any spelling, such as sp|P12345|NAME.
-    Proteins without a sequence are left out and counted. None with data.source 'sample'."""
+    """Table of proteins and terms, or GAF. Ids match the sequences' ids in any spelling, e.g. sp|P12345|NAME. Proteins
+    without a sequence are left out and counted. Not set for data.source 'sample'."""
     ontology: str | None = None
-    """OBO file of the ontology, as go-basic.obo."""
+    """OBO file of the ontology, e.g. go-basic.obo."""
     ia: str | None = None
     """TSV of term and information accretion. Default: computed from the annotations."""
     evidence: list[str] = Field(default=[])
-    """Evidence codes to take from GAF, and from a table that has some. Default: experimental ones."""
+    """Evidence codes to use, for GAF and for tables with evidence. Default: experimental codes."""
     unknown: Literal["refuse", "ignore"] = "refuse"
-    """Terms that the ontology does not have. refuse: name the line; ignore: leave out, counted."""
+    """Terms that are missing from the ontology. refuse: report the line; ignore: leave out, counted."""
     min_count: PositiveInt = 10
-    """Fewest training proteins of a term that the network learns."""
+    """Minimum number of training proteins of a term that the network learns."""
     validation: str | None = None
-    """File of the ids to hold out, one a line."""
+    """File of ids to hold out, one per line."""
     since: GafDate = ""
-    """Date, YYYYMMDD: hold out the proteins without an annotation before it. Only GAF has dates; a table is refused."""
+    """Date, YYYYMMDD: hold out proteins without an earlier annotation. Only GAF has dates; tables are refused."""
     clusters: str | None = None
-    """TSV of cluster and protein, as MMseqs2 writes it: hold out data.validation_share of whole clusters, by a hash of
+    """TSV of cluster and protein, as written by MMseqs2: hold out data.validation_share of whole clusters, by a hash of
     their names."""
 
     @model_validator(mode="after")
@@ -194,20 +194,20 @@ class StructuresSection(Section):
     """Structure files of the source: PDB, mmCIF and BinaryCIF, also .gz."""
 
     chains: str = "each"
-    """each: a record for each protein chain; first: the first of each file; complex: all chains of a file as one
-    record; or names of chains, as A,B, a record for each."""
+    """Chains of a file. each: one record per protein chain; first: the first chain; complex: all chains as one record;
+    or names of chains, e.g. A,B: one record per named chain."""
     min_residues: PositiveInt = 10
-    """Chains of fewer residues with coordinates are left out and counted."""
+    """Minimum number of residues with coordinates; shorter chains are left out and counted."""
     ca_only: CaOnly = "error"
-    """Chains of which CA atoms alone are known. error: refuse; skip: leave out, counted; complete: place N, C and O."""
+    """Chains with CA atoms only. error: refuse; skip: leave out, counted; complete: place N, C and O."""
     predicted: bool | Literal["auto"] = "auto"
-    """Treat the files as predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: those with
-    the title of AlphaFold or ESMFold, or a quality metric in mmCIF. ColabFold, Boltz (PDB), OmegaFold and a local
-    AlphaFold write neither: set true."""
+    """Treat the files as predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: files with the
+    title of AlphaFold or ESMFold, or a quality metric in mmCIF. ColabFold, Boltz (PDB), OmegaFold and a local AlphaFold
+    write neither: set true."""
     max_bytes: Annotated[PositiveInt, UNSEEN] = 1_000_000_000
-    """Most bytes of a file, uncompressed; a larger one is refused while it is read."""
+    """Maximum bytes of a file, uncompressed; larger files are refused while reading."""
     max_atoms: Annotated[PositiveInt, UNSEEN] = 5_000_000
-    """Most atoms of a file's models that are read, twice those of the largest entry of the PDB."""
+    """Maximum number of atoms read from a file, twice as many as in the largest entry of the PDB."""
     labels: str | None = None
     """CSV or TSV file with columns id and label: classes to condition on."""
     validation_source: list[str] = Field(default=[])
@@ -215,28 +215,28 @@ class StructuresSection(Section):
 
 
 class PredictionsSection(Section):
-    """Predicted structures of sequences that have none of their own. With ``model`` they are predicted beside training,
-    on Ray, in the order in which it wants them."""
+    """Predicted structures for sequences without one. If ``model`` is set, Ray actors predict them during training, in
+    the order in which training needs them."""
 
     folder: Annotated[str | None, PATH] = None
-    """Folder of predictions, as 'esmeray design fold' makes it."""
+    """Folder of predictions, as written by 'esmeray design fold'."""
     on_miss: Literal["error", "null", "wait"] = "error"
-    """Sequences without a prediction. error: refuse; null: train without their structure; wait: until it is there, if
-    they are no longer than data.max_length."""
+    """Sequences without a prediction. error: refuse; null: train without their structure; wait: wait for the prediction
+    if they are no longer than data.max_length."""
     model: str | None = None
-    """Folder or hub name of the predictor's weights. none: nobody predicts beside training."""
+    """Folder or hub name of the predictor's weights. none: no predictions during training."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
+    """Kind of predictor: esmfold, esmfold2, or one from predictor_module."""
     predictor_module: list[str] = Field(default=[])
-    """Modules to import, which register further kinds."""
+    """Modules to import, which register more kinds of predictor."""
     workers: PositiveInt = 1
-    """Actors that predict structures beside training."""
+    """Number of actors that predict structures during training."""
     cpus_per_worker: NonNegativeInt = 0
-    """CPU cores that are reserved for an actor, beside those of training."""
+    """CPU cores reserved per actor, in addition to those for training."""
     gpus_per_worker: NonNegativeFloat = 1.0
-    """GPUs of an actor where the cluster has some; they must be free beside those of training."""
+    """GPUs per actor if the cluster has GPUs, in addition to those for training."""
     tokens: PositiveInt = 1024
-    """Residues of a batch of predictions, at most."""
+    """Maximum residues of a batch of predictions."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":
@@ -248,28 +248,28 @@ class PredictionsSection(Section):
 
 
 class DataSection(Section):
-    """From files to packed batches."""
+    """Data from files to packed batches."""
 
     source: Annotated[list[str], UNSEEN] = Field(default=["sample"], min_length=1)
-    """FASTA files (plain, .gz, .bz2, .xz, .zst), for the classifier also CSV, TSV and Parquet, for diffusion PDB, mmCIF
-    and BinaryCIF; folders or globs; each also as a URI (s3://, gs://, hf://); or 'sample' for the embedded default."""
+    """FASTA files (plain, .gz, .bz2, .xz, .zst); for the classifier also CSV, TSV and Parquet; for diffusion PDB, mmCIF
+    and BinaryCIF. Files, folders, globs or URIs (s3://, gs://, hf://); or 'sample' for the embedded default."""
     store: Annotated[str | None, UNSEEN] = None
     """Folder of the LMDB store. Default: made from the source, in the storage path."""
     stage_dir: Annotated[str | None, UNSEEN, PATH] = None
     """Node-local folder to copy the store to before reading. LMDB must not be read over a network file system."""
     max_length: Annotated[Tokens, FIXED] = 1022
-    """Residues, or tokens of a text. Longer sequences are cropped at random in training and at the start in validation,
-    and counted; for the classifier as data.crop says."""
+    """Maximum residues, or tokens of a text. Longer sequences are counted and cropped: to a random window in training,
+    to the start in validation; for the classifier see data.crop."""
     crop: Annotated[Literal["random", "start", "ends"], FIXED] = "random"
-    """Part of longer sequences that the classifier uses. random: a window, in validation the start; start; ends: half
-    from the start and half from the end, for signals at a protein's ends, such as those of its location."""
+    """Part of longer sequences that the classifier uses. random: a random window, in validation the start; start: the
+    start; ends: half from either end, for signals at a protein's ends, e.g. for its location."""
     validation_share: Annotated[Share, FIXED] = 0.05
-    """Share of distinct sequences held out, chosen by a hash of the sequence."""
+    """Share of distinct sequences to hold out, chosen by a hash of the sequence."""
     num_workers: Annotated[int, Field(ge=0, le=1024), UNSEEN] = 1
-    """Loader processes per training worker; 0 loads in the worker itself, as do cached features of a frozen backbone
-    and data.predictions always."""
+    """Loader processes per training worker. 0: load in the worker itself; always so for cached features of a frozen
+    backbone and for data.predictions."""
     prefetch: Annotated[Channels, UNSEEN] = 4
-    """Batches that each loader process prepares ahead."""
+    """Number of batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: Annotated[LabelsSection, FIXED] = LabelsSection()
     terms: Annotated[TermsDataSection, UNSEEN] = TermsDataSection()
@@ -279,37 +279,37 @@ class DataSection(Section):
 
 
 class TokenizerSection(Section):
-    """From texts to tokens."""
+    """Tokenizer of proteins or texts."""
 
     source: str = "auto"
-    """auto: that of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and 'train'
-    for text. train: byte-pair encoding of the training texts. Else a local folder or a hub name."""
+    """auto: the tokenizer of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and
+    'train' for text. train: byte-pair encoding of the training texts. Otherwise a local folder or a hub name."""
     vocabulary_size: Tokens = 4096
-    """Tokens that 'train' makes, special ones included; fewer where the texts give no more."""
+    """Number of tokens that 'train' creates, including special ones; fewer if there are not enough texts."""
     content: Literal["protein", "text"] = "protein"
-    """protein: residues, checked and upper-cased as for any store; text: anything in Unicode."""
+    """protein: residues, checked and upper-cased as in all stores; text: any Unicode."""
     spaced: bool | Literal["auto"] = "auto"
-    """Put blanks between residues, as ProtBERT wants. auto: where the vocabulary asks for it."""
+    """Put blanks between residues, as ProtBERT needs. auto: if the vocabulary requires it."""
 
 
 class BatchSection(Section):
-    """Tokens, and at most how many sequences, of a step. Special tokens are counted."""
+    """Sizes of micro-batches and steps, in tokens and sequences. Special tokens are counted."""
 
     tokens: Tokens = DEFAULT_TOKENS
-    """Token budget of one packed batch, which one worker takes at once."""
+    """Token budget of a micro-batch, which one worker processes at once."""
     global_tokens: Annotated[int, Field(gt=0, le=2**30)] = 32768
-    """Token budget of one optimizer step over all workers, a multiple of batch.tokens; gradients accumulate to it,
-    whatever the number of workers."""
+    """Token budget of an optimizer step over all workers (global batch), a multiple of batch.tokens. Gradients
+    accumulate to it, for any number of workers."""
     first_global_tokens: Annotated[int | None, Field(gt=0, le=2**30)] = None
-    """Tokens of the first step, at most global_tokens, to which they rise linearly, in whole packed batches. none:
-    global_tokens throughout."""
+    """Token budget of the first step, at most global_tokens. It rises linearly to global_tokens, by whole
+    micro-batches. none: global_tokens for all steps."""
     ramp_steps: PositiveInt = 1000
-    """Steps in which first_global_tokens rises to global_tokens."""
+    """Number of steps in which first_global_tokens rises to global_tokens."""
     batch_size: Tokens | None = None
-    """Most sequences in one packed batch, whatever room its tokens leave: for heads and losses whose memory grows with
-    sequences. A step then has fewer tokens than global_tokens. None: the token budget alone."""
+    """Maximum sequences of a micro-batch, for heads and losses whose memory grows with sequences. A step then has fewer
+    tokens than global_tokens. none: only the token budget limits it."""
     packing_window: PositiveInt = 2048
-    """Sequences that packing looks at together. Larger fills better, smaller shuffles better."""
+    """Number of sequences that packing considers together. Larger fills better, smaller shuffles better."""
 
     @model_validator(mode="after")
     def _whole_batches_per_step(self) -> "BatchSection":
@@ -324,7 +324,7 @@ class BatchSection(Section):
         return self
 
     def ramp(self, first_step: int = 0) -> list[int]:
-        """Packed batches over all workers of each step from this one on, until they are :attr:`batches_per_step`."""
+        """Return the micro-batches over all workers per step, from ``first_step`` to the end of the ramp."""
         if self.first_global_tokens is None:
             return []
         most = self.batches_per_step
@@ -333,11 +333,11 @@ class BatchSection(Section):
 
     @property
     def more_steps(self) -> int:
-        """Steps that training takes more than with global_tokens throughout."""
+        """Number of additional training steps due to the ramp, compared with global_tokens throughout."""
         sizes = self.ramp()
         return len(sizes) - sum(sizes) // self.batches_per_step
 
     @property
     def batches_per_step(self) -> int:
-        """Packed batches that one optimizer step consumes over all workers."""
+        """Number of micro-batches per optimizer step over all workers."""
         return self.global_tokens // self.tokens

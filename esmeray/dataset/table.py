@@ -1,12 +1,14 @@
-"""Tables: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
+"""Read tables: CSV and TSV, plain or compressed, and Parquet, a few thousand rows at a time.
 
-Python's csv reads 116 MB of proteins in 1.0 s of CPU; pyarrow's (26.0), its columns made Python's values, in 0.9 s.
+Values are strings for CSV and TSV, and Python types for Parquet. None is a missing value (:data:`MISSING`).
 
-Values are strings of CSV and TSV, Python's own types of Parquet; None is a missing one (:data:`MISSING`). The
-separator of text is given by Excel's first line ``sep=;``, else comma, semicolon or tab, whichever the header shows,
-since spreadsheets write each into a file called CSV. Rows count from 1, without the header and blank lines. A quote
-where none may be is an error where it would swallow rows. Files of lines without header or quotes come by
-:func:`numbered_lines`.
+The separator is taken from Excel's first line ``sep=;``. Otherwise it is comma, semicolon or tab, whichever matches the
+header, because spreadsheets write all of them into files called CSV. Rows count from 1, without the header and blank
+lines. A stray quote that would swallow rows is an error. :func:`numbered_lines` reads line-based files without header
+or quotes.
+
+For 116 MB of proteins, Python's csv takes 1.0 s of CPU. pyarrow's reader (26.0) with conversion to Python values takes
+0.9 s.
 """
 
 import csv
@@ -40,12 +42,12 @@ _SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=(.)"?\r?\n', re.IGNORECAS
 _SHOWN = 20
 _SHOWN_LETTERS = 60
 _DATA = re.compile(r"[A-Z*-]{20,}|[-+]?\d*[.,]?\d+")
-"""A sequence or a number: no name of a column."""
+"""A sequence or a number, which is not a column name."""
 _ID_NAME = re.compile(
     r"(?i:|unnamed: \d+|(?:.*[\W_])?(?:ids?|names?|acc?|accessions?|entry|identifiers?|index|uniprot(?:kb)?|pdb)"
     r"(?:[\W_].*)?)|.*[a-z]I[Dd]s?"
 )
-"""Columns of ids, which are suggested for ids alone."""
+"""Column names that suggest ids. They are only suggested for id settings."""
 _SURROGATE = re.compile("[\udc80-\udcff]")
 
 MISSING = frozenset(
@@ -54,22 +56,25 @@ MISSING = frozenset(
         *("NA", "NULL", "NaN", "None", "n/a", "nan", "null", "-"),
     )
 )
-"""Texts that mean a missing value in any column of any table, with blanks around them or not: pandas' default list, and
-the dash of tables made by hand."""
+"""Texts that mean a missing value in any column of any table, with or without blanks around them: pandas' default list,
+and the dash of tables made by hand."""
 
 Columns = dict[str, Sequence[Any]]
-"""The values of some rows by column; None is a missing one."""
+"""Values of some rows by column; None is a missing value."""
 
 
 def is_missing(text: str, keep: Collection[str] = ()) -> bool:
-    """Test for a text that means a missing value; ``keep`` has texts that are values all the same, such as NA."""
+    """Return whether a text means a missing value; ``keep`` has texts that are values nevertheless, e.g. NA."""
     stripped = text.strip()
     return not stripped or (stripped in MISSING and stripped not in keep)
 
 
 def missing_note(value: Any, setting: str = "") -> str:
-    """For messages: why a value counts as missing, and the setting that keeps it, in brackets; empty if it is blank."""
-    text = "" if value is None or value != value else str(value).strip()  # NaN is itself no text to keep
+    """Return a note for messages, in brackets: why a value counts as missing, and the setting that keeps it.
+
+    The note is empty if the value is blank.
+    """
+    text = "" if value is None or value != value else str(value).strip()  # NaN is not a text that could be kept
     keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
     verb = "means" if is_missing(text) else "has"
     return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
@@ -80,12 +85,11 @@ def is_table_name(path: Path) -> bool:
 
 
 class Table:
-    """One table, read once from first to last row.
+    """A table that is read once from the first to the last row.
 
-    ``wanted`` has for each column to read the setting that names it, for messages; empty where none does, and None for
-    a column that may be absent. ``finished`` has the file as it was read, alone, once it was. ``keep`` has texts of
-    :data:`MISSING` that are values here.
-    ``header`` has the names of all columns, once the first rows were read.
+    ``wanted`` has, for each column to read, the setting that names it, for messages. It is empty if there is none, and
+    None for an optional column. ``keep`` has texts of :data:`MISSING` that are values here. After reading, ``finished``
+    holds the file's description. ``header`` holds the names of all columns once the first rows were read.
     """
 
     def __init__(self, path: Path, wanted: Mapping[str, str | None], keep: Collection[str] = ()) -> None:
@@ -94,7 +98,7 @@ class Table:
         self.wanted = wanted
         self._path = path
         self._keep = keep
-        self._part: Columns = {}  # as it stands in the file
+        self._part: Columns = {}  # raw values, as in the file
         self._opened: ReadAhead | None = None
 
     @property
@@ -102,9 +106,9 @@ class Table:
         return self._opened.bytes_read if self._opened else 0
 
     def parts(self) -> Iterator[tuple[int, Columns]]:
-        """Yield the rows in order, some at a time, with the number of the first of them.
+        """Yield the rows in order, in parts, with the number of the first row.
 
-        Raises DataError where the file can't be read, lacks a column, has no rows or rows of different lengths.
+        Raises DataError if the file can't be read, lacks a column, or has no rows or rows of different lengths.
         """
         is_parquet = self._path.name.lower().endswith(_PARQUET)
         first_row = 1
@@ -117,7 +121,7 @@ class Table:
             raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
 
     def columns(self) -> Columns:
-        """All rows at once, of a small table; raises as :meth:`parts`."""
+        """Return all rows of a small table at once; raises as :meth:`parts`."""
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted}
         for _, part in self.parts():
             for name, values in part.items():
@@ -125,7 +129,7 @@ class Table:
         return dict(columns)
 
     def note(self, column: str, index: int, setting: str = "") -> str:
-        """:func:`missing_note` for a cell of the part that was yielded last."""
+        """Return :func:`missing_note` for a cell of the part that was yielded last."""
         return missing_note(self._part[column][index], setting)
 
     def _value(self, value: Any) -> Any:
@@ -134,7 +138,7 @@ class Table:
     def _text(self) -> Iterator[tuple[int, Columns]]:
         with ReadAhead(self._path) as raw:
             self._opened = raw
-            # Buffered, so that the header can be looked at and is still read afterwards.
+            # Buffered, so that peek can inspect the header without consuming it.
             text = io.BufferedReader(TextStream(raw), _HEADER_BYTES)
             head = text.peek()
             declared = _SEPARATOR_LINE.match(head)
@@ -150,7 +154,7 @@ class Table:
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:
-        """The separator that gives the header most wanted columns, then most columns, then the one of the file's name.
+        """Return the separator that gives the most wanted columns, then the most columns, then fits the file's name.
 
         Raises DataError for a file of another kind.
         """
@@ -159,7 +163,7 @@ class Table:
         headers = {mark: next(filter(None, csv.reader(lines, delimiter=mark)), []) for mark in _SEPARATORS}
         wanted = {mark: len(self.wanted.keys() & set(header)) for mark, header in headers.items()}
         most = max(_SEPARATORS, key=lambda mark: (wanted[mark], len(headers[mark]), mark == of_name))
-        # A header may start like another kind of file, but has wanted columns then.
+        # A header may start like another file format, but then it has wanted columns.
         kind = None if wanted[most] else kind_of(self._path, "table")
         if kind is not None:
             raise DataError(f"{self._path}: {kind}")
@@ -170,15 +174,15 @@ class Table:
             with pq.ParquetFile(self._path) as file:
                 columns = self._columns(file.schema_arrow.names)
                 for batch in file.iter_batches(PART_ROWS, columns=columns, use_threads=False):
-                    batch.validate(full=True)  # texts that are no UTF-8, above all
+                    batch.validate(full=True)  # detects texts that are not UTF-8, among others
                     yield batch.num_rows, batch.to_pydict()
         except (pa.ArrowException, UnicodeDecodeError) as error:
             remedy = kind_of(self._path, "Parquet") or "make it or copy it again"
             raise DataError(f"{self._path}: not Parquet, or damaged ({first_line(error)}); {remedy}") from error
-        self.finished = [SourceFile.of(self._path)]  # Parquet is not read from start to end, so that it is hashed apart
+        self.finished = [SourceFile.of(self._path)]  # hashed separately, because Parquet is not read sequentially
 
     def _columns(self, header: list[str]) -> list[str]:
-        """Columns to read; raises DataError for a header that lacks one or repeats it."""
+        """Return the columns to read. Raises DataError for a header that lacks a column or repeats it."""
         self.header = header
         columns = [name for name, setting in self.wanted.items() if name in header or setting is not None]
         for name in columns:
@@ -191,14 +195,14 @@ class Table:
         return columns
 
     def _without(self, name: str, setting: str, header: list[str]) -> str:
-        """Say which columns there are instead of one; neither ids nor values are suggested for it."""
+        """Describe a missing column and its alternatives. Id columns are suggested only for ids, and vice versa."""
         takes_ids = setting.endswith("id_column")
         free = [
             column[:_SHOWN_LETTERS]
             for column in header
             if column not in self.wanted and takes_ids == bool(_ID_NAME.fullmatch(column))
         ]
-        # Nothing says which of the others is a label.
+        # For labels there is no clue which column is meant.
         likely = free if setting.endswith(("id_column", "text_column")) else []
         near = difflib.get_close_matches(name, free, n=1) or likely
         example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
@@ -211,12 +215,12 @@ class Table:
 
 
 def csv_rows(text: IO[bytes], path: Path, separator: str) -> Iterator[list[str]]:
-    """The header and the rows of a CSV or TSV, without blank lines.
+    """Yield the header and the rows of a CSV or TSV, without blank lines.
 
-    ``path`` is for messages. Raises DataError for rows of different lengths, a stray quote, and what is not UTF-8.
+    ``path`` is for messages. Raises DataError for rows of different lengths, stray quotes, and text that is not UTF-8.
     """
-    csv.field_size_limit(_LONGEST_TEXT)  # of the process; 131,072 characters by default, and texts may be longer
-    # Strict, as a stray quote makes a value that reaches to the next quote, over the ends of rows.
+    csv.field_size_limit(_LONGEST_TEXT)  # global in the process; the default of 131,072 characters is too low for texts
+    # Strict: otherwise a stray quote starts a value that extends over rows to the next quote.
     reader = csv.reader(_decoded(text, path, newline=""), delimiter=separator, strict=True)
     number = -1
     length = 0
@@ -237,9 +241,9 @@ def csv_rows(text: IO[bytes], path: Path, separator: str) -> Iterator[list[str]]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line of a file, plain or compressed, without its end.
+    """Yield number, from 1, and text of each line of a file, plain or compressed, without its end.
 
-    Raises DataError where the file can't be read, or is not UTF-8.
+    Raises DataError if the file can't be read or is not UTF-8.
     """
     with reading(path), ReadAhead(path) as raw:
         for number, line in enumerate(_decoded(io.BufferedReader(TextStream(raw)), path), 1):
@@ -248,8 +252,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _decoded(text: IO[bytes], path: Path, newline: str | None = None) -> Iterator[str]:
-    """Lines with their ends. Raises DataError for one that is too long, before more of it is in memory."""
-    # Bytes that are no UTF-8 become surrogates, so that it is known where they are.
+    """Yield lines with their ends. Raises DataError for a line that is too long, without reading all of it."""
+    # Invalid bytes become surrogates, so that the error can name their row.
     lines = io.TextIOWrapper(text, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     for line in iter(partial(lines.readline, _LONGEST_TEXT), ""):
         if len(line) == _LONGEST_TEXT:

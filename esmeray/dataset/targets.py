@@ -1,6 +1,6 @@
-"""Targets of records, and those that are not known, in arrays and in tensors alike. Nothing here needs torch.
+"""Targets of records, including unknown ones, for arrays and tensors. Nothing here imports torch.
 
-Shape legend: T tokens, N records, C labels, G groups of them, P pairs of a record and a label that it has.
+Shape legend: T tokens, N records, C labels, G groups of labels, P pairs of a record and one of its labels.
 """
 
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 IGNORED_TARGET = -100
-"""Class that no loss looks at (PyTorch's ``ignore_index`` default)."""
+"""Class that losses ignore (PyTorch's ``ignore_index`` default)."""
 
 
 def has_target(targets: Any) -> Any:
-    """(T,) or (N,) bool: the tokens or sequences of which a target is known; losses are divided by their count.
+    """Return (T,) or (N,) bool: the tokens or sequences with a known target. Losses are divided by their count.
 
-    ``targets``: classes, (T,) or (N,) integers; or (N, C) numbers, of which one or more in a row is not NaN.
+    ``targets``: classes, (T,) or (N,) integers; or (N, C) numbers, known if at least one of the row is not NaN.
     """
-    # NaN alone differs from itself.
+    # Only NaN differs from itself. This works for arrays and tensors.
     return (targets == targets).any(-1) if targets.ndim == 2 else targets != IGNORED_TARGET
 
 
 @dataclass(frozen=True, eq=False)
 class SparseTargets:
-    """(N, C) targets in compressed rows; indexed, rows as they would stand in an array of float32.
+    """(N, C) targets in compressed rows. Indexing returns dense rows of float32.
 
     Attributes:
-        indptr: (N + 1,) int64, where the labels of each record begin in ``indices``, and where the last ones end.
-        indices: (P,) int32, the labels of one record after the other.
-        unknown: (N, G) bool, records of which no target of a group of labels is known.
+        indptr: (N + 1,) int64, start of each record's labels in ``indices``, and the end.
+        indices: (P,) int32, the labels of all records, concatenated.
+        unknown: (N, G) bool, True if a record's targets in a group of labels are unknown.
         groups: (C,) int64, the group of each label.
     """
 
@@ -44,12 +44,12 @@ class SparseTargets:
         return len(self.unknown), len(self.groups)
 
     def __getitem__(self, records: slice | NDArray) -> NDArray:
-        """(n, C) float32 of 0 and 1 of some records, NaN where unknown; by a slice, integers or a mask."""
-        # Whatever NumPy takes as an index means the same here as for an array.
+        """Return (n, C) float32 of 0 and 1, NaN if unknown, for records selected by a slice, integers or a mask."""
+        # Indexing a range supports all kinds of index that NumPy arrays do.
         records_N = np.arange(len(self.unknown))[records]
         targets_NC = np.zeros((records_N.size, len(self.groups)), dtype=np.float32)
         for row_C, start, end in zip(targets_NC, self.indptr[records_N], self.indptr[records_N + 1], strict=True):
             row_C[self.indices[start:end]] = 1
-        # Last: the rows of these have no labels, which is not the same as having none known.
+        # Last, because records with unknown targets have no labels, and their rows are 0 so far.
         targets_NC[self.unknown[records_N][:, self.groups]] = np.nan
         return targets_NC

@@ -1,4 +1,4 @@
-"""YAML that others may have written: of bounded depth and size, what its aliases repeat included."""
+"""Safe loading of untrusted YAML: bounded in depth and size, including repetition by aliases."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import yaml
 
 _DEEPEST = 100
 _MOST_NODES = 100_000
-"""Mappings, lists and values: some hundred times those of a file of settings."""
+"""Maximum number of mappings, lists and values, some hundred times as many as in a file of settings."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, whose every refusal is a YAMLError.
+    """PyYAML's safe loader with bounds; every error is a YAMLError.
 
-    PyYAML 6.0.3 recurses as deeply as the text says, and nine lines of aliases stand for a billion values.
+    PyYAML 6.0.3 recurses without a limit, and nine lines of aliases can stand for a billion values.
     """
 
     def __init__(self, stream: str) -> None:
@@ -21,13 +21,13 @@ class BoundedLoader(yaml.SafeLoader):
         self._nodes_of_anchored: dict[yaml.Node | None, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # now: the event is gone once the node is composed
+        mark = self.peek_event().start_mark  # read now, because composing consumes the event
         is_alias = self.check_event(yaml.AliasEvent)
         before = self._num_nodes
         self._depth += 1
         self._num_nodes += 1
         if self._depth <= _DEEPEST and self._num_nodes <= _MOST_NODES:
-            # Counted here, before anything is built: a billion nodes of aliases are nine lines until then.
+            # Counted before construction: until then, a billion nodes of aliases are only nine lines.
             node = super().compose_node(parent, index)
             if is_alias and node not in self._nodes_of_anchored:
                 raise yaml.composer.ComposerError(None, None, "an alias of what it stands in", mark)
@@ -42,5 +42,5 @@ class BoundedLoader(yaml.SafeLoader):
     def construct_document(self, node: yaml.Node) -> Any:
         try:
             return super().construct_document(node)
-        except (ValueError, OverflowError) as error:  # a date of no calendar, an integer of 5,000 digits
+        except (ValueError, OverflowError) as error:  # an invalid date, an integer of 5,000 digits
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error

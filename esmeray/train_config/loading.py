@@ -1,7 +1,7 @@
-"""From a YAML file and overrides to checked settings: an experiment's, or those of a command.
+"""Load checked settings from a YAML file and overrides, for an experiment or a command.
 
-Precedence: default < file < command line. The two sources are merged first and checked once, so that a rule over
-several keys sees what will really be used; every refusal is one line that names the file and line, or the option.
+Precedence: default < file < command line. File and overrides are merged first and checked once, so that rules over
+several keys see the final values. Every error is one line with the file and line, or the option.
 """
 
 import re
@@ -21,27 +21,27 @@ Settings = TypeVar("Settings", bound=Section)
 
 
 class MissingError(ConfigError):
-    """Settings that have no default are not given."""
+    """Settings without a default are missing."""
 
 
 SHIPPED = Path(__file__).resolve().parent
-"""Folder of the experiments that come with the code."""
+"""Folder of the experiments that are shipped with the code."""
 
 
 def load_settings(
     schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None, prefix: str = ""
 ) -> Settings:
-    """Read, merge and check settings of a schema; their options are ``--PREFIXsection.key``, which messages name.
+    """Read, merge and check settings of a schema. Messages name their options, ``--PREFIXsection.key``.
 
     ``path`` may be None, for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
-    Raises ConfigError with one line a problem, MissingError where all that is wrong is that some are missing.
+    Raises ConfigError with one line per problem, MissingError if the only problem is missing settings.
     """
     overrides = overrides or {}
     settings, lines = read_file(path) if path is not None else ({}, {})
     for name, field in schema.model_fields.items():
         if is_section(field.annotation) and field.is_required():
-            settings.setdefault(name, {})  # so that an error names the setting that is missing in it
-    # Merged before the check: an override may mend what the file alone has wrong.
+            settings.setdefault(name, {})  # so that the error names the missing setting, not the section
+    # Merge before the check: an override may correct an error in the file.
     for key, value in overrides.items():
         _set(settings, key, value)
     try:
@@ -51,23 +51,23 @@ def load_settings(
             missing = (".".join(map(str, detail["loc"])) for detail in error.errors())
             raise MissingError(f"missing: {', '.join(f'--{prefix}{name}' for name in missing)}") from error
         problem = _Problems(schema, prefix, path, lines, overrides)
-        # Each member of a union complains for itself: the last one says enough.
+        # Each member of a union reports an error of its own: keep the last one.
         problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
         raise ConfigError(*problems.values()) from error
 
 
 def dump_config(config: Section) -> str:
-    """The resolved settings as YAML, every key present."""
+    """Return the resolved settings as YAML, with every key."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """The settings of a file, and the line of each."""
+    """Return the settings of a file, and the line of each."""
     path = Path(path)
     candidates = (path, SHIPPED.parent / path, SHIPPED / f"{path}.yaml")
     try:
         refuse_special(path)
-        # Composed for the lines of the keys, which the loaded values have lost.
+        # Composed in addition to loading, because loaded values have no line numbers.
         text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=BoundedLoader)
         settings = yaml.load(text, Loader=BoundedLoader)
@@ -91,7 +91,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
     for key_node, value_node in node.value:
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
-        if key in lines:  # PyYAML takes the last one without a word
+        if key in lines:  # PyYAML would silently use the last one
             raise ConfigError(f"{path}:{line}: {'.'.join(key)} is set twice, first in line {lines[key]}: remove one")
         lines[key] = line
         _collect_lines(value_node, key, lines, path)
@@ -107,7 +107,7 @@ def _set(settings: dict[str, Any], key: KeyPath, value: Any) -> None:
 
 @dataclass
 class _Problems:
-    """Turns pydantic's errors into lines for a person."""
+    """Formats pydantic's errors as lines for users."""
 
     schema: type[Section]
     prefix: str
@@ -127,7 +127,7 @@ class _Problems:
         if overridden := self._overridden(key, error["msg"]):
             where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
         if error["type"] == "extra_forbidden":
-            # Sections, too: who writes traning: has mistyped one.
+            # Include sections: in `traning:` the section's name is misspelled.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
             return f"{where}: no such setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
@@ -135,12 +135,12 @@ class _Problems:
         return f"{where}: {message}" if name or overridden else message
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
-        """The options that an error concerns: of its setting, or those that a section's rule names."""
+        """Return the options that an error concerns: of its setting, or the ones that a section's rule names."""
         names = {option: ".".join(option[len(key) :]) for option in self.overrides if option[: len(key)] == key}
         return [option for option, name in names.items() if re.search(rf"\b{re.escape(name)}\b", message) or not name]
 
     def key(self, location: tuple[int | str, ...]) -> KeyPath:
-        """The start of pydantic's location that names a setting (it appends union members and list indices)."""
+        """Return the part of pydantic's location that names a setting, without union members and list indices."""
         names = tuple(map(str, location))
         starts = (names[:length] for length in range(len(names), 0, -1))
         return next((start for start in starts if start in self._keys), names)

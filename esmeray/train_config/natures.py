@@ -1,7 +1,7 @@
-"""Natures of settings: whether a value is a path, and what its change means to a run that is resumed.
+"""Natures of settings: the kind of path, and the effect of a change on a run that is resumed.
 
-A field of the schema carries them as metadata (``Annotated[int, UNSEEN]``); a section hands its own on to those of its
-fields that have none. The launcher and the resume check read them here, so that a new setting needs no other place.
+Natures are metadata of schema fields (``Annotated[int, UNSEEN]``). A section's nature applies to all of its fields
+that have none. The launcher and the resume check read natures here, so a new setting is declared in one place.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ Nature = TypeVar("Nature", bound=Enum)
 
 
 class OnResume(Enum):
-    """Meaning of a change to a run that has begun."""
+    """Effect of a changed setting on a run that has started."""
 
     FIXED = "refused once there is a checkpoint"
     FREE = "allowed, with a remark, until the run is finished"
@@ -33,7 +33,7 @@ FIXED, FREE, END, UNSEEN = OnResume
 
 
 class PathKind(Enum):
-    """Meaning of a relative path, which workers in other folders need as an absolute one."""
+    """Meaning of a relative path. Workers run in other folders and need absolute paths."""
 
     PATH = "of the current folder"
     PATH_OR_NAME = "of the current folder, where it is one; else a name"
@@ -45,12 +45,12 @@ PATH, PATH_OR_NAME, SHIPPED_PATH, LINKED_PATH = PathKind
 
 
 def on_resume(schema: type[Section], key: str) -> OnResume:
-    """The nature of a dotted key: its own, or that of the innermost section around it that has one."""
+    """Return the nature of a dotted key: its own, otherwise the innermost enclosing section's."""
     nature = FREE
     section: Any = schema
     for name in key.split("."):
         if not is_section(section) or name not in section.model_fields:
-            break  # a key of an older version, or below a setting that is a mapping
+            break  # a key of an older version, or inside a setting that is a mapping
         field = section.model_fields[name]
         nature = _metadata(field, OnResume) or nature
         section = field.annotation
@@ -58,7 +58,7 @@ def on_resume(schema: type[Section], key: str) -> OnResume:
 
 
 def with_absolute_paths(section: Settings) -> Settings:
-    """The settings with every path absolute, for processes that run in other folders, maybe on other nodes."""
+    """Return the settings with absolute paths, for processes in other folders, maybe on other nodes."""
     changes: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -69,16 +69,16 @@ def with_absolute_paths(section: Settings) -> Settings:
             absolute = [with_absolute_paths(item) if isinstance(item, Section) else item for item in value]
         elif value is not None and (kind := _metadata(field, PathKind)) is not None:
             absolute = absolute_path(value, kind)
-        if absolute != value:  # else every section would be copied, and its fields count as set
+        if absolute != value:  # otherwise every section would be copied, and its fields would count as set
             changes[name] = absolute
     return section.model_copy(update=changes)
 
 
 def absolute_path(value: str, kind: PathKind = PATH) -> str:
-    """A path of this kind, absolute and, but for LINKED_PATH, without symbolic links; a name or a URI as it is."""
+    """Return an absolute path, without symbolic links except for LINKED_PATH. Names and URIs stay as they are."""
     if (uri := uri_of(value)) is not None:
         return uri
-    path = expanded(value)  # here: a worker may be another user, with another home
+    path = expanded(value)  # expanded here, because a worker may be another user, with another home
     if kind is PATH_OR_NAME and not path.exists():
         return value
     if kind is SHIPPED_PATH and not path.exists():

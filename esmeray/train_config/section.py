@@ -1,4 +1,4 @@
-"""Building blocks of the settings' sections."""
+"""Building blocks for sections of settings."""
 
 import re
 import types
@@ -24,22 +24,22 @@ from esmeray.common.text import refusal
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
-"""Settings given on the command line: texts, or None and [] for what ``none`` clears."""
+"""Settings from the command line: texts; None or [] if set to ``none``."""
 
 DEFAULT_TOKENS = 8192
-"""Budget of a batch, special tokens included, of training and of what a head predicts."""
+"""Default token budget of a batch, special tokens included, for training and for prediction by a head."""
 
 STORES = "stores"
-"""Folder of the storage path in which made stores lie, beside the runs."""
+"""Folder of generated stores in the storage path, next to the runs."""
 
 
 def _is_folder_name(name: str) -> str:
-    # It becomes a part of paths, of URIs and of commands that are printed to be typed.
+    # The name becomes part of paths, URIs and printed commands.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
             f"{name!r} is no name of a folder: use letters, digits, '.', '_' and '-', with a letter or digit first"
         )
-    if name == STORES:  # which lies among the runs
+    if name == STORES:  # this folder is next to the runs
         raise ValueError(f"{name!r} is the folder of the stores that runs make: choose another name")
     return name
 
@@ -49,84 +49,84 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-# Bounded: some digits too many would else be found out by the machine's memory.
+# Bounded, because a typo of a few digits would otherwise end in out of memory.
 Tokens = Annotated[int, Field(gt=0, le=2**24)]
-"""Tokens of a micro-batch or a sequence."""
+"""Number of tokens in a micro-batch or a sequence."""
 Channels = Annotated[int, Field(gt=0, le=2**16)]
-"""Also layers, heads, processes and other sizes of which no machine holds more."""
+"""Number of channels, layers, heads, processes and similar sizes, far above any real one."""
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = bool | Literal["auto"]
-"""Of layers: read as they are needed; auto: where memory does not suffice."""
+"""Reading of layers on demand; auto: if memory is too small to hold them."""
 Weights = Literal["stored", "int8"]
-"""Of layers: as they are stored, or of 8 bits with a scale for each output channel."""
+"""Weights of layers: as stored, or 8 bits with a scale per output channel."""
 OneOrMore = BeforeValidator(lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value)
-"""Of a setting that is one value or a list: on the command line both are lists."""
+"""Validator for a setting that is one value or a list; on the command line both are lists."""
 FolderName = Annotated[str, AfterValidator(_is_folder_name)]
-"""Name of a run or a search, in the storage path."""
+"""Name of a run or a search, a folder in the storage path."""
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are fixed once checked, and the text below a setting is
-    its description."""
+    """Base class of sections. Unknown keys are refused, values are immutable, and the docstring below a setting is its
+    description."""
 
-    # Namespaces: model.NAME is a section here, and pydantic would warn of model_ in the name of a field.
+    # protected_namespaces: pydantic would warn about field names that start with model_, but model is a section here.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
     @classmethod
     def of(cls, **arguments: Any) -> Self:
-        """The section with these arguments of a function of Python. Raises ConfigError, which names each wrong one."""
+        """Build a section from arguments of a Python call. Raises ConfigError with one line per wrong argument."""
         try:
             return cls(**arguments)
         except ValidationError as error:
-            # Each member of a union complains for itself: the last one says enough.
+            # Each member of a union reports an error of its own: keep the last one.
             problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
             raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
 
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
-        # Here and not in each setting: `source: a.fasta` is what everybody writes first.
+        # For all list settings: `source: a.fasta` is the natural way to write one value.
         is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
         return [value] if is_list and isinstance(value, (str, int, float)) else value
 
 
 class Compute(NamedTuple):
-    """Precision and token budget that a computation has on its device."""
+    """Resolved precision and token budget of a computation on its device."""
 
     precision: Precision
     tokens: int
 
 
 class ComputeSection(Section):
-    """Device and precision of a computation, and its batches."""
+    """Device, precision and batches of a computation."""
 
     device: str | None = None
-    """Device that computes: cpu, cuda, cuda:1 ... Default: CUDA where there is one."""
+    """Device of the computation: cpu, cuda, cuda:1 ... Default: CUDA if available."""
     precision: Precision | None = None
-    """Precision of the computation. Default: bf16; fp32 if a processor that computes has no instructions for bf16."""
+    """Precision of the computation. Default: bf16, or fp32 if the CPU that computes has no bf16 instructions."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     stream: Stream = "auto"
-    """Read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory: always, never, or
-    where memory does not suffice. The results are the same."""
+    """Read the layers of an ESM-2 from disk for every 16,384 tokens instead of keeping them in memory: true, false, or
+    auto: if memory is too small. The results are the same."""
     weights: Weights = "stored"
-    """Weights of the layers of an ESM-2: stored; int8: rounded to 8 bits, in half the memory and the bytes of bf16, for
-    other vectors, which are very near."""
+    """Weights of the layers of an ESM-2. stored: as in the checkpoint; int8: rounded to 8 bits, half the memory and
+    bytes of bf16; the vectors differ slightly."""
 
     def resolved(self, on_cuda: bool) -> Compute:
-        """The same with the defaults of the device, which is of this machine."""
+        """Return the settings with the defaults of the device, for this machine."""
         precision = self.precision or default_precision(on_cuda)
-        # On the CPU a small batch stays in the cache; a GPU needs a large one to be busy.
+        # A small batch stays in the CPU's cache; a GPU needs a large one to be busy.
         return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
 
 
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:
-    """Test for the type of a section, whose settings lie below it."""
+    """Return whether a setting's type is a section."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def sections_of(schema: type[Section], path: KeyPath = ()) -> dict[KeyPath, type[Section]]:
-    """The schema and every section below it, outer ones first."""
+    """Return the schema and all sections below it, outer ones first."""
     sections = {path: schema}
     for name, field in schema.model_fields.items():
         if is_section(field.annotation):
@@ -135,29 +135,29 @@ def sections_of(schema: type[Section], path: KeyPath = ()) -> dict[KeyPath, type
 
 
 def own_settings(section: type[Section], path: KeyPath = ()) -> dict[KeyPath, FieldInfo]:
-    """The settings of a section at this path, without those of sections below it."""
+    """Return the settings of a section at this path, without its subsections."""
     return {(*path, name): field for name, field in section.model_fields.items() if not is_section(field.annotation)}
 
 
 def settings_of(schema: type[Section]) -> dict[KeyPath, FieldInfo]:
-    """Every setting of a schema."""
+    """Return all settings of a schema."""
     sections = sections_of(schema).items()
     return {key: field for path, section in sections for key, field in own_settings(section, path).items()}
 
 
 def list_type(annotation: Any) -> Any:
-    """The list or tuple that a setting is, or may be; None otherwise."""
-    members = (annotation, *typing.get_args(annotation))  # those of list[int] | None, too
+    """Return the list or tuple type that a setting is or may be; None otherwise."""
+    members = (annotation, *typing.get_args(annotation))  # also finds list[int] in list[int] | None
     return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
 
 
 def may_be_none(annotation: Any) -> bool:
-    """Test for a setting that can be cleared."""
+    """Return whether a setting can be set to none."""
     return type(None) in typing.get_args(annotation)
 
 
 def metavar(annotation: Any) -> str:
-    """Placeholder of a setting's value in the help, such as ``INT`` or ``{bf16,fp16,none}``."""
+    """Return the placeholder of a setting's value in the help, e.g. ``INT`` or ``{bf16,fp16,none}``."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "{" + ",".join(map(str, arguments)) + "}"

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Fault:
 
     def inflict(self, machines: Machines, driver: subprocess.Popen[bytes], pid: int, checkpoints: Path) -> Mend:
         if self.what in ("worker", "driver"):
-            os.kill(pid if self.what == "worker" else driver.pid, self.how)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid if self.what == "worker" else driver.pid, self.how)
         elif self.what == "machines":
             return self.how(machines)
         elif self.what == "checkpoint":

@@ -1,6 +1,6 @@
-"""Packed batches of labelled records: slices of a token store, or cached features, with the label of each.
+"""Packed batches of labelled records: slices of a token store, or cached features, with labels.
 
-A batch is a few slices of a memory map (:mod:`esmeray.dataset.tokens.token_store`), a microsecond each.
+A batch consists of a few slices of a memory map (:mod:`esmeray.dataset.tokens.token_store`), about a microsecond each.
 
 Shape legend: T tokens, N sequences, C labels, D channels, R residues of the whole store.
 """
@@ -22,9 +22,9 @@ from esmeray.dataset.tokens.token_store import TokenStore
 
 @dataclass(frozen=True)
 class Labels:
-    """Targets of every sequence, (records,) int64 or (records, C) float32, maybe sparse, or of residues, (R,) int64.
+    """Targets of all records: (records,) int64, (records, C) float32 (maybe sparse), or (R,) int64 for residues.
 
-    ``weights``: (records,) float32 or None, of each sequence in the loss.
+    ``weights``: (records,) float32, weight of each sequence in the loss, or None.
     """
 
     targets: NDArray[np.generic] | SparseTargets
@@ -35,7 +35,8 @@ class Labels:
 class LabelledSource(BatchSource):
     """Batches of labelled records.
 
-    ``max_length``: tokens without special ones; a longer record is cropped. ``seed``: of random windows.
+    ``max_length``: maximum tokens of a record, without special tokens; longer records are cropped. ``seed``: seed of
+    random windows.
     """
 
     def __init__(self, tokens: TokenStore, labels: Labels, *, max_length: int, crop: Crop, seed: int = 0) -> None:
@@ -44,14 +45,14 @@ class LabelledSource(BatchSource):
         self._around = [np.asarray(ids, dtype=np.int64) for ids in (tokens.manifest.prefix, tokens.manifest.suffix)]
         self._num_special = sum(ids.size for ids in self._around)
         lengths = tokens.lengths.astype(np.int64)
-        # Of residues alone: it travels to each loader process.
+        # Only for per-residue labels, because the array is sent to each loader process.
         self._residue_starts = np.cumsum(lengths) - lengths if labels.per_residue else lengths[:0]
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._tokens.lengths[records_N], self._max_length) + self._num_special
 
     def without_tokens(self, records_N: Indices) -> SourceBatch:
-        """Targets and weights of records, whose sequences have no tokens here; not for targets of residues."""
+        """Return targets and weights of records, without their tokens; not for per-residue targets."""
         batch = packed_from_tokens(np.empty(0, dtype=np.int64), np.zeros_like(records_N), records_N)
         return self._labelled(batch, self.token_lengths(records_N), self._labels.targets[records_N])
 
@@ -65,7 +66,7 @@ class LabelledSource(BatchSource):
             if self._labels.per_residue:
                 first = int(self._residue_starts[record])
                 inner = [self._labels.targets[first + start : first + start + length] for start, length in spans]
-                # Special tokens have no label, and the targets must be as long as the tokens.
+                # Special tokens have no label, but targets must be as long as the tokens.
                 before, after = (np.full_like(ids, IGNORED_TARGET) for ids in self._around)
                 residue_targets += [before, *inner, after]
         lengths_N = kept_N + self._num_special
@@ -82,7 +83,7 @@ class LabelledSource(BatchSource):
         return SourceBatch(batch, int(has_target(targets).sum()), int(lengths_N.sum()))
 
     def _spans(self, epoch: int, records_N: Indices, kept_N: NDArray[np.int64]) -> list[list[tuple[int, int]]]:
-        """Windows of each record, as (start, length)."""
+        """Return the windows of each record as (start, length)."""
         whole_N = self._tokens.lengths[records_N].astype(np.int64)
         if self._crop == "ends":
             return [_both_ends(whole, kept) for whole, kept in zip(whole_N.tolist(), kept_N.tolist(), strict=True)]
@@ -100,20 +101,20 @@ def _both_ends(whole: int, kept: int) -> list[tuple[int, int]]:
 
 
 class FeatureSource(BatchSource):
-    """The same batches as a source of labelled records has, with a frozen network's features instead of running it.
+    """Batches of a :class:`LabelledSource` with cached features in place of running the frozen network.
 
     Args:
-        source: of the records; its cropping is that which the features were computed with.
-        features: of every record's sequence: ``rows`` (rows, D) of each key.
-        keys: (records,) of each record's features.
-        pooled: each sequence has one row, and a batch no tokens; else a row for each token.
+        source: source of the records; its cropping must be the one that the features were computed with.
+        features: features of all sequences; ``features.rows(keys)`` yields (rows, D) per key.
+        keys: (records,) key of each record's features.
+        pooled: True if each sequence has one row and batches have no tokens; False if each token has a row.
     """
 
     def __init__(self, source: LabelledSource, features: Any, keys: NDArray[np.integer], *, pooled: bool) -> None:
         self._source, self._features, self._keys, self._pooled = source, features, keys, pooled
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens of each record, whether or not they are in the batch: what steps are planned by."""
+        """(N,) tokens of each record, even if batches have no tokens, because steps are planned by tokens."""
         return self._source.token_lengths(records_N)
 
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:

@@ -1,7 +1,7 @@
-"""Sources of batches, and batches prepared in loader processes.
+"""Sources of batches, and a loader that prepares batches in other processes.
 
-In: a source of batches; for residues a store and the settings of the preparation. Out: packed batches as torch tensors,
-in the order in which they are asked for.
+In: a source of batches; for residues, a store and the preparation settings. Out: packed batches as torch tensors, in
+the order of the requests.
 
 Shape legend: T tokens, N sequences, M tokens to predict.
 """
@@ -32,18 +32,18 @@ from esmeray.dataset.tokens.esm import packed_from_tokens
 
 Indices: TypeAlias = NDArray[np.int64]
 Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int]
-"""An epoch, the records of a batch and, where the source follows it, the step of training."""
+"""Epoch, the records of a batch and, for sources that follow steps, the training step."""
 
 
 class SourceBatch(NamedTuple):
-    """A batch, how many of its targets a loss is taken at, and how many tokens its records have."""
+    """A batch, the number of its targets in the loss, and the number of tokens of its records."""
 
     batch: PackedBatch
     num_targets: int
     num_tokens: int
 
     def without_targets(self) -> "SourceBatch":
-        """The batch of a rank for which a step has none left: nothing counts, and collectives are equally many."""
+        """Return a filler for a rank without a batch in a step: nothing counts, but collectives stay aligned."""
         return SourceBatch(self.batch.without_targets(), 0, 0)
 
 
@@ -51,8 +51,8 @@ class BatchSource(ABC):
     """Makes batches of records.
 
     Attributes:
-        follows_steps: what is made of them depends on the step of training.
-        record_sequences: sequences that a record gives, such as two of a pair.
+        follows_steps: True if batches depend on the training step.
+        record_sequences: number of sequences per record, e.g. 2 for pairs.
     """
 
     follows_steps = False
@@ -60,28 +60,28 @@ class BatchSource(ABC):
 
     @abstractmethod
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
-        """(N,) tokens that each record gives, special tokens included, after cropping."""
+        """Return (N,) tokens of each record after cropping, special tokens included."""
 
     @abstractmethod
     def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """The records of one batch, a function of epoch and records alone."""
+        """Return a batch of records; it depends only on epoch and records."""
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches in the order asked for. Starting another iteration ends this one."""
+        """Yield the batches in the order of the requests. Starting another iteration ends this one."""
         return starmap(self.batch, requests)
 
     def preparation(self) -> Callable[..., Any]:
-        """The callable that a loader process unpickles and calls instead of :meth:`batch`; its result is sent back."""
+        """Return the callable that loader processes unpickle and call in place of :meth:`batch`."""
         return partial(_arrays_of, self.batch)
 
     def finished(self, prepared: Any, records_N: Indices) -> SourceBatch:
-        """The batch, of what a loader process prepared."""
+        """Return the batch from the result of a loader process."""
         arrays, num_targets, num_tokens = prepared
         return SourceBatch(arrays.map(torch.from_numpy), num_targets, num_tokens)
 
 
 def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices) -> SourceBatch:
-    """A batch with NumPy's arrays for tensors: these are pickled in a tenth of the time."""
+    """Make a batch with NumPy arrays in place of tensors, which pickle in a tenth of the time."""
     made = make(epoch, records_N)
     return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
@@ -97,7 +97,7 @@ class ResidueSource(BatchSource):
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
     def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
-        """Raises DataError where the store is damaged."""
+        """Return a batch. Raises DataError if the store is damaged."""
         return self.finished(prepare_batch(self._store, self._settings, epoch, records_N, step), records_N)
 
     def preparation(self) -> Callable[..., PreparedBatch]:
@@ -109,7 +109,7 @@ class ResidueSource(BatchSource):
             prepared.tokens,
             np.diff(prepared.cu_seqlens),
             records_N,
-            # The byte of "no target" is -100 in int8, torch's own value for it: no second pass over the targets.
+            # NO_TARGET as int8 is -100, torch's ignore_index, so no second pass over the targets is needed.
             by_token={TARGETS: torch.from_numpy(prepared.targets.view(np.int8).astype(np.int64))},
             target_positions=None if positions_M is None else torch.from_numpy(positions_M),
         )
@@ -118,19 +118,19 @@ class ResidueSource(BatchSource):
 
 
 class Loader:
-    """Batches of a source, prepared in loader processes that live until closed."""
+    """Batches of a source, prepared in loader processes that run until the loader is closed."""
 
     def __init__(self, source: BatchSource, num_workers: int, prefetch: int) -> None:
-        """Start nothing yet; each of ``num_workers`` processes will prepare ``prefetch`` batches ahead."""
+        """Set up without starting processes. Each of ``num_workers`` will prepare ``prefetch`` batches ahead."""
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
-        self._turn = 0  # of iterations: an old one finds out by it that another has begun
+        self._turn = 0  # number of the current iteration; an older one ends when it changes
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """The batches asked for, in order.
+        """Yield the requested batches in order.
 
-        Raises LoaderProcessLost where a loader process was killed; the next iteration starts a new one.
+        Raises LoaderProcessLost if a loader process was killed; the next iteration starts a new one.
         """
         if not self._num_workers:
             yield from self._source.batches(requests)
@@ -139,34 +139,34 @@ class Loader:
         self._turn += 1
         turn = self._turn
         try:
-            self._start()  # here and not before: a plan alone, as of a dry run, starts no process
-            # In turn, and replies are taken in the same turn: so batches come in the order of the requests.
+            self._start()  # not earlier, so that a dry run, which only plans, starts no process
+            # Requests and replies cycle through the processes in the same order, which keeps the batches in order.
             turns = cycle(self._processes)
             for request in islice(requests, self._num_workers * self._prefetch):
                 self._send(turns, request)
             while self._in_flight:
                 process, records_N = self._in_flight.popleft()
                 prepared = process.reply()
-                # Asked before the batch is handed out: the process works while the step computes.
+                # Send the next request before yielding, so that the process works while the step computes.
                 for request in islice(requests, 1):
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
                 if turn != self._turn:
                     raise RuntimeError("another iteration over the same batches was started, which ended this one")
         except GeneratorExit:
-            raise  # what is on its way is dropped when the next iteration starts
+            raise  # outstanding replies are dropped when the next iteration starts
         except BaseException:
             if turn == self._turn:
-                self.close()  # a request may be half written, so nothing further can be asked of these processes
+                self.close()  # a request may be half written, so these processes can't be used any more
             raise
 
     @property
     def queue_depth(self) -> int | None:
-        """Batches that are prepared and not taken yet; None where they are made when they are asked for."""
+        """Number of prepared batches that wait; None without loader processes."""
         return sum(process.replies.qsize() for process in self._processes) if self._num_workers else None
 
     def close(self) -> None:
-        """End the processes. May be called again."""
+        """End the processes. Can be called more than once."""
         self._in_flight.clear()
         while self._processes:
             self._processes.pop().close()
@@ -174,7 +174,7 @@ class Loader:
     def _start(self) -> None:
         while self._in_flight:
             process, _ = self._in_flight.popleft()
-            process.next_reply()  # which nobody wants any more
+            process.next_reply()  # drop the outstanding reply
         missing = self._num_workers - len(self._processes)
         self._processes += [LoaderProcess(self._source.preparation()) for _ in range(missing)]
 

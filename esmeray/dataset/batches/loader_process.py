@@ -1,10 +1,11 @@
-"""A process that prepares batches for a training worker, and the worker's end of the line to it.
+"""Process that prepares batches for a training worker, and the worker's handle to it.
 
-The process is a program of its own: a fork of a worker that runs threads or has a store open is unsafe, and a
-multiprocessing child would first import the worker's main module, which is Ray's. For residues it imports neither torch
-nor Ray and is ready in a fraction of a second and a few tens of megabytes; otherwise torch, 2 s and 200 MB. Requests
-come pickled by stdin, replies go in the same order by stdout. It ends when stdin does, which the kernel sees to even
-when the worker is killed. Ctrl-C is the worker's to handle.
+It is a separate program. Forking a worker with threads or an open store is unsafe, and a multiprocessing child would
+first import the worker's main module, which is Ray's. For residues it imports neither torch nor Ray, and starts in a
+fraction of a second with a few tens of megabytes. Otherwise it imports torch: 2 s and 200 MB.
+
+Pickled requests arrive on stdin, and replies go to stdout in the same order. The process ends when stdin is closed,
+which the kernel does even if the worker is killed. Only the worker handles Ctrl-C.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from esmeray.common import errors
 from esmeray.common.command_line import kept_from_children
 
 _KEPT_BYTES = 32 << 20
-"""The most that glibc allows to be kept (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
+"""Maximum that glibc allows to keep (DEFAULT_MMAP_THRESHOLD_MAX); a batch of 64 ki tokens takes 2 MiB."""
 
 _PARENT_POLL_S = 1.0
 _END_TIMEOUT_S = 5.0
@@ -39,30 +40,30 @@ class LoaderProcessLost(errors.ResourceError):
 
 
 class LoaderProcess:
-    """The worker's end: hand in requests, take prepared batches in the same order."""
+    """Worker's handle to the process: send requests, receive prepared batches in the same order."""
 
     def __init__(self, prepare: Callable[..., Any]) -> None:
-        """Start the process; it unpickles ``prepare``, which opens its own stores."""
+        """Start the process. It unpickles ``prepare``, which opens its own stores."""
         with kept_from_children():
             self._process = subprocess.Popen(
-                # -P: a module of the user's working folder must not hide one of Python's.
+                # -P: a module in the user's working folder must not shadow a Python module.
                 [sys.executable, "-P", "-m", "esmeray.dataset.batches.loader_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=_environment(),
-                process_group=0,  # Ctrl-C at the terminal goes to the worker alone, from the first moment on
+                process_group=0,  # so that Ctrl-C at the terminal reaches only the worker, from the start
             )
-        # What was prepared, or an exception; None at the end.
+        # Prepared batches or exceptions; None at the end.
         self.replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # A daemon, as it waits on the pipe for as long as the process lives.
+        # A daemon thread, because it blocks on the pipe as long as the process lives.
         threading.Thread(target=_collect, args=(self._process.stdout, self.replies), daemon=True).start()
-        # Also where nobody closes it: a worker that ends by an exception, or drops the loader.
+        # A finalizer, for workers that end by an exception or drop the loader without closing it.
         self.close = weakref.finalize(self, _end_process, self._process)
         self.pid = self._process.pid
         self.request(os.getpid(), prepare)
 
     def request(self, *request: Any) -> None:
-        """Ask for a batch: epoch, records and perhaps step. Raises LoaderProcessLost where the process is gone."""
+        """Request a batch: epoch, records and, optionally, step. Raises LoaderProcessLost if the process has ended."""
         assert self._process.stdin is not None
         try:
             _send(request, self._process.stdin)
@@ -70,10 +71,10 @@ class LoaderProcess:
             raise self._lost() from error
 
     def reply(self) -> Any:
-        """Wait for the batch that was asked for longest ago.
+        """Wait for the oldest requested batch.
 
-        Raises the EsmerayError that the process raised, RuntimeError with the traceback of a fault of the program
-        there, LoaderProcessLost where the process is gone.
+        Raises the EsmerayError that the process raised; RuntimeError with the traceback of any other exception there;
+        LoaderProcessLost if the process has ended.
         """
         reply = self.next_reply()
         if reply is None:
@@ -83,14 +84,14 @@ class LoaderProcess:
         return reply
 
     def next_reply(self) -> Any:
-        """Wait for a reply, whatever it is: an exception, or None where the process is gone."""
+        """Wait for the next reply: a batch, an exception, or None if the process has ended."""
         reply = self.replies.get()
         if reply is None:
-            self.replies.put(None)  # stays the last word for whoever asks next
+            self.replies.put(None)  # keep it for later calls
         return reply
 
     def _lost(self) -> LoaderProcessLost:
-        # The pipe breaks a moment before the kernel has an exit code to say why.
+        # The pipe breaks shortly before the kernel has the exit code.
         try:
             code: int | None = self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -101,8 +102,11 @@ class LoaderProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The worker's own module search path, one thread for NumPy, which has nothing to compute with more, and memory
-    that glibc keeps for the next batch: given back after each, its pages come anew, which costs more than masking."""
+    """Return the environment of the process.
+
+    It has the worker's module search path, and one thread for NumPy, which gains nothing from more. glibc keeps freed
+    memory for the next batch, because new pages would cost more time than masking.
+    """
     paths = [path or str(Path.cwd()) for path in sys.path]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     keeping = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(_KEPT_BYTES))
@@ -110,18 +114,18 @@ def _environment() -> dict[str, str]:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill it: it only reads, so there is nothing that it would have to finish."""
+    """Kill the process, which only reads and has nothing to finish."""
     process.kill()
     process.wait()
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # a request may still stand in the buffer
+    with contextlib.suppress(BrokenPipeError):  # the buffer may still hold a request
         process.stdin.close()
 
 
 def _collect(stream: IO[bytes], replies: queue.SimpleQueue[Any]) -> None:
-    """Move replies into the queue as they come, so that the process never waits for the worker; None at the end."""
+    """Move replies into the queue as they arrive, so that the process never waits for the worker; None at the end."""
     try:
-        with stream, contextlib.suppress(EOFError, pickle.UnpicklingError):  # the second where a reply was cut
+        with stream, contextlib.suppress(EOFError, pickle.UnpicklingError):  # UnpicklingError if a reply was cut off
             while True:
                 replies.put(_receive(stream))
     finally:
@@ -134,22 +138,22 @@ def _send(message: object, stream: IO[bytes]) -> None:
 
 
 def _receive(stream: IO[bytes]):
-    return pickle.load(stream)  # noqa: S301 - between a worker and the process that it started, over their own pipe
+    return pickle.load(stream)  # noqa: S301 - only a worker and the process that it started use the pipe
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints must not get between the replies
+    os.dup2(2, 1)  # send prints to stderr, so that they don't mix with the replies
     try:
         parent, prepare = _receive(requests)
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-        # One after the other and in order, which is what the worker matches replies with requests by.
+        # Strictly in order, because the worker matches replies to requests by order.
         while True:
             _send(_answer(prepare, _receive(requests)), replies)
     except (EOFError, pickle.UnpicklingError, BrokenPipeError):
-        os._exit(0)  # the worker is gone; nothing is left to flush to
+        os._exit(0)  # the worker has ended, so there is nothing to flush to
 
 
 def _answer(prepare: Callable[..., Any], request: tuple[Any, ...]) -> Any:
@@ -157,12 +161,12 @@ def _answer(prepare: Callable[..., Any], request: tuple[Any, ...]) -> Any:
         return prepare(*request)
     except errors.EsmerayError as error:
         return error
-    except Exception:  # noqa: BLE001 - for the worker to raise: a dead process would look like a fault of the machine
+    except Exception:  # noqa: BLE001 - raised in the worker; a dead process would look like a machine fault
         return RuntimeError(f"in a loader process:\n{traceback.format_exc()}")
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End when the worker has, even where some other process of its holds the write end of stdin open."""
+    """Exit after the worker, even if another of its processes keeps the write end of stdin open."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)

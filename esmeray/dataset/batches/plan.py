@@ -1,14 +1,18 @@
-"""The plan of an epoch: sequences that share a batch, batches that share a step, from the lengths alone.
+"""Plan an epoch from the lengths alone: which sequences share a batch, and which batches share a step.
 
-In: the length of each sequence in tokens, a token budget and, where one is set, the most sequences that a batch may
-have. Out: an :class:`EpochPlan`, the same on every rank, in which each record stands exactly once. Each rank takes its
-part of the plan; nothing is exchanged between ranks.
+In: tokens per sequence, a token budget and, optionally, the maximum number of sequences per batch. Out: an
+:class:`EpochPlan` with each record exactly once. It is the same on every rank: each rank takes its part of the plan,
+and nothing is exchanged between ranks.
 
-How a batch is filled: the epoch's records are shuffled. Of a window of them, half is laid end to end and cut into
-batches as it comes, so what shares a batch is random; the other half is a pool, sorted by length, from which
-each batch's last gap is filled with the longest sequence that fits, until none does or the batch has its most
-sequences. The rest of the pool and of the last cut is shuffled into the next window. Work is a few binary searches
-for each batch, not for each record.
+Batches are filled as follows:
+
+- The epoch's records are shuffled and processed in windows.
+- Half of a window is concatenated and cut into batches, so that batches are random.
+- The other half is a pool, sorted by length. Each batch's gap is filled with the longest sequences that fit, until none
+  fits or the batch has its maximum of sequences.
+- The rest of the pool and of the last cut is shuffled into the next window.
+
+This takes a few binary searches per batch, not per record.
 
 Shape legend: N sequences, B batches.
 """
@@ -28,21 +32,21 @@ from esmeray.dataset.fasta.records import stretches
 Indices = NDArray[np.int64]
 
 _SHUFFLE_STREAM = 0x5041434B
-"""Keeps the shuffle's random numbers apart from those of other uses of the same seed ('PACK' in ASCII)."""
+"""Separates the shuffle's random numbers from other uses of the same seed ('PACK' in ASCII)."""
 
 _LEAST_BATCHES_PER_WINDOW = 8
-"""A window of fewer batches than this would leave much of each unfilled, so a smaller one is widened."""
+"""Minimum batches per window. A smaller window would leave large gaps in its batches, so it is widened."""
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The batches of one epoch, in the order in which they are trained on.
+    """The batches of one epoch in training order.
 
     Attributes:
-        records: (N,) int64, the records of all batches, end to end.
-        offsets: (B+1,) int64, where each batch starts in ``records``.
-        batches_per_step: batches of an optimizer step over all workers; the last step may have fewer.
-        ramp: (R+1,) int64, the first batch of each step that has fewer by plan, and the one after them.
+        records: (N,) int64, the records of all batches, concatenated.
+        offsets: (B+1,) int64, start of each batch in ``records``, and the end.
+        batches_per_step: batches per optimizer step over all workers; the last step may have fewer.
+        ramp: (R+1,) int64, the first batch of each of the R ramp steps, which have fewer batches, and the end.
     """
 
     records: Indices
@@ -56,7 +60,7 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        # An epoch may end within the ramp, whose steps are then all that there are.
+        # An epoch may end within the ramp.
         if self.num_batches <= self.ramp[-1]:
             return int(np.searchsorted(self.ramp, self.num_batches))
         return self.ramp.size - 1 - int(self.ramp[-1] - self.num_batches) // self.batches_per_step
@@ -65,11 +69,11 @@ class EpochPlan:
         return self.records[self.offsets[batch] : self.offsets[batch + 1]]
 
     def rank_batches(self, step: int, rank: int, world_size: int) -> list[int | None]:
-        """The batches that one rank takes in an optimizer step: every ``world_size``-th, from its own rank on.
+        """Return the batches of one rank in an optimizer step: every ``world_size``-th batch, from its rank on.
 
-        Every rank gets equally many, as collective operations need; None stands for a filler.
+        All ranks get the same number, as collective operations require; None stands for a filler.
         """
-        # Steps beyond the ramp are alike, so that no table of them is kept.
+        # Steps after the ramp are all alike, so they need no table.
         beyond = step - (self.ramp.size - 1)
         first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
         size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
@@ -78,9 +82,9 @@ class EpochPlan:
 
 
 class Groups(NamedTuple):
-    """Groups of N sequences, of which a step is to hold several members.
+    """Groups of N sequences. A step should have several members of a group.
 
-    ``ids``: (N,) int64. ``members``: of a group that stand beside each other, where it has as many.
+    ``ids``: (N,) int64. ``members``: number of a group's members that are placed next to each other, if it has enough.
     """
 
     ids: Indices
@@ -88,7 +92,7 @@ class Groups(NamedTuple):
 
 
 def micro_batches(batches_per_step: int, world_size: int) -> int:
-    """Batches that each rank takes in one optimizer step, fillers included."""
+    """Return the batches per rank in one optimizer step, fillers included."""
     return -(-batches_per_step // world_size)
 
 
@@ -107,13 +111,13 @@ def plan_epoch(
     """Pack each record into exactly one batch of at most ``budget`` tokens and ``max_sequences`` sequences.
 
     Args:
-        lengths_N: (N,) tokens of each sequence, special tokens included, after cropping.
-        window: sequences that are looked at together. Larger fills better, smaller shuffles better.
-        records: (N,) what to call the sequences in the plan; 0..N-1 if left out.
-        max_sequences: None for any number. Where it binds, batches are not filled with tokens.
-        groups: of the sequences, where members are to stand beside each other. Gaps of batches are then not filled.
+        lengths_N: (N,) tokens of each sequence after cropping, special tokens included.
+        window: number of sequences that packing considers together. Larger fills better, smaller shuffles better.
+        records: (N,) record index of each sequence; default: 0..N-1.
+        max_sequences: maximum sequences per batch, None for any number. If it is reached, token budgets stay unused.
+        groups: groups whose members are placed next to each other. Gaps in batches are then not filled.
 
-    Raises DataError where a sequence is longer than the budget.
+    Raises DataError if a sequence is longer than the budget.
     """
     names_N = np.arange(lengths_N.size, dtype=np.int64) if records is None else records
     too_long = np.flatnonzero(lengths_N > budget)
@@ -123,13 +127,13 @@ def plan_epoch(
             f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
             f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
         )
-    # Of seed and epoch alone: every rank shuffles alike, and nothing is exchanged.
+    # The seed depends only on seed and epoch, so all ranks shuffle equally without communication.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
     most = max(1, lengths_N.size) if max_sequences is None else max_sequences
     if groups is None:
         order, sizes = _WindowPacker(lengths_N, budget, most, window, random).pack()
-        # Last, since windows would else follow each other, and the batches of the end, filled otherwise, come at the
-        # end.
+        # Shuffle at the end: otherwise windows would follow each other, and the epoch's last batches, which are filled
+        # in another way, would come last.
         order, offsets = _shuffle_batches(order, sizes, random)
     else:
         order = _side_by_side(groups, random)
@@ -138,36 +142,37 @@ def plan_epoch(
 
 
 def longest_first(tokens_N: NDArray[np.integer], budget: int) -> list[Indices]:
-    """Indices of the sequences of each batch: neighbours by length, the longest first, as many as the budget holds.
+    """Group sequences of similar length into batches within the budget, longest first; return their indices.
 
-    Memory runs out at the start or not at all. A sequence of more tokens than the budget is alone.
+    Longest first, so that an out of memory error occurs at the start or not at all. A sequence longer than the budget
+    is a batch of its own.
     """
     order = np.argsort(-tokens_N, kind="stable")
     return [order[first:last] for first, last in stretches(tokens_N[order], budget)]
 
 
 def _side_by_side(groups: Groups, random: np.random.Generator) -> Indices:
-    """(N,) sequences in random order, but for members of a group, as many as are wanted beside each other."""
+    """Return (N,) sequences in random order, except that members of a group stay together in sets of ``members``."""
     shuffled = random.permutation(groups.ids.size)
     by_group = shuffled[np.argsort(groups.ids[shuffled], kind="stable")]
     ids = groups.ids[by_group]
-    # What a group has beyond its last full set stays a smaller one.
+    # The members beyond a group's last full set form a smaller set.
     is_first = (np.arange(ids.size) - np.searchsorted(ids, ids)) % groups.members == 0
     sets = np.cumsum(is_first) - 1
     return by_group[np.argsort(random.permutation(int(is_first.sum()))[sets], kind="stable")]
 
 
 def _cuts(lengths: NDArray[np.integer], budget: int, most: int) -> list[int]:
-    """Cuts of a row of sequences into batches: 0, then the end of each batch that the next sequence does not fit."""
+    """Return the cuts of a series of sequences into batches: 0, then the end of each batch that is full."""
     return [first for first, _ in stretches(lengths, budget, most)] or [0]
 
 
 def _shuffle_batches(order: Indices, sizes: Indices, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """The batches in random order: (N,) sequences and (B+1,) offsets."""
+    """Shuffle the batches; return (N,) sequences and (B+1,) offsets."""
     starts = np.cumsum(sizes) - sizes
     permutation = random.permutation(sizes.size)
     sizes = sizes[permutation]
-    # All batches are moved by one index array: an epoch may have millions, and a loop over them would take seconds.
+    # One index array moves all batches: an epoch may have millions, and a loop would take seconds.
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     return order[np.arange(order.size) + np.repeat(starts[permutation] - offsets[:-1], sizes)], offsets
 
@@ -187,13 +192,13 @@ class _WindowPacker:
         self._sizes: list[Indices] = [np.empty(0, dtype=np.int64)]
 
     def pack(self) -> tuple[Indices, Indices]:
-        """(N,) sequences, batch after batch, and (B,) sequences of each batch."""
-        # Shuffled once for the epoch: windows are then random samples, and memory is one integer a sequence.
+        """Return (N,) sequences, batch by batch, and (B,) sequences per batch."""
+        # One shuffle per epoch: windows are then random samples, and memory is one integer per sequence.
         shuffled = self._random.permutation(self._lengths.size)
         carried = np.empty(0, dtype=np.int64)
         taken = 0
         while taken < shuffled.size or carried.size:
-            # At least half a window is new, so that the work stays proportional to the number of sequences.
+            # At least half of each window is new, so that the total work stays proportional to the sequences.
             fresh = shuffled[taken : taken + max(self._window - carried.size, self._window // 2, 1)]
             taken += fresh.size
             carried = self._pack_window(np.concatenate((carried, fresh)), is_last=taken == shuffled.size)
@@ -201,20 +206,20 @@ class _WindowPacker:
 
     def _pack_window(self, members: Indices, is_last: bool) -> Indices:
         """Emit the batches that can be filled from these sequences; return the sequences that are left."""
-        # Anew in each window, so that what was left of the one before is not always in the same half.
+        # Shuffle in each window, so that the rest of the previous one is not always in the same half.
         self._random.shuffle(members)
         pool, stream = np.split(members, [members.size // 2])
         cuts = _cuts(self._lengths[stream], self._budget, self._most)
         if len(cuts) == 1:  # no batch is full without the pool
             if not is_last:
                 return members
-            # The end of an epoch: only here are all gaps looked at, since nothing comes after to fill them.
+            # End of the epoch: nothing follows that could fill gaps, so consider all gaps of all batches.
             self._best_fit_decreasing(members)
             return members[:0]
-        # Stable, as every rank has to find the same order of sequences of one length.
+        # Stable, because every rank must get the same order of sequences of equal length.
         pool = pool[np.argsort(self._lengths[pool], kind="stable")]
         pool_batches = self._fill_gaps(stream, cuts, self._lengths[pool].tolist())
-        # Each batch is a stretch of the stream with what it took from the pool.
+        # Each batch is a part of the stream plus its sequences from the pool.
         taken = pool_batches >= 0
         members = np.concatenate((stream[: cuts[-1]], pool[taken]))
         stream_batches = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
@@ -222,8 +227,8 @@ class _WindowPacker:
         return np.concatenate((pool[pool_batches < 0], stream[cuts[-1] :]))
 
     def _fill_gaps(self, stream: Indices, cuts: Sequence[int], pool_lengths: list[int]) -> Indices:
-        """For each sequence of the pool (ascending lengths) the batch that takes it, or -1."""
-        # Python's lists from here on: each batch takes a few searches, and NumPy's calls cost more than these.
+        """Return for each sequence of the pool (ascending lengths) the batch that takes it, or -1."""
+        # Python lists, because each batch takes a few searches, and NumPy calls have more overhead.
         used_B = np.add.reduceat(self._lengths[stream[: cuts[-1]]], cuts[:-1])
         batches = np.full(len(pool_lengths), -1, dtype=np.int64)
         left = list(range(len(pool_lengths)))
@@ -231,7 +236,7 @@ class _WindowPacker:
             gap = self._budget - used
             fitting = bisect_right(pool_lengths, gap)
             while size < self._most and fitting > 0:
-                # The longest that fits: short ones are worth more in the gaps that are left to later batches.
+                # Longest first: short sequences are more useful for the gaps of later batches.
                 gap -= pool_lengths.pop(fitting - 1)
                 batches[left.pop(fitting - 1)] = batch
                 size += 1
@@ -239,14 +244,14 @@ class _WindowPacker:
         return batches
 
     def _best_fit_decreasing(self, members: Indices) -> None:
-        """Emit batches for all members: each, from the longest, goes where it leaves the smallest gap.
+        """Emit batches for all members: each member, longest first, goes where it leaves the smallest gap.
 
-        A batch that has its most sequences is taken off the list of gaps.
+        A batch with its maximum of sequences is removed from the list of gaps.
         """
         members = members[np.argsort(-self._lengths[members], kind="stable")]
-        gaps: list[int] = []  # ascending, with the batch of each beside it
+        gaps: list[int] = []  # ascending; owners has the batch of each gap
         owners: list[int] = []
-        sizes: list[int] = []  # of each batch, full ones too
+        sizes: list[int] = []  # sequences per batch, including full ones
         batches = np.empty(members.size, dtype=np.int64)
         for index, length in enumerate(self._lengths[members].tolist()):
             smallest = bisect_right(gaps, length - 1)
@@ -264,6 +269,6 @@ class _WindowPacker:
         self._append(members, batches, len(sizes))
 
     def _append(self, members: Indices, batches: Indices, num_batches: int) -> None:
-        """Emit batches, from the batch of each member."""
+        """Emit batches from the batch number of each member."""
         self._orders.append(members[np.argsort(batches, kind="stable")])
         self._sizes.append(np.bincount(batches, minlength=num_batches))

@@ -1,6 +1,6 @@
-"""Arrays in a safetensors file, written once without the library's copy of each and memory-mapped from then on.
+"""Arrays in safetensors files: written without the copies that the library makes, and read by memory mapping.
 
-bf16, which NumPy lacks, is held as uint16.
+NumPy lacks bf16, so it is stored as uint16.
 """
 
 import json
@@ -25,23 +25,26 @@ _NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8"}
 _NAMES |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
 BLOCKS = ".blocks"
-"""Suffix of the file of a file's checksums, one for each of its blocks."""
+"""Suffix of the file with a file's checksums, one per block."""
 _ALIGNMENT = 64
 _LONGEST_HEADER = 100_000_000
-"""Bytes, as the safetensors library has it."""
+"""Maximum bytes of a header, as in the safetensors library."""
 _BLOCK = 2**16
-"""Bytes of a checksum: the fewer, the less is read for a row; the more, the fewer checksums are in memory."""
+"""Bytes per checksum. Smaller blocks read less per row; larger blocks keep fewer checksums in memory."""
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write fp32, fp16, int8, int64, uint64, and bf16 as uint16, atomically. ResourceError where the disk refuses."""
+    """Write arrays atomically: fp32, fp16, int8, int32, int64, uint64, and bf16 as uint16.
+
+    Raises ResourceError if the disk is full or not writable.
+    """
     header = {}
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
         header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    # Values begin at a multiple of it, so that they are aligned in the mapped file, too.
+    # Pad the header, so that the values are aligned in the mapped file, too.
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     with writing(path), atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -50,18 +53,18 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def scratch_array(folder: Path, shape: Sequence[int], dtype: DTypeLike) -> NDArray:
-    """An array of zeros in a file without a name: the system may write it to the disk where memory is short.
+    """Return an array of zeros in an unnamed file, which the system can write to disk when memory is short.
 
-    Raises ResourceError where the disk has no room for it.
+    Raises ResourceError if the disk has too little space.
     """
     with writing(folder), TemporaryFile(dir=folder) as file:
-        # Room first: a mapped file on a full disk ends the process. A file of no bytes can't be mapped.
+        # Reserve disk space first: a mapped file on a full disk ends the process. An empty file can't be mapped.
         os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * np.dtype(dtype).itemsize))
         return np.memmap(file, dtype, shape=tuple(shape))
 
 
 def write_checksums(path: Path) -> None:
-    """Write the XXH3-64 of each block of a file to one beside it, by which :class:`CheckedFile` reads it."""
+    """Write the XXH3-64 of each block of a file to a second file, for :class:`CheckedFile`."""
     content = np.memmap(path, np.uint8, "r")
     digests = [xxhash.xxh3_64_intdigest(content[at : at + _BLOCK].data) for at in range(0, len(content), _BLOCK)]
     with writing(path), atomic_file(_checksums(path)) as temporary:
@@ -73,10 +76,10 @@ def _checksums(path: Path) -> Path:
 
 
 class CheckedFile:
-    """A mapped file of which a block is compared with its checksum when it is first read: of a large one few are.
+    """A mapped file whose blocks are verified when they are first read. Few blocks of a large file are ever read.
 
     Attributes:
-        content: its bytes.
+        content: the bytes of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,16 +87,16 @@ class CheckedFile:
         self.content = np.memmap(path, np.uint8, "r")
         self._digests = np.fromfile(verified(_checksums(path)), "<u8")
         blocks = -(-len(self.content) // _BLOCK)
-        if len(self._digests) != blocks:  # before a page is touched
+        if len(self._digests) != blocks:  # checked before any page is read
             raise ValueError(f"{len(self._digests):,} checksums of {blocks:,} blocks")
         self._is_checked = np.zeros(len(self._digests), bool)
 
     def check_range(self, start: int, size: int) -> None:
-        """:meth:`check` of ``size`` bytes, at least one."""
+        """Run :meth:`check` on a range of ``size`` bytes, at least one."""
         self.check(np.append(np.arange(start, start + size, _BLOCK), start + size - 1))
 
     def check(self, bytes_n: NDArray[np.int64]) -> None:
-        """Compare the blocks that have these bytes. Raises DataError where one is not as it was written."""
+        """Verify the blocks with bytes at these offsets. Raises DataError if a block has changed."""
         blocks_n = bytes_n // _BLOCK
         for block in np.unique(blocks_n[~self._is_checked[blocks_n]]).tolist():
             if xxhash.xxh3_64_intdigest(self.content[block * _BLOCK :][:_BLOCK].data) != self._digests[block]:
@@ -102,7 +105,7 @@ class CheckedFile:
 
 
 class CheckedArray:
-    """An array (N, ...) in a :class:`CheckedFile`, of which rows are taken."""
+    """An array (N, ...) in a :class:`CheckedFile` that verifies rows when they are read."""
 
     def __init__(self, file: CheckedFile, array: NDArray) -> None:
         self._file = file
@@ -110,19 +113,19 @@ class CheckedArray:
         self.shape = array.shape
         self.dtype = array.dtype
         self._row_bytes = array.itemsize * math.prod(array.shape[1:])
-        # One in each block that has a part of the first row.
+        # One byte in each block that holds a part of the first row.
         within = np.append(np.arange(0, self._row_bytes, _BLOCK), self._row_bytes - 1)
         self._bytes_of_first = array.ctypes.data - file.content.ctypes.data + within
 
     def __getitem__(self, rows: slice | NDArray[np.integer]) -> NDArray:
-        """The rows; DataError where a block with a part of them is damaged."""
+        """Return rows. Raises DataError if one of their blocks is damaged."""
         numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows.ravel()
         self._file.check((numbers[:, None] * self._row_bytes + self._bytes_of_first).ravel())
         return self._array[rows]
 
 
 class RangedArray:
-    """An array (N, ...) in a file at a URI, of which a slice of rows is fetched when it is taken."""
+    """An array (N, ...) in a file at a URI that fetches a slice of rows when it is read."""
 
     def __init__(self, file: BinaryIO, offset: int, shape: Sequence[int], dtype: np.dtype) -> None:
         self.file = file
@@ -135,7 +138,7 @@ class RangedArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> NDArray:
-        """The rows; ValueError where the file ends before."""
+        """Return rows. Raises ValueError if the file is too short."""
         start, stop, _ = rows.indices(len(self))
         self.file.seek(self._offset + start * self._row_bytes)
         read = self.file.read((stop - start) * self._row_bytes)
@@ -143,7 +146,7 @@ class RangedArray:
 
 
 def open_npy(file: Path | BinaryIO) -> NDArray | RangedArray:
-    """The array of a .npy, memory-mapped, or fetched by rows."""
+    """Open a .npy file, memory-mapped, or fetched by rows from a URI."""
     if isinstance(file, Path):
         mapped: NDArray = np.load(file, mmap_mode="r")
         return mapped
@@ -153,7 +156,7 @@ def open_npy(file: Path | BinaryIO) -> NDArray | RangedArray:
 
 
 def open_checked(path: Path) -> dict[str, Any]:
-    """The arrays of a file that has checksums of its blocks. Raises DataError where it is missing or damaged."""
+    """Open the arrays of a file with block checksums. Raises DataError if it is missing or damaged."""
     with parsing(path, "make or copy the folder again"):
         file = CheckedFile(path)
         file.check_range(0, 1)  # the block of the header
@@ -161,9 +164,9 @@ def open_checked(path: Path) -> dict[str, Any]:
 
 
 def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[str, Any]:
-    """The arrays as read-only views of the mapped file; of one at a URI ``values`` are fetched by rows.
+    """Return the arrays as read-only views of the mapped file. From a URI, ``values`` are fetched by rows.
 
-    ``where`` names the file in messages. Raises DataError where it is missing or truncated.
+    ``where`` names the file in messages. Raises DataError if it is missing or truncated.
     """
     with parsing(where or str(file), "remove it, and compute it again"):
         if isinstance(file, Path):
@@ -172,9 +175,9 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 
 
 def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
-    """Those of the bytes of a safetensors file."""
+    """Return the arrays in the bytes of a safetensors file."""
     length = int.from_bytes(content[:8].tobytes(), "little")
-    if length > min(_LONGEST_HEADER, len(content) - 8):  # before so much is read
+    if length > min(_LONGEST_HEADER, len(content) - 8):  # checked before that many bytes are read
         raise ValueError(f"a header of {length:,} bytes")
     header = json.loads(content[8 : 8 + length].tobytes())
     arrays: dict[str, Any] = {}
@@ -190,26 +193,26 @@ def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
 
 
 def arrays_checksum(identity: str, arrays: Arrays) -> str:
-    """XXH3-128 of arrays and of what they belong to, hex: the same for the same data, wherever it was made."""
+    """Return the XXH3-128 of arrays and their identity, hex. Equal data has an equal checksum on all machines."""
     digest = xxhash.xxh3_128(identity.encode())
     for name in sorted(arrays):
-        # Shape and dtype, too: the same bytes may be other values.
+        # Include shape and dtype: equal bytes may be different values.
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
 
 
 def rows_of(arrays: Arrays, index: int) -> NDArray:
-    """``values`` between the ``offsets`` of an item. Raises ValueError where they are not all there."""
+    """Return the rows of ``values`` between an item's ``offsets``. Raises ValueError if rows are missing."""
     start, stop = arrays["offsets"][index : index + 2].tolist()
-    # NumPy would cut a slice that ends behind the array, and give fewer rows without a word.
+    # NumPy would silently cut a slice that ends after the array.
     if not 0 <= start <= stop <= len(arrays["values"]):
         raise ValueError(f"rows {start} to {stop} of {len(arrays['values'])}")
     return arrays["values"][start:stop]
 
 
 def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.float32]:
-    """Stored values as fp32: bf16 widened, int8 multiplied by the scale of each channel."""
+    """Dequantize stored values to fp32: cast bf16, multiply int8 by the scale of each channel."""
     # bf16 is the upper half of fp32.
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
@@ -218,18 +221,18 @@ def as_float32(values: NDArray, scales: NDArray | None = None) -> NDArray[np.flo
 
 
 def as_stored(values: NDArray[np.float32], dtype: str) -> NDArray:
-    """fp32, fp16 or bf16 of fp32 that was read of such a file, and is exact in it."""
+    """Cast fp32 values that were read from an fp32, fp16 or bf16 file back to that dtype, without loss."""
     if dtype == "bf16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16 if dtype == "fp16" else np.float32, copy=False)
 
 
 def quantized(values: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.int8]:
-    """int8 of fp32, symmetric: the value divided by its channel's scale, rounded to nearest."""
-    # Not -128: symmetric, so that a value and its negative are equally far from what is stored.
+    """Quantize fp32 to int8, symmetrically: divide by the scale of each channel and round to nearest."""
+    # -127 rather than -128, so that a value and its negative have the same rounding error.
     return np.rint(values / scales).clip(-127, 127).astype(np.int8)
 
 
 def scales_of(largest: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale of each channel, from its largest absolute value; 1 for a channel that is 0 everywhere."""
+    """Return the scale of each channel from its largest absolute value; 1 for a channel of zeros."""
     return np.where(largest > 0, largest / 127, 1).astype(np.float32)

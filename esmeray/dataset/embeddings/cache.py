@@ -1,11 +1,16 @@
-"""Rows of sequences by a frozen network, computed once for each distinct one and read from then on.
+"""Cache of a frozen network's features: computed once per distinct sequence, then read from disk.
 
-A folder holds the rows of one fingerprint, by the key of the sequence (:func:`esmeray.dataset.fasta.records.keys_of`),
-in shards, each written by one process at one time. A shard is a safetensors file: ``hashes`` (S, 2) uint64, the keys,
-``offsets`` (S+1,) of each sequence's first row, ``values`` (R, D), and two XXH3-128, (2,) uint64 each: ``checksum`` of
-the values, which are verified when they are first read, and ``index_checksum`` of the others, which are at once.
+A folder holds the features of one fingerprint (network and settings), by the key of the sequence
+(:func:`esmeray.dataset.fasta.records.keys_of`). It consists of shards, each written once by one process. A shard is a
+safetensors file with five arrays:
 
-Shape legend: N sequences, S sequences of a shard, R rows of all of them, D channels.
+- ``hashes`` (S, 2) uint64: the keys
+- ``offsets`` (S+1,): first row of each sequence
+- ``values`` (R, D)
+- ``checksum`` (2,) uint64: XXH3-128 of the values, verified when they are first read
+- ``index_checksum`` (2,) uint64: XXH3-128 of keys and offsets, verified on opening
+
+Shape legend: N sequences, S sequences of a shard, R rows of all sequences in it, D channels.
 """
 
 from collections.abc import Iterator
@@ -26,10 +31,10 @@ _REMEDY = "remove the file: what it holds is computed again"
 
 
 class FeatureStore:
-    """Rows under one fingerprint."""
+    """Features of one fingerprint: rows per sequence."""
 
     def __init__(self, path: Path | str) -> None:
-        """Open the folder, which need not exist yet; DataError where shards are damaged or differ in channels."""
+        """Open the folder, which need not exist yet. Raises DataError if shards are damaged or differ in channels."""
         self.path = Path(path).absolute()
         self._files = sorted(self.path.glob(_SHARDS))
         self._shards = [_opened(file) for file in self._files]
@@ -40,33 +45,33 @@ class FeatureStore:
         sizes = [len(shard["hashes"]) for shard in self._shards]
         owners = np.repeat(np.arange(len(sizes)), sizes)
         rows = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        # Stable: where several shards have a sequence, the first is taken, by every reader.
+        # Stable: if several shards have a sequence, every reader takes the first.
         order = np.argsort(keys, kind="stable")
         self._keys = keys[order]
         self._owner = np.stack([owners, rows], axis=1)[order]
-        # Once for each shard, when it is first needed: a run may need few of hundreds of gigabytes.
+        # Verify a shard's values when first needed: a run may read little of hundreds of gigabytes.
         self._verified = cache(lambda number: _with_values(self._files[number], self._shards[number]))
 
     def __len__(self) -> int:
         return self._keys.size
 
     def has(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(N,) bool: which sequences have rows."""
+        """Return (N,) bool, True for sequences with cached rows."""
         return self._find(keys_N2) < len(self)
 
     def rows(self, keys_N2: NDArray[np.uint64]) -> Iterator[NDArray]:
-        """The rows of each sequence, (rows, D), as read-only views.
+        """Yield the rows of each sequence, (rows, D), as read-only views.
 
-        Raises IndexError where a sequence has none, DataError where a shard's values are damaged.
+        Raises IndexError if a sequence is not cached, DataError if a shard's values are damaged.
         """
         for number, row in self._owner[self._find(keys_N2)].tolist():
             shard = self._verified(number)
             with parsing(self._files[number], _REMEDY):
                 rows = rows_of(shard, row)
-            yield rows  # outside: what the caller raises is no damage of the file
+            yield rows  # outside of `parsing`, because the caller's exceptions are not damage to the file
 
     def _find(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """(N,) the rank of each key among all, sorted; their number where it is not there."""
+        """Return (N,) the rank of each key among the sorted keys; the number of keys if it is missing."""
         wanted_N = _comparable(keys_N2)
         ranks_N = np.searchsorted(self._keys, wanted_N)
         is_there_N = np.searchsorted(self._keys, wanted_N, side="right") > ranks_N
@@ -74,15 +79,16 @@ class FeatureStore:
 
 
 def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> None:
-    """Add a shard to the folder ``path``: of distinct sequences, the (rows, D) of each.
+    """Add a shard to the folder ``path``: one array (rows, D) per distinct sequence.
 
-    ``name`` is its own where several processes write at once. Raises ResourceError where the disk refuses.
+    ``name`` must be unique if several processes write at once. Raises ResourceError if the disk is full or not
+    writable.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     values = np.concatenate(rows)
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    # Two: the index is verified whenever a shard is opened, the values when they are first read.
+    # Two checksums: the index is verified when a shard is opened, the values when they are first read.
     arrays: Arrays = {
         "hashes": keys_S2,
         "offsets": offsets,
@@ -94,27 +100,27 @@ def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[N
 
 
 def merge_shards(path: Path) -> None:
-    """Make one shard of all small ones, sorted by hash: the same for the same rows. Readers keep what is open."""
+    """Merge all small shards into one, sorted by hash; equal rows give an equal file. Open files stay readable."""
     small = [file for file in sorted(path.glob(_SHARDS)) if file.stat().st_size < _SMALL_BYTES]
     if len(small) < 2:
         return
-    # Through a store, which verifies: damage must not get a checksum of its own.
+    # Read through a FeatureStore, which verifies, so that damaged data does not get a valid checksum.
     store = FeatureStore(path)
     keys_S2 = np.unique(np.concatenate([_opened(file)["hashes"] for file in small]), axis=0)
     name = xxhash.xxh3_64_hexdigest(keys_S2.tobytes())
     write_shard(path, name, keys_S2, list(store.rows(keys_S2)))
-    # Only now: a reader finds each sequence in one file or in two, never in none.
+    # After writing: at any time, a reader finds each sequence in one or two files.
     for file in small:
         if file.name != _shard_name(name):
             file.unlink(missing_ok=True)  # another process may be merging, too
 
 
 def bound_cache(root: Path, most_bytes: int) -> int:
-    """Remove the oldest shards of all fingerprints under ``root`` until no more than so many bytes are left.
+    """Remove the oldest shards of all fingerprints under ``root`` until at most ``most_bytes`` are left.
 
-    Returns the number of shards removed. Whoever has one open keeps its memory-mapped file.
+    Returns the number of shards removed. Open shards stay memory-mapped.
     """
-    # Whole shards and not rows: a file is removed in no time, and never written to.
+    # Whole shards, not rows: removing a file is fast, and shards are never modified.
     newest_first = sorted(root.glob(f"*/{_SHARDS}"), key=lambda shard: shard.stat().st_mtime, reverse=True)
     totals = np.cumsum([shard.stat().st_size for shard in newest_first])
     surplus = newest_first[int((totals <= most_bytes).sum()) :]
@@ -124,7 +130,7 @@ def bound_cache(root: Path, most_bytes: int) -> int:
 
 
 def _opened(file: Path) -> Arrays:
-    """The arrays of a shard, all but the values verified."""
+    """Open a shard and verify all arrays except the values."""
     shard = open_arrays(file)
     with parsing(file, _REMEDY):
         keys, offsets = shard["hashes"], shard["offsets"]
@@ -136,7 +142,7 @@ def _opened(file: Path) -> Arrays:
 
 
 def _with_values(file: Path, shard: Arrays) -> Arrays:
-    """The same with its values verified."""
+    """Verify the values of a shard and return it."""
     with parsing(file, _REMEDY):
         if (_checksum(shard["values"]) != shard["checksum"]).any():
             raise ValueError("the checksum of its values does not hold")
@@ -144,7 +150,7 @@ def _with_values(file: Path, shard: Arrays) -> Arrays:
 
 
 def _comparable(keys_N2: NDArray[np.uint64]) -> NDArray[np.bytes_]:
-    """(N,) the 16 bytes of each key, which NumPy sorts and finds as one."""
+    """Return (N,) keys as strings of 16 bytes, which NumPy can sort and search."""
     return np.ascontiguousarray(keys_N2).view("S16")[:, 0]
 
 

@@ -1,9 +1,9 @@
-"""Embeddings of the same proteins side by side: one vector a protein of the sum of channels, by id.
+"""Join embeddings of the same proteins by id: one vector per protein, the concatenation of all sources' channels.
 
-Records are in the order of the first folder. Vectors pass in blocks; those in another order are first written to a
-temporary file in the order of the first.
+Records have the order of the first folder. Vectors are processed in blocks. A source with another order is first
+written to a temporary file in the order of the first.
 
-Shape legend: N records, n of a block, C channels.
+Shape legend: N records, n records of a block, C channels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +34,14 @@ from esmeray.dataset.embeddings.reader import Embeddings
 def join(
     building: Path, sources: dict[str, Embeddings], file_format: str, show: Callable[[float, int], None]
 ) -> OutputManifest:
-    """Write the output ``joined`` of named sources to a folder, in their dtype if they have one, else fp32.
+    """Write the output ``joined`` of named sources to a folder, in their common dtype, or fp32 if their dtypes differ.
 
-    Raises DataError where ids repeat or differ, or where a vector is not finite.
+    Raises DataError if ids repeat or differ, or if a vector is not finite.
     """
     first, *_ = sources.values()
     outputs = [source.output for source in sources.values()]
     is_same = len({output.dtype for output in outputs}) == 1
-    # Parts of int8 have scales of their own, of which no one scale of a channel gives the values.
+    # Parts have int8 scales of their own, so there is no common scale per channel.
     scales_differ = any(source.output.dtype == "int8" and len(source.parts) > 1 for source in sources.values())
     dtype: Dtype = first.output.dtype if is_same and not scales_differ else "fp32"
     output = OutputManifest(
@@ -53,7 +53,7 @@ def join(
         scales=[scale for output in outputs for scale in output.scales or ()] if dtype == "int8" else None,
         columns={name: source.channels for name, source in sources.items()},
     )
-    orders = _orders(list(sources.values()))  # refuses before anything is written
+    orders = _orders(list(sources.values()))  # validates before anything is written
 
     def blocks(rows: int) -> Iterator[Block]:
         streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
@@ -63,7 +63,7 @@ def join(
             show(stop / len(first), stop)
 
     output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
-    # Records, and their order, are those of the first; so is their index, of all of its parts.
+    # Records and their order are taken from the first source, and so is the index, parts included.
     columns = {name: first.column(name) for name in ("id", "length", "hash", "second_hash")}
     columns["sequence"] = pa.array(first.sequences)
     write_index(building, [columns])
@@ -77,7 +77,7 @@ def join(
 
 
 def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
-    """(N,) for each source: the number that each of its records has in the first."""
+    """Return for each source (N,) the position of its records in the first source."""
     first = sources[0].column("id")
     orders = []
     for source in sources:
@@ -86,7 +86,7 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
         _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
         _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].source} are missing")
         _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
-        # By then each id is there once, so that the order is a permutation.
+        # Each id now occurs exactly once, so the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
         sources[0].refuse_other_sequences(order_N, source.sequence_keys, source.source)
         orders.append(order_N)
@@ -100,7 +100,7 @@ def _refuse(source: Embeddings, ids: Any, problem: str) -> None:
 
 
 def _in_order(source: Embeddings, order_N: NDArray[np.int32], rows: int, folder: Path) -> Iterator[Values]:
-    """Blocks of a source in the order of the first; ``folder`` has room for a copy in that order."""
+    """Yield blocks of a source in the order of the first. A reordered copy is written to ``folder``."""
     if (order_N == np.arange(len(source))).all():
         yield from (block_nC for _, block_nC in source.finite_blocks(rows))
         return

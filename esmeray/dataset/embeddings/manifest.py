@@ -1,13 +1,13 @@
-"""A folder of embeddings: its manifest, and the index from the ids of the input to the sequences that were computed.
+"""Folder of embeddings: its manifest, and the index from the input's ids to the computed sequences.
 
-``embeddings.json``     what each output is, its files, and the job that it was made by
-``index.parquet``       a row for each record, in input order: id, length, sequence (number of the distinct sequence),
-                        hash and second_hash (the key of its residues, as caches have it)
-``training.npy``        hashes of the sequences to which the model was fitted, as its own folder has them, if it does
-``mean.parquet`` ...    one vector a record, in input order (.parquet, .npy, .h5)
-``residues/*``          arrays of distinct sequences end to end, in order of their number (.safetensors), or .h5
-``part-00001/`` ...     what was added since, in folders like this one; a part is there once it has its manifest, which
-                        names the manifest that it continues
+``embeddings.json``     description and files of each output, and the job that made them
+``index.parquet``       a row per record, in input order: id, length, sequence (number of the distinct sequence),
+                        hash and second_hash (the key of the sequence, as caches have it)
+``training.npy``        hashes of the sequences that the model was fitted to, if the model's folder has them
+``mean.parquet`` ...    one vector per record, in input order (.parquet, .npy, .h5)
+``residues/*``          arrays of distinct sequences, concatenated in order of their number (.safetensors), or .h5
+``part-00001/`` ...     records added later, in folders like this one; a part is complete once it has its manifest,
+                        which names the manifest that it continues
 
 Nothing here needs torch or Ray.
 """
@@ -33,9 +33,9 @@ from esmeray.run_folder.job import differences
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"
 INDEX_ROWS = 65_536
 TRAINING_FILE = "training.npy"
-"""(L,) uint64, XXH3-64 of the sequences to which a model was fitted: of a model, of embeddings, and of an index."""
+"""(L,) uint64, XXH3-64 of the sequences that a model was fitted to. Models, embeddings and indexes have this file."""
 _ALWAYS_FETCHED = (MANIFEST_FILE, INDEX_FILE, TRAINING_FILE, MADE_FILE)
-"""Files of a folder at a URI that are copied whole: the others are read by them, and are many times as large."""
+"""Files that are copied whole from a folder at a URI. They are needed to read the other files, which are far larger."""
 REMEDY = "compute or copy the embeddings again"
 _INDEX_TYPES = {
     "id": pa.string(),
@@ -46,12 +46,12 @@ _INDEX_TYPES = {
     "second_hash": pa.uint64(),
 }
 CONTINUES = "continues"
-"""Key of a part's job: XXH3-128 of the manifest before it."""
+"""Key in a part's job: XXH3-128 of the manifest that the part continues."""
 
 Per: TypeAlias = Literal["protein", "residue", "pair"]
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
 Name: TypeAlias = Annotated[str, AfterValidator(inner_name)]
-"""Of a file or a folder within the folder."""
+"""Name of a file or a folder within the folder of embeddings."""
 
 
 class OutputManifest(BaseModel, extra="forbid", frozen=True):
@@ -59,13 +59,13 @@ class OutputManifest(BaseModel, extra="forbid", frozen=True):
 
     Attributes:
         description: pooling, layer, and whether special tokens count.
-        per: what has a row: a protein, each of its residues, or each pair of its residues.
-        channels: values of a row.
+        per: unit of a row: a protein, a residue, or a pair of residues.
+        channels: number of values per row.
         format: a name in :mod:`esmeray.dataset.embeddings.formats.registry`.
-        files: relative to the folder; of safetensors one for each shard.
-        first_sequences: number of the first sequence of each shard.
-        scales: of int8, by channel; shards have their own.
-        columns: channels that each source has, of a joined output.
+        files: paths relative to the folder; for safetensors, one per shard.
+        first_sequences: number of the first sequence in each shard.
+        scales: int8 scale per channel; shards have their own.
+        columns: number of channels per source, for a joined output.
     """
 
     description: str
@@ -80,7 +80,7 @@ class OutputManifest(BaseModel, extra="forbid", frozen=True):
 
 
 class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
-    """``embeddings.json``; ``job`` describes what the folder was computed from and how."""
+    """Content of ``embeddings.json``. ``job`` describes what the folder was computed from and how."""
 
     format: Literal["esmeray-embeddings"] = "esmeray-embeddings"
     format_version: Literal[1] = 1
@@ -90,28 +90,28 @@ class EmbeddingsManifest(BaseModel, extra="forbid", frozen=True):
     job: dict[str, Any] = {}
 
     def space(self, name: str) -> str | None:
-        """Identity of what an output's channels mean: model, pooling, layer; None where the maker left no fingerprint.
+        """Return an identity of what an output's channels mean: model, pooling, layer. None without a fingerprint.
 
-        Of a joined output, of each part in turn. Precision, cropping and the device are left out: vectors differ by
-        these as those of two proteins do, in value and not in meaning.
+        A joined output has the identities of its sources, in order. Precision, cropping and device are left out: they
+        change the values of vectors, not their meaning.
         """
-        # By what made them and not by the folder: the same job elsewhere gives vectors that can be compared.
+        # Identified by the job, not by the folder: the same job elsewhere gives comparable vectors.
         models, sources = _parts_of(self.job)
         if None in models:
             return None
         description = self.outputs[name].description
-        for source in sources:  # folders, which mean nothing
+        for source in sources:  # folder names, which carry no meaning
             description = description.replace(f"{source}: ", "")
         return space_of(" | ".join(map(str, models)), description)
 
 
 def space_of(models: str, description: str) -> str:
-    """See :meth:`EmbeddingsManifest.space`."""
+    """Combine models and description to an identity; see :meth:`EmbeddingsManifest.space`."""
     return f"{models} ({description})"
 
 
 def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    """Fingerprints of the models of a job, and names of what was joined in it, those within those included."""
+    """Return the models' fingerprints of a job, and the names of joined sources, nested ones included."""
     if "joined" not in job:
         return [job.get("model")], []
     models: list[Any] = []
@@ -124,7 +124,7 @@ def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:
 
 
 def read_manifest(folder: Path) -> EmbeddingsManifest:
-    """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
+    """Read a folder's manifest. Raises DataError if it is missing or unreadable."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise DataError(f"{folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed")
@@ -133,18 +133,18 @@ def read_manifest(folder: Path) -> EmbeddingsManifest:
 
 
 def write_manifest(folder: Path, manifest: EmbeddingsManifest) -> None:
-    """Write the manifest, last of all files: a folder without it is none of embeddings."""
+    """Write the manifest, after all other files: a folder without it does not count as embeddings."""
     write_atomically(folder / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
 
 
 def part_name(number: int) -> str:
-    """Folder of the part by which an output grew for the ``number``-th time, from 1."""
+    """Return the folder name of the ``number``-th part that was added, from 1."""
     return f"part-{number:05d}"
 
 
 def part_folders(folder: Path) -> list[Path]:
-    """A folder of embeddings and its parts, in the order in which they were added; DataError where one is missing."""
-    # By the manifest: at a URI it is the last file of a part to come.
+    """Return a folder of embeddings and its parts in the order of addition. Raises DataError if a part is missing."""
+    # A part counts once it has its manifest, which is the last file to arrive at a URI.
     parts = sorted(path.parent for path in folder.glob(f"{PARTS}/{MANIFEST_FILE}"))
     for number, part in enumerate(parts, 1):
         if part.name != part_name(number):
@@ -153,9 +153,9 @@ def part_folders(folder: Path) -> list[Path]:
 
 
 class Part:
-    """The index of one folder: N records in the order of the input, as a format reads it.
+    """The index of one folder, without its parts: N records in input order.
 
-    ``uri`` is that of a folder of which here are the manifests and the index alone.
+    ``uri`` is the location of the full folder if ``folder`` holds only copies of the manifests and the index.
     """
 
     def __init__(self, folder: Path, uri: str | None = None) -> None:
@@ -165,11 +165,14 @@ class Part:
         self.num_records = self.manifest.num_records
 
     def where(self, name: str) -> Path | str:
-        """Path or URI of a file, for messages."""
+        """Return path or URI of a file, for messages."""
         return self.folder / name if self.uri is None else f"{self.uri}/{name}"
 
     def open(self, name: str, cache: str = "readahead") -> Path | BinaryIO:
-        """A file's path, verified; of one at a URI a file, of which what is read is fetched (``cache``: fsspec's)."""
+        """Return a file's verified path. At a URI, return a file object that fetches the parts that are read.
+
+        ``cache`` is fsspec's cache type.
+        """
         return verified(self.folder / name) if self.uri is None else open_ranges(f"{self.uri}/{name}", cache)
 
     @cached_property
@@ -178,22 +181,22 @@ class Part:
         return self.column("sequence").to_numpy()
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
-        """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
+        """Return a column as an Arrow array, (N,), or (n,) for the records from ``start`` to before ``stop``.
 
-        Raises DataError where the index is damaged or of other records.
+        Raises DataError if the index is damaged or belongs to other records.
         """
         path = verified(self.folder / INDEX_FILE)
         with parsing(path, REMEDY):
             file = pq.ParquetFile(path, page_checksum_verification=True)
-            # Before a column is decoded: of equal values a few bytes may stand for billions of rows.
+            # Before decoding: a few bytes may stand for billions of equal values.
             if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
                 raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
-            # Row groups that hold some of them: ids of all records may be more than memory has.
+            # Read only the row groups with these records, because the ids of all records may not fit into memory.
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             bounds = np.cumsum([0, *sizes])
             first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
             last = int(bounds.searchsorted(self.num_records if stop is None else stop))
-            # Earlier versions wrote one hash, another program maybe none: zeros are not compared.
+            # Earlier versions wrote one hash, other programs maybe none. Zeros are not compared.
             if name in ("hash", "second_hash") and name not in file.schema_arrow.names:
                 return pa.chunked_array([np.zeros((self.num_records if stop is None else stop) - start, np.uint64)])
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
@@ -204,16 +207,16 @@ class Part:
 
 
 class Index:
-    """The index of a folder with all of its parts: N records in the order in which they were added.
+    """The index of a folder with all of its parts: N records in the order of addition.
 
     Attributes:
         source: the folder, or its URI.
-        folder: with the manifests and the index, of a URI a copy of these.
-        manifest: of the folder without its parts, which were made in the same way.
+        folder: the folder; for a URI, a copy of the manifests and the index.
+        manifest: the manifest of the folder itself; its parts were made in the same way.
     """
 
     def __init__(self, source: Path | str) -> None:
-        """Open a folder or a URI, as it is now. Raises DataError where there are no embeddings, or damaged ones."""
+        """Open the current state of a folder or a URI. Raises DataError if embeddings are missing or damaged."""
         uri = uri_of(source)
         self.folder = local_path(source, lambda name: PurePath(name).name in _ALWAYS_FETCHED)
         self.source = uri or self.folder
@@ -227,20 +230,20 @@ class Index:
 
     @cached_property
     def ids(self) -> list[str]:
-        """(N,) the ids."""
+        """(N,) ids of the records."""
         return self.column("id").to_pylist()
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
-        """(N,) residues of each record."""
+        """(N,) number of residues of each record."""
         return self.column("length").to_numpy()
 
     @cached_property
     def sequences(self) -> NDArray[np.int64]:
-        """(N,) number of each record's distinct sequence: equal sequences have the same."""
+        """(N,) number of each record's distinct sequence; equal sequences have equal numbers."""
         if len(self.parts) == 1:
             return self.parts[0].sequences
-        # Each part counts its own from 0.
+        # Each part numbers its own sequences from 0.
         return np.unique(self.sequence_keys, axis=0, return_inverse=True)[1].reshape(-1)
 
     def refuse_other_sequences(
@@ -250,7 +253,10 @@ class Index:
         where: object,
         remedy: str = "embed the same sequences",
     ) -> None:
-        """Raise DataError where a record of a number has another sequence here than ``where``, under the same id."""
+        """Raise DataError if a record with the same id has another sequence in ``where`` (for the message).
+
+        ``numbers_n`` are the records here, ``keys_n2`` the keys of their sequences there.
+        """
         is_other_n = differ(self.sequence_keys[numbers_n], keys_n2)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
@@ -258,17 +264,17 @@ class Index:
 
     @cached_property
     def sequence_keys(self) -> NDArray[np.uint64]:
-        """(N, 2) key of each record's sequence; a second hash of 0 was not recorded."""
+        """(N, 2) key of each record's sequence; a second hash of 0 means that it was not recorded."""
         return self.sequence_keys_of(0, self.num_records)
 
     def sequence_keys_of(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """(n, 2) of the records from ``start`` up to ``stop``."""
+        """Return the (n, 2) keys of the records from ``start`` to before ``stop``."""
         return np.column_stack([self.column(name, start, stop).to_numpy() for name in ("hash", "second_hash")])
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Any:
-        """(N,) a column, as Arrow has it, or (n,) of the records from ``start`` up to ``stop``.
+        """Return a column as an Arrow array, (N,), or (n,) for the records from ``start`` to before ``stop``.
 
-        Raises DataError where an index is damaged or of other records.
+        Raises DataError if an index is damaged or belongs to other records.
         """
         end = self.num_records if stop is None else stop
         chunks = []
@@ -282,15 +288,15 @@ class Index:
 
 
 def differ(ours_n2: NDArray[np.uint64], theirs_n2: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(n,) whether sequences differ by their keys; what one side did not record is not compared."""
+    """Return (n,) bool, True if the keys of two sequences differ. A hash of 0 was not recorded and is not compared."""
     is_recorded_n2 = np.logical_and(ours_n2, theirs_n2)
     return ((ours_n2 != theirs_n2) & is_recorded_n2).any(axis=1)
 
 
 def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None:
-    """Raise DataError for a part that does not continue the folder or the part before it, as one of another output."""
+    """Raise DataError if a part does not continue the previous one, e.g. a part of another output."""
     job = part.manifest.job
-    # Keys that a maker left out, as versions before did, say nothing.
+    # Skip keys that are missing on one side, as in earlier versions.
     wanted = {**first.job, CONTINUES: file_xxh128(before.folder / MANIFEST_FILE)}
     names = {"model", "settings", CONTINUES} & wanted.keys() & job.keys()
     changes = differences(job, {name: wanted[name] for name in sorted(names)})
@@ -303,7 +309,7 @@ def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None
 
 
 def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
-    """(L,) XXH3-64 of the sequences to which a model was fitted, of a folder that has them; else None."""
+    """Return (L,) XXH3-64 of the sequences that a model was fitted to, or None if the folder does not have them."""
     path = folder / TRAINING_FILE
     if not path.is_file():
         return None
@@ -313,16 +319,19 @@ def training_hashes(folder: Path) -> NDArray[np.uint64] | None:
 
 
 def write_training(folder: Path, sources: Iterable[Any]) -> None:
-    """Write the hashes of all that a model of ``sources`` was fitted to, which have a ``folder``, if it is recorded."""
+    """Write the hashes of all sequences that the models of ``sources`` were fitted to, if any are recorded.
+
+    Each source has an attribute ``folder``.
+    """
     every_training = [training_hashes(source.folder) for source in sources]
-    # One fitted model is enough to have seen a protein.
+    # A protein counts as seen if at least one of the models was fitted to it.
     recorded = [hashes_L for hashes_L in every_training if hashes_L is not None]
     if recorded:
         np.save(folder / TRAINING_FILE, np.unique(np.concatenate(recorded)))
 
 
 def write_index(folder: Path, rows: Iterable[dict[str, Any]], has_keys: bool = False) -> None:
-    """Write the index from parts of it: columns ``id``, ``length``, ``sequence`` and hashes, maybe HDF5's ``key``."""
+    """Write the index from blocks of columns ``id``, ``length``, ``sequence``, the hashes and, for HDF5, ``key``."""
     schema = pa.schema([(name, kind) for name, kind in _INDEX_TYPES.items() if has_keys or name != "key"])
     path = folder / INDEX_FILE
     with writing(path), pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:

@@ -1,8 +1,8 @@
-"""Embeddings opened for reading: ids, and vectors by id, number or slice, of any output and format.
+"""Read embeddings: ids, and vectors by id, number or slice, for all outputs and formats.
 
-Arrays are fp32 whatever is stored. .npy and safetensors are memory-mapped; of Parquet a row group is decoded at a time.
-At a URI the rows are fetched that are asked for (of Parquet their row groups), beside the index. The state is that of
-the moment of opening: parts that are added later are not seen.
+Arrays are fp32, whatever dtype is stored. .npy and safetensors are memory-mapped; Parquet is decoded one row group at a
+time. From a URI only the requested rows (or their Parquet row groups) and the index are fetched. The state is a
+snapshot: parts that are added after opening are not seen.
 
 Shape legend: N records, C channels, L residues of a record.
 """
@@ -35,8 +35,7 @@ from esmeray.dataset.embeddings.manifest import (
 def read_embeddings(folder: Path | str, output: str | None = None) -> "Embeddings":
     """Open an output of a folder or a URI, by default its first.
 
-    Raises DataError for damage, ConfigError for an unknown output, ResourceError for a store that is away.
-
+    Raises DataError for damaged files, ConfigError for an unknown output, ResourceError if a URI is unreachable.
     >>> vectors = esmeray.read_embeddings("vectors")
     >>> len(vectors), vectors["first"].shape, vectors[0:2].shape
     (3, (320,), (2, 320))
@@ -46,7 +45,7 @@ def read_embeddings(folder: Path | str, output: str | None = None) -> "Embedding
 
 
 def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
-    """:func:`read_embeddings` for an output with one vector a protein; raises DataError for any other."""
+    """Open an output with one vector per protein; raises DataError for other outputs. See :func:`read_embeddings`."""
     embeddings = read_embeddings(folder, output)
     if embeddings.output.per != "protein":
         raise DataError(
@@ -57,7 +56,7 @@ def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
 
 
 class Comparable(Protocol):
-    """Vectors of one output: embeddings, or an index of them."""
+    """Vectors of one output: embeddings, or an index of embeddings."""
 
     folder: Path
     source: Path | str
@@ -67,11 +66,11 @@ class Comparable(Protocol):
 
 
 class Embeddings(Index):
-    """Embeddings of N records, in the order of the input.
+    """Embeddings of N records in input order.
 
-    ``embeddings[id]`` or ``embeddings[number]`` is a record's: (C,) where the output has one vector a protein, (L, C)
-    where it has one a residue, (L, L) for contacts. ``embeddings[start:stop]`` is (n, C), or a list of arrays. Unknown
-    ids and numbers beyond the end raise UnknownRecordError, which is a KeyError and an IndexError, too.
+    ``embeddings[id]`` or ``embeddings[number]`` is the array of one record: (C,) for one vector per protein, (L, C) for
+    one per residue, (L, L) for contacts. ``embeddings[start:stop]`` is (n, C), or a list of arrays. Unknown ids and
+    numbers beyond the end raise UnknownRecordError, which is both a KeyError and an IndexError.
     """
 
     def __init__(self, source: Path | str, output: str | None) -> None:
@@ -84,22 +83,22 @@ class Embeddings(Index):
         self.output: OutputManifest = self.manifest.outputs[self.name]
         self.channels = self.output.channels
         self.release()
-        # (P+1,) number of the first record of each part, and of all records.
+        # (P+1,) index of the first record of each of P parts, then the number of records.
         self._bounds = np.cumsum([0, *(part.num_records for part in self.parts)])
 
     def release(self) -> None:
-        """Open the files anew: what was read of a mapped one counts as memory of the process until then."""
+        """Reopen the files. Pages that were read from a mapped file count as memory of the process until then."""
         self._rows = [self._opened(part) for part in self.parts]
 
     def _opened(self, part: Part) -> Rows:
-        """The output of one part."""
+        """Open the output of one part."""
         folder = part.where("")
         output = part.manifest.outputs.get(self.name)
         if output is None or (output.channels, output.per) != (self.channels, self.output.per):
             raise DataError(f"{folder}: damaged: has no output {self.name!r} as {self.source}; {REMEDY}")
         if not output.files:
             raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
-        # In one line here, and not as a traceback in the middle of a search; at a URI where it is opened.
+        # Check now, so that a search fails early with one line. At a URI, files are checked when they are opened.
         missing = [name for name in [INDEX_FILE, *output.files] if not (part.folder / name).is_file()]
         if missing and part.uri is None:
             raise DataError(f"{folder}: damaged: {missing[0]} is missing; {REMEDY}")
@@ -109,7 +108,7 @@ class Embeddings(Index):
         return self._patiently(lambda: FORMATS[output.format].read(output, part))
 
     def _patiently(self, read: Callable[[], Returned]) -> Returned:
-        """Return what is read; from a URI again where the store is away, for a while."""
+        """Return what ``read`` returns. At a URI, retry for a while if the URI is unreachable."""
         return read() if isinstance(self.source, Path) else retried(read, self.source)
 
     def __len__(self) -> int:
@@ -121,7 +120,7 @@ class Embeddings(Index):
             if step != 1:
                 raise ConfigError(f"{self.source}: a slice has no step; take every record, then some of them")
             return self._slice(start, max(start, stop))
-        try:  # range knows numbers from the end
+        try:  # range handles negative numbers
             number = self.numbers[key] if isinstance(key, str) else range(len(self))[key]
         except (KeyError, IndexError, TypeError):
             raise UnknownRecordError(f"{self.source}: has no record {key!r} among its {len(self):,}") from None
@@ -129,12 +128,12 @@ class Embeddings(Index):
         return self._patiently(lambda: self._rows[part].row(number - int(self._bounds[part])))
 
     def _slice(self, start: int, stop: int) -> Any:
-        """Records of any number of parts: (n, C), or a list of arrays."""
+        """Return records that may span parts: (n, C), or a list of arrays."""
         pieces = []
         for rows, first, end in zip(self._rows, self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True):
             if start < end and stop > first:
                 pieces.append(self._patiently(partial(rows.rows, max(start, first) - first, min(stop, end) - first)))
-        if len(pieces) < 2:  # an empty slice, too, has the dtype and the channels of its rows
+        if len(pieces) < 2:  # an empty slice still needs the dtype and channels of its rows
             return pieces[0] if pieces else self._rows[0].rows(0, 0)
         return np.concatenate(pieces) if self.output.per == "protein" else list(chain.from_iterable(pieces))
 
@@ -142,17 +141,17 @@ class Embeddings(Index):
         return (self[number] for number in range(len(self)))
 
     def blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Any]]:
-        """The number of its first record, and the vectors (n, C), of one part after the other."""
+        """Yield blocks of vectors: the number of the first record, and (n, C)."""
         return ((start, self[start:stop]) for start, stop in ranges(len(self), rows))
 
     def finite_blocks(self, rows: int = 16_384) -> Iterator[tuple[int, Values]]:
-        """:meth:`blocks` of vectors; raises DataError where one has NaN or infinity."""
+        """Yield :meth:`blocks`; raises DataError if a vector has NaN or infinity."""
         for start, block_nC in self.blocks(rows):
             self.refuse(start, ~np.isfinite(block_nC).all(axis=1), "has NaN or infinity")
             yield start, block_nC
 
     def refuse_other_space(self, other: Comparable) -> None:
-        """Raise DataError where vectors of these and the other can't be compared: by model, pooling or layer."""
+        """Raise DataError if the vectors of self and other are not comparable (other model, pooling or layer)."""
         if self.channels != other.channels:
             raise DataError(
                 f"{self.source} has {self.channels:,} channels, {other.source} {other.channels:,}; give embeddings of "
@@ -163,7 +162,7 @@ class Embeddings(Index):
         for source in sources:
             with parsing(source.folder / MANIFEST_FILE, REMEDY):
                 spaces.append(source.manifest.space(source.name))
-        # Where a maker left no fingerprint, as another program, nothing can be said against it.
+        # Without a fingerprint, e.g. from another program, spaces can't be compared.
         if None not in spaces and spaces[0] != spaces[1]:
             raise DataError(
                 f"{self.source} has vectors of model {spaces[0]}, {other.source} of model {spaces[1]}, which can't be "
@@ -171,11 +170,11 @@ class Embeddings(Index):
             )
 
     def refuse(self, start: int, wrong_n: NDArray[np.bool_], problem: str) -> None:
-        """Raise DataError with the id of the first wrong one of n records that begin with record ``start``."""
+        """Raise DataError with the id of the first wrong record, if any; ``wrong_n`` begins at record ``start``."""
         if wrong_n.any():
             raise DataError(f"{self.source}: {self.ids[start + int(wrong_n.argmax())]!r} {problem} in {self.name}")
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Number of each record by its id."""
+        """Number of each record by id."""
         return {record_id: number for number, record_id in enumerate(self.ids)}

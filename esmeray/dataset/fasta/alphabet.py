@@ -1,8 +1,11 @@
-"""The letters that a store may hold, and what is done to the letters of a sequence that are others.
+"""Letters that a store can hold, and the repair of sequences with other letters.
 
-The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. J (leucine
-or isoleucine) becomes X, since ESM-2's alphabet lacks it; lower case becomes upper case; one '*' at the end (a
-translated stop codon) goes.
+The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. Other
+letters are repaired:
+
+- J (leucine or isoleucine) becomes X, because ESM-2's alphabet lacks it.
+- Lower case becomes upper case.
+- One '*' at the end (a translated stop codon) is removed.
 """
 
 from collections.abc import Sequence
@@ -16,18 +19,18 @@ STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
 STORE_BYTES = STORE_ALPHABET.encode("ascii")
 GAPS = "-."
 MASK_TEXT = "<mask>"
-"""A masked residue in a text."""
+"""Text form of a masked residue."""
 
 FIRST, LAST = min(STORE_BYTES), max(STORE_BYTES)
 (LEFT_OUT,) = set(range(FIRST, LAST)) - set(STORE_BYTES)
-"""J: the letters are all others from A to Z."""
+"""J, the only letter between the first and the last of the alphabet that is not stored."""
 
 _NOT_STORED = bytes(set(range(256)) - set(STORE_BYTES))
 _TO_X = bytes.maketrans(_NOT_STORED, b"X" * len(_NOT_STORED))
 
 
 class CleanSequence(NamedTuple):
-    """A sequence after the repairs that are always made, and the characters that are still outside the alphabet."""
+    """A sequence after the unconditional repairs, and the number of its characters outside the alphabet."""
 
     residues: bytes
     upper_cased: bool
@@ -37,8 +40,8 @@ class CleanSequence(NamedTuple):
 
 
 def clean(sequence: bytes) -> CleanSequence:
-    """Make the repairs that are always made, and count them."""
-    # In this order: a stop after lower-case letters is still a stop, and J is counted whatever its case.
+    """Apply the unconditional repairs, and count them."""
+    # The order matters: a stop after lower-case letters is still a stop, and J is counted in either case.
     upper = sequence.upper()
     stop_dropped = upper.endswith(b"*")
     residues = upper[:-1] if stop_dropped else upper
@@ -49,7 +52,7 @@ def clean(sequence: bytes) -> CleanSequence:
 
 
 def residues_of(text: str) -> int:
-    """Residues of a text, a masked one being one."""
+    """Return the number of residues in a text. A mask counts as one residue."""
     return len(text) - text.count(MASK_TEXT) * (len(MASK_TEXT) - 1)
 
 
@@ -58,8 +61,11 @@ def bad_to_x(residues: bytes) -> bytes:
 
 
 def kmers(residues: NDArray[np.uint8], groups: Sequence[str], k: int) -> NDArray[np.int64]:
-    """Number of each k-mer of a sequence in ASCII whose letters are all of a group; groups are the digits."""
-    # So far below zero that no letters beside it bring a k-mer back above: one test at the end then finds them all.
+    """Return the k-mers of an ASCII sequence as numbers with base ``len(groups)``.
+
+    A letter's digit is the index of its group. K-mers with a letter outside the groups are left out.
+    """
+    # This code is so negative that no other letters bring a k-mer back above zero: one test at the end finds them all.
     codes = np.full(256, -(len(groups) ** k), np.int64)
     for digit, group in enumerate(groups):
         codes[np.frombuffer(group.encode(), np.uint8)] = digit

@@ -1,4 +1,4 @@
-"""A manifest's record of reading: the files, and counts of what was changed, left out or noticed."""
+"""Record of reading in a manifest: the source files, and counts of changed, skipped and reported records."""
 
 import os
 from pathlib import Path
@@ -10,13 +10,14 @@ from esmeray.common.text import counted
 
 
 class SourceFile(BaseModel, extra="forbid", frozen=True):
-    """One file that a store was made of, as it was then; ``xxh128`` is of the bytes on disk, compressed or not.
+    """A source file of a store at the time of conversion.
 
-    Manifests of earlier versions lack ``ctime_ns`` and ``inode``.
+    ``xxh128`` is the hash of the bytes on disk, before decompression. Manifests of earlier versions lack ``ctime_ns``
+    and ``inode``.
     """
 
     path: str
-    # All are compared first: a file of hundreds of gigabytes is not read again to find that it is the same.
+    # These fields are compared first, so that an unchanged file of hundreds of gigabytes is not read again.
     bytes: int
     mtime_ns: int
     ctime_ns: int | None = None
@@ -25,7 +26,7 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
 
     @classmethod
     def of(cls, path: Path, status: os.stat_result | None = None, xxh128: str = "") -> "SourceFile":
-        """``status`` and ``xxh128``: of the file as it was read; default: of the file as it is now."""
+        """Describe a file. ``status`` and ``xxh128`` are its state when it was read; default: its current state."""
         status = status or path.stat()
         return cls(
             path=str(path.resolve()),
@@ -37,29 +38,30 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
         )
 
     def is_content_of(self, path: Path) -> bool:
-        """Test for a file of the same path, size, times and inode; if one of these differs, of the same content.
+        """Return whether a file has this content.
 
-        An editor that keeps size and modification time still changes ctime; a copy or a touched file has the content.
+        True if path, size, times and inode are equal. If one differs, the content is compared. An editor that keeps
+        size and modification time still changes ctime; a copied or touched file has the same content.
         """
         now = SourceFile.of(path, xxh128=self.xxh128)
         return self == now or (self.bytes == now.bytes and self.xxh128 == file_xxh128(path))
 
 
 class Counts(BaseModel, extra="forbid"):
-    """Counts of what reading did; those with a description are reported. A dictionary counts by name."""
+    """Counts of what reading did. Fields with a description are reported. A dictionary holds a count per name."""
 
     files_ignored: dict[str, int] = Field(default={}, description="file{s} ignored in folders (names of other kinds)")
 
     def lines(self) -> list[str]:
-        """One line for everything that was changed, left out or noticed."""
+        """Return one line for each reported count that is not zero."""
         reported = [(getattr(self, name), field.description) for name, field in type(self).model_fields.items()]
         return [_line(number, noun) for number, noun in reported if number and noun]
 
 
 class IngestCounts(Counts):
-    """Everything that conversion changed, left out or noticed; nothing is changed without being counted here."""
+    """Counts of everything that conversion changed, skipped or reported. No change goes uncounted."""
 
-    # Fields are written to manifests by name: a new one needs a default, or older stores could not be read.
+    # Manifests hold the fields by name. A new field needs a default, so that older stores can still be read.
     records_read: int = 0
     comment_lines: int = Field(default=0, description="comment line{s} left out, which start with ';'")
     records_like_nucleotides: int = Field(
@@ -87,5 +89,5 @@ def _line(number: int | dict[str, int], noun: str) -> str:
 
 
 def count_lines(counts: Counts) -> list[str]:
-    """The lines of the counts; a single one where there are none."""
+    """Return the lines of the counts, or a single line if nothing was counted."""
     return counts.lines() or ["every record taken as it stands"]

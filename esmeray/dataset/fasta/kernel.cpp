@@ -1,12 +1,12 @@
-// Plain FASTA to columns of records, in one pass over the text. esmeray/dataset/fasta/records.py says what plain is and loads
-// this. Nothing is allocated here and no Python object is touched, so the caller's lock is not held.
+// Parser of plain FASTA into columns of records, in one pass over the text. esmeray/dataset/fasta/records.py defines
+// plain FASTA and loads this file. It allocates nothing and touches no Python object, so the caller releases the GIL.
 
 #include <cstdint>
 #include <cstring>
 
 using Hash = uint64_t (*)(const void*, size_t);
 
-// Whether every byte, taken as signed, is above a limit: a byte outside ASCII is negative.
+// True if every byte, as a signed number, is above a limit. Bytes outside ASCII are negative.
 static bool all_above(const uint8_t* bytes, int64_t size, int8_t limit) {
     int8_t least = 127;
     for (int64_t i = 0; i < size; ++i) {
@@ -16,7 +16,7 @@ static bool all_above(const uint8_t* bytes, int64_t size, int8_t limit) {
     return least > limit;
 }
 
-// Whether every byte is a letter of a store's alphabet: those from FIRST to LAST, but for LEFT_OUT.
+// True if every byte is a letter of the store's alphabet: FIRST to LAST without LEFT_OUT.
 static bool all_stored(const uint8_t* bytes, int64_t size) {
     uint8_t other = 0;
     for (int64_t i = 0; i < size; ++i) {
@@ -26,7 +26,7 @@ static bool all_stored(const uint8_t* bytes, int64_t size) {
     return !other;
 }
 
-// The end of a line's text: files of Windows have a carriage return before the line feed.
+// The end of a line's text. Windows files have a carriage return before the line feed.
 static const uint8_t* without_return(const uint8_t* start, const uint8_t* line_end) {
     return line_end > start && line_end[-1] == '\r' ? line_end - 1 : line_end;
 }
@@ -36,9 +36,10 @@ static uint8_t* append(uint8_t* to, const uint8_t* from, int64_t size) {
     return to + size;
 }
 
-// text: whole records, from a '>' to a line feed. Each output has room for as much as the text can give.
-// headers, ids: a line feed behind each. totals: bytes of headers, ids and
-// residues, and whether all residues are letters of the alphabet. Returns the number of records, or -1 where the text is not plain.
+// text: whole records, from a '>' to a line feed. Each output is large enough for any text of this size.
+// headers, ids: each is followed by a line feed.
+// totals: bytes of headers, ids and residues, and whether all residues are letters of the alphabet.
+// Returns the number of records, or -1 if the text is not plain.
 extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash hash, uint8_t* headers, uint8_t* ids,
                                      uint8_t* residues, uint32_t* header_lengths, uint32_t* id_lengths,
                                      uint32_t* lengths, uint64_t* id_hashes, uint64_t* hashes, int64_t* totals) {
@@ -84,10 +85,10 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
     return n;
 }
 
-// Puts hashes other than 0 into a table of 2^bits buckets of 8 places: into the first free place of
-// the bucket that the high bits of the hash times an odd number name, or of one behind it. Whoever
-// chooses the hashes, but not the number, can't crowd one bucket (Dietzfelbinger et al. 1997, A Reliable
-// Randomized Algorithm for the Closest-Pair Problem, section 2.2). Sets fresh where a hash was not there.
+// Inserts nonzero hashes into a table of 2^bits buckets of 8 slots. The high bits of hash * odd select the bucket;
+// the hash goes into the first free slot from there on. An attacker who can choose the hashes but doesn't know the odd
+// number can't fill one bucket (Dietzfelbinger et al. 1997, A Reliable Randomized Algorithm for the Closest-Pair
+// Problem, section 2.2). fresh[i] is set if hash i was not in the table.
 extern "C" void insert_hashes(uint64_t* table, int64_t bits, uint64_t odd, const uint64_t* hashes, int64_t count,
                               uint8_t* fresh) {
     constexpr int64_t places = 8, ahead = 8;

@@ -1,6 +1,6 @@
-"""Names of files that are neither FASTA nor a table, by how they start, for messages.
+"""Recognize files that are neither FASTA nor a table by their first bytes, for error messages.
 
-A name says little: workbooks are saved as .csv, tables as .txt, and downloads that failed are web pages.
+File names are unreliable: workbooks are saved as .csv, tables as .txt, and failed downloads are web pages.
 """
 
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from xopen import xopen
 
 _KINDS: dict[bytes, str] = {
-    # Workbooks are zip files (other Office programs use other folders), old workbooks OLE2 files.
+    # Workbooks are zip files (other Office programs use other folders); old workbooks are OLE2 files.
     rb"PK\x03\x04(?!.*(?:word|ppt)/).*(?:\[Content_Types\]\.xml|xl/)|\xd0\xcf\x11\xe0": (
         "an Excel workbook; save it as CSV UTF-8"
     ),
@@ -54,12 +54,12 @@ _OF_WANTED: dict[str, dict[bytes, str]] = {
 
 
 def kind_of(path: Path, wanted: str) -> str | None:
-    """Name the kind of a file, plain or compressed, and a remedy; None if it may be the wanted FASTA, table or Parquet.
+    """Return a file's kind and a remedy; None if it may be the wanted kind (FASTA, table or Parquet).
 
-    For refusals alone: the file is opened again.
+    Plain and compressed files are recognized. The file is opened again, so use this for error messages only.
     """
     with xopen(path, "rb", threads=0) as file:
-        # Below a byte-order mark and FASTA's comments.
+        # Skip a byte-order mark and FASTA's comments.
         head = re.sub(rb"\A(?:\xef\xbb\xbf)?\s*(?:;[^\n]*\n\s*)*", b"", file.read(1 << 16))
     kinds = _KINDS | _OF_WANTED.get(wanted, {})
     return next((kind for pattern, kind in kinds.items() if re.match(pattern, head, re.DOTALL)), None)

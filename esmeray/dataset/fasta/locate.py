@@ -1,6 +1,6 @@
-"""Locations in a FASTA file in words for a message: file, line, column, record.
+"""Locations in a FASTA file for error messages: file, line, column, record.
 
-Nobody counts lines while a file is converted: where something is wrong, it is read again up to there.
+Conversion doesn't count lines. To locate an error, the file is read again up to that point.
 """
 
 import io
@@ -22,18 +22,18 @@ else:
     from backports.zstd import ZstdError
 
 _fast_gzip_error: Any = zlib.error
-with suppress(ImportError):  # xopen's faster gzip, on x86-64 and 64-bit Arm, whose error is no subclass of zlib's
+with suppress(ImportError):  # xopen's faster gzip on x86-64 and 64-bit Arm; its error is no subclass of zlib's
     from isal.isal_zlib import IsalError as _fast_gzip_error  # noqa: N813
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 COMMENT = ";"
 """First letter of a comment line, in Pearson's FASTA."""
-# What a flipped bit inside the compressed data raises.
+# Exceptions that a flipped bit in compressed data can raise.
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
 
 
 _LONGEST_PIECE = 1 << 20
-"""Of a line that is longer, pieces are looked at: it need not fit into memory."""
+"""Longer lines are read in pieces of this many characters, so that a line need not fit into memory."""
 
 _SHOWN_ID = 60
 
@@ -46,12 +46,12 @@ class _Line(NamedTuple):
 
 
 def _scan(path: Path) -> Iterator[_Line]:
-    """Every line with its number and record, as far as the file can be read; a very long one in pieces."""
+    """Yield every line with its number and record until the end or the first damage. Very long lines come in pieces."""
     number = record = 0
     record_id = ""
-    is_start = True  # of a line, and not within one that comes in pieces
+    is_start = True  # at the start of a line, not inside one that comes in pieces
     try:
-        # threads=0: in this process, as the reader does, so that both stop at the same damage.
+        # threads=0: decompress in this process, as the reader does, so that both stop at the same damage.
         with xopen(path, "rb", threads=0) as file:
             for raw in pieces_of_lines(file, _LONGEST_PIECE):
                 number += is_start
@@ -62,12 +62,14 @@ def _scan(path: Path) -> Iterator[_Line]:
                 is_start = raw.endswith("\n")
                 yield _Line(number, record, record_id, text)
     except DECOMPRESSION_ERRORS:
-        return  # the caller is already reporting that damage; what was read so far is what it wants to name
+        return  # the caller already reports this damage, and needs the location of the last readable line
 
 
 def pieces_of_lines(file: BinaryIO, longest: int) -> Iterator[str]:
-    """Lines with their ends, \\n, \\r or \\r\\n, as \\n; of a longer one pieces of ``longest`` characters, the last of
-    which has the end. Latin-1 decodes any byte to itself."""
+    """Yield lines with their ends (\\n, \\r or \\r\\n) as \\n. Longer lines come in pieces of ``longest`` characters.
+
+    Only the last piece of a line has the end. Latin-1 maps each byte to one character, so any byte can be read.
+    """
     return iter(partial(io.TextIOWrapper(file, encoding="latin-1").readline, longest), "")
 
 
@@ -77,20 +79,22 @@ def _in_record(line: _Line) -> str:
 
 
 def place_of_line(path: Path, test: Callable[[str], bool]) -> str:
-    """File, line and record of the first line that passes the test."""
+    """Return file, line and record of the first line that passes the test."""
     first = next((line for line in _scan(path) if test(line.text)), None)
-    # None where the file was changed since it was refused.
+    # None if the file changed after the error.
     return str(path) if first is None else f"{path}, line {first.number}{_in_record(first)}"
 
 
 def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
-    """File, line and id of the record with this number (from 1), or of the line that holds one of its residues (from 0,
-    in the sequence as it was read)."""
+    """Return file, line and id of a record, or file, line and column of one of its residues.
+
+    ``number`` counts records from 1, ``residue`` counts from 0 in the sequence as it was read.
+    """
     return places_of_records(path, [(number, residue)])[0]
 
 
 def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[str]:
-    """The locations of several records and residues, each as :func:`place_of_record` gives it, in one pass."""
+    """Return the locations of several records and residues (see :func:`place_of_record`) in one pass."""
     locations: dict[tuple[int, int | None], str] = {}
     residues: dict[int, list[int]] = {number: [] for number, _ in wanted}
     for number, residue in wanted:
@@ -99,7 +103,7 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
     last = max(residues)
     names = set(wanted)
     for line in _scan(path):
-        # A file may have millions of records behind the last that is asked for.
+        # Stop early: a file may have millions of records after the last requested one.
         if line.record > last or locations.keys() >= names:
             break
         if line.record not in residues:
@@ -108,7 +112,7 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
             seen, current = 0, line.record
             locations[current, None] = f"{path}, line {line.number}{_in_record(line)}"
             continue
-        # Residues are counted as the reader does, which strips lines and leaves out comments.
+        # Count residues as the reader does, which strips lines and skips comments.
         text = "" if line.text.lstrip().startswith(COMMENT) else line.text.strip()
         for residue in residues[current]:
             if seen <= residue < seen + len(text):
@@ -120,7 +124,7 @@ def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[
 
 
 def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
-    """File and line of the first record with each of these ids, in one pass over the files."""
+    """Return file and line of the first record with each of these ids, in one pass over the files."""
     locations: dict[str, str] = {}
     for path in paths:
         for line in _scan(path):
@@ -130,13 +134,13 @@ def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
 
 
 def damage(path: Path, error: Exception) -> str:
-    """Describe a decompressor's error, and how far the file can be read."""
-    # Of all lines the last one alone is kept: a file may have more than fit into memory.
+    """Describe a decompressor's error, and up to which line the file can be read."""
+    # Keep only the last line: all lines may not fit into memory.
     last = next(iter(deque(_scan(path), maxlen=1)), None)
     where = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
     if isinstance(error, EOFError):
         return f"{path}: the compressed file is truncated {where}; copy or download it again"
-    # Nothing could be read at all: more often a wrong suffix than damage.
+    # If no line can be read, a wrong suffix is more likely than damage.
     if last is None:
         kind = path.suffix.lstrip(".") or "compressed"
         return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"

@@ -1,10 +1,13 @@
-"""FASTA files to batches of raw records, with every refusal located: file, line and record.
+"""Read FASTA files into batches of raw records, and report errors with file, line and record.
 
 In: names of files (plain, gzip, bzip2, xz, zstd), folders and globs. Out: :class:`RecordBatch`, headers and sequences
-as they stand in the files. A thread of its own reads, hashes and decompresses a file, a chunk ahead of the parser:
-these let go of Python's global lock, so that on two cores they cost next to nothing. The compiled parser of
-:mod:`esmeray.dataset.fasta.records` takes what is laid out plainly; from the first text that is not, the rest of the
-file is parsed by lines. Left to :mod:`esmeray.dataset.store.ingest`: what a sequence and an id may be.
+as they are in the files.
+
+A background thread reads, hashes and decompresses a file one chunk ahead of the parser. These steps release the GIL,
+so on two cores they cost almost nothing. The compiled parser of :mod:`esmeray.dataset.fasta.records` handles text with
+a plain layout. From the first text that is not plain, the rest of the file is parsed by lines.
+
+:mod:`esmeray.dataset.store.ingest` validates sequences and ids.
 """
 
 import glob
@@ -46,19 +49,19 @@ COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 
 BATCH_RESIDUES = 256 * 1024
 BATCH_RECORDS = 8192
-"""A batch ends when it holds this much; a store's block is one batch."""
+"""Limits of a batch: it ends when it reaches one of them. A block of a store is one batch."""
 
 MAX_RESIDUES = IngestSection().max_residues
-"""Where no settings say otherwise."""
+"""Default maximum of residues per record."""
 
 _BATCH_HEADER_BYTES = 16 << 20
-"""More than any batch of real headers; it bounds the memory of one whose headers are long and sequences short."""
+"""Limit of a batch's header bytes, above any real batch. It bounds memory if headers are long and sequences short."""
 
 _LARGEST_BATCH = 1.5
-"""Residues that were parsed at once stay together up to this many times :data:`BATCH_RESIDUES`: cutting takes time."""
+"""A parsed chunk of up to this many times :data:`BATCH_RESIDUES` becomes one batch, because cutting takes time."""
 
 CHUNK_BYTES = 384 * 1024
-"""A little more than a batch, which needs no cutting then."""
+"""Size of a chunk of text: a little more than a batch, so that most chunks need no cutting."""
 
 _BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
@@ -66,29 +69,29 @@ _NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another
 
 
 def is_fasta_name(path: Path) -> bool:
-    """Return whether the name ends like a FASTA file's."""
+    """Return whether the name has a suffix of FASTA files."""
     return path.name.lower().endswith(tuple(suffix + ending for suffix in SUFFIXES for ending in COMPRESSIONS))
 
 
 class ReadAhead:
-    """The text of one file from start to end, once, a chunk ahead of whoever parses it. Use as a context manager."""
+    """The text of one file, read once, one chunk ahead of the parser. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self.bytes_read = 0  # of the file on disk, that went into the chunks taken so far
+        self.bytes_read = 0  # bytes on disk of the chunks taken so far
         self._path = path
-        # Two: one that is being parsed while the other is filled. Allocated once, not for each chunk.
+        # Two buffers, allocated once: one is parsed while the other is filled.
         self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
 
     def __enter__(self) -> Self:
-        """Open the file and start reading. Raises OSError where it can't be read."""
+        """Open the file and start reading. Raises OSError if it can't be read."""
         with ExitStack() as opened:
             self._raw = opened.enter_context(_HashedFile(str(self._path)))
             self._status = os.fstat(self._raw.fileno())
-            # threads=0: xopen decompresses in this process, where a truncated file is an error.
+            # threads=0: xopen decompresses in this process, so that a truncated file raises an error.
             buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
             self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
             self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
-            # Whatever fails before this, Ctrl-C included, closes what was opened.
+            # Any failure before this line, Ctrl-C included, closes all opened files.
             self._held = opened.pop_all()
         self._begin()
         return self
@@ -100,41 +103,41 @@ class ReadAhead:
         return iter(self.take, b"")
 
     def take(self) -> memoryview:
-        """The next chunk, empty at the end; valid until the next call.
+        """Return the next chunk, empty at the end. It is valid until the next call.
 
-        Raises OSError where the file can't be read, DataError where its compression is damaged.
+        Raises OSError if the file can't be read, DataError if its compression is damaged.
         """
         try:
             text, self.bytes_read = self._thread.wait()
         except DECOMPRESSION_ERRORS as error:
             if getattr(error, "errno", None) is not None:
-                raise  # the system's own refusal, not a decompressor's
+                raise  # an error of the system, not of a decompressor
             raise DataError(damage(self._path, error)) from error
         if text:
-            self._begin()  # into the other buffer, while this one is parsed
+            self._begin()  # fill the other buffer while this one is parsed
         return text
 
     def source_file(self) -> SourceFile:
-        """The file as it was read; ask after its end."""
+        """Describe the file as it was read. Call this after the end of the file."""
         return SourceFile.of(self._path, self._status, self._raw.checksum.hexdigest())
 
     def _begin(self) -> None:
-        self._buffers.reverse()  # the one that was handed out stays as it is until the next call
+        self._buffers.reverse()  # the buffer that the caller has stays unchanged until the next call
         self._thread.begin(partial(self._fill, self._buffers[0]))
 
     def _fill(self, buffer: memoryview) -> tuple[memoryview, int]:
-        # A decompressor gives little at a time; the parser is fastest with much.
+        # Fill the whole buffer: a decompressor returns little at a time, and the parser is fastest with large chunks.
         size = 0
         while size < len(buffer) and (count := self._decompressed.readinto(buffer[size:])):  # type: ignore[attr-defined]
             size += count
-        if not size:  # what stands after the end of the compressed data belongs to the checksum
+        if not size:  # read to the end: the checksum includes bytes after the compressed data
             while self._raw.readinto(buffer):
                 pass
         return buffer[:size], self._raw.tell()
 
 
 class TextStream(io.RawIOBase):
-    """The rest of a file's text as a file: text that was taken and not used, then the chunks."""
+    """The rest of a file's text as a stream: first the unparsed text, then the remaining chunks."""
 
     def __init__(self, text: ReadAhead, unused: bytes = b"") -> None:
         self._text = text
@@ -151,9 +154,9 @@ class TextStream(io.RawIOBase):
 
 
 class _HashedFile(io.FileIO):
-    """A file on disk, hashed as it is read into buffers: the checksum of a source costs no second reading.
+    """A file that is hashed while it is read, so that the checksum needs no second read.
 
-    xopen knows the compression by the suffix of its name; without one it looks at the content.
+    xopen recognizes the compression by the suffix of the name, or by the content if there is no suffix.
     """
 
     def __init__(self, path: str) -> None:
@@ -167,7 +170,7 @@ class _HashedFile(io.FileIO):
 
 
 class Origin(NamedTuple):
-    """The records of a batch from ``start`` on: their file, and the number in it, from 1, of the first of them."""
+    """Origin of the records of a batch from ``start`` on: the file, and the number of the first in it, from 1."""
 
     start: int
     path: Path
@@ -176,7 +179,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Raw records and where they came from; ``origins`` is empty where they were not read from a file."""
+    """Raw records and their origins. ``origins`` is empty if they were not read from a file."""
 
     records: Records
     origins: list[Origin] = field(default_factory=list)
@@ -185,13 +188,13 @@ class RecordBatch:
         return len(self.records)
 
     def origin(self, index: int) -> tuple[Path, int] | None:
-        """File of a record and its number in it, from 1; None where it was not read from FASTA."""
-        # From the end: a file that fills no batch shares its start with the one after it.
+        """Return a record's file and its number in the file, from 1; None if it was not read from FASTA."""
+        # Search from the end: a file that adds no records to the batch shares its start with the next file.
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         return None if origin is None else (origin.path, origin.number + index - origin.start)
 
     def location(self, index: int, residue: int | None = None) -> str:
-        """File, line and record of one record, or of one of its residues, for a message."""
+        """Return file, line and record of a record, or of one of its residues, for a message."""
         origin = self.origin(index)
         if origin is None:
             name = self.records.headers.split()[index].decode("utf-8")
@@ -200,14 +203,15 @@ class RecordBatch:
 
 
 class FastaSource:
-    """The files of a source, read once from first to last."""
+    """The files of a source, read once in order."""
 
     def __init__(
         self, sources: list[str], max_residues: int = MAX_RESIDUES, counts: IngestCounts | None = None
     ) -> None:
-        """Find the files. Raises DataError where a name is no file, folder or glob that holds FASTA.
+        """Find the files. Raises DataError if a name is no file, folder or glob with FASTA files.
 
-        ``max_residues`` are those that a record may have, and a line characters. Comments are counted in ``counts``.
+        ``max_residues`` limits the residues of a record and the characters of a line. Comments are counted in
+        ``counts``.
         """
         self.paths = find_files(sources)
         self.files_ignored = files_ignored(sources)
@@ -220,20 +224,20 @@ class FastaSource:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the files, as they lie on disk, that went into what was parsed so far."""
+        """Bytes on disk of the text that was parsed so far."""
         return sum(file.bytes for file in self.finished) + (self._opened.bytes_read if self._opened else 0)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Batches of at least :data:`BATCH_RESIDUES` residues (the last excepted), running on from file to file.
+        """Yield batches of at least :data:`BATCH_RESIDUES` residues, except the last. Batches span files.
 
-        Raises DataError where a file can't be read, is truncated or is not FASTA; after the records before that.
+        Raises DataError if a file can't be read, is truncated or is not FASTA, after the records before the error.
         """
         parts: list[Records] = []
         origins: list[Origin] = []
         num_records = num_residues = header_bytes = 0
         problem: DataError | None = None
         try:
-            # On from file to file, so that a folder of a thousand small files is no thousand small blocks.
+            # Batches span files, so that a folder of a thousand small files does not become a thousand small blocks.
             for path in self.paths:
                 number = 1
                 origins.append(Origin(num_records, path, number))
@@ -242,7 +246,7 @@ class FastaSource:
                     start = done = 0
                     while start < len(records):
                         end = start + BATCH_RECORDS - num_records
-                        # What is left of a chunk is cut, unless it makes a batch of its own that is not much too large.
+                        # Cut a chunk at the batch limit, unless it makes a batch of its own that is not much too large.
                         if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
                             end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
                         end = min(end, len(records))
@@ -257,13 +261,13 @@ class FastaSource:
                             yield RecordBatch(Records.joined(parts), origins)
                             parts, origins = [], [Origin(0, path, number)]
                             num_records = num_residues = header_bytes = 0
-                # A file that was cut short by its download would otherwise go by unnoticed among others.
+                # Report an empty file: among many files, a failed download would otherwise go unnoticed.
                 if number == 1:
                     raise DataError(
                         f"{path}: holds no records, only blank lines, comments or nothing; give a FASTA file"
                     )
         except DataError as error:
-            problem = error  # raised once the records before it are given out: they may have faults to report, too
+            problem = error  # raised after the records before it, which may have faults to report, too
         if parts:
             yield RecordBatch(Records.joined(parts), origins)
         if problem is not None:
@@ -274,7 +278,7 @@ class FastaSource:
             self._opened = text
             yield from self._parsed(path, text)
             self.finished.append(text.source_file())
-            self._opened = None  # its bytes are counted with the finished ones from now on
+            self._opened = None  # its bytes now count with the finished files
 
     def _parsed(self, path: Path, text: ReadAhead) -> Iterator[Records]:
         unparsed = b""
@@ -285,7 +289,7 @@ class FastaSource:
                 num_records += len(plain_records)
                 yield plain_records
             unparsed = plain.unparsed
-            if not unparsed:  # all of the file was plain, and has been read to its end
+            if not unparsed:  # all of the file was plain
                 return
         parsed = self._records_by_lines(TextStream(text, unparsed), path, num_records)
         problem: Exception | None = None
@@ -294,7 +298,7 @@ class FastaSource:
             try:
                 records.extend(islice(parsed, _RECORDS_AT_ONCE))
             except (DataError, OSError) as error:
-                problem = error  # raised once the records before it are given out
+                problem = error  # raised after the records before it
             if not records:
                 break
             yield Records.of([header for header, _ in records], [sequence for _, sequence in records])
@@ -302,15 +306,17 @@ class FastaSource:
             raise problem
 
     def _records_by_lines(self, text: io.RawIOBase, path: Path, number: int) -> Iterator[tuple[bytes, bytes]]:
-        """Header and sequence of each record after the first ``number``; comments are counted. Raises DataError at the
-        first line that is refused."""
-        header: str | None = None  # until the first one, where the message is another one for what is no FASTA at all
+        """Yield header and sequence of each record after the first ``number``. Comments are counted.
+
+        Raises DataError at the first invalid line.
+        """
+        header: str | None = None  # None before the first header: the message then suggests another file format
         parts: list[str] = []
         num_residues = 0
-        # '>' or a residue more, and the line's end: a longer piece is none of a line that may be.
+        # One for '>' or one residue too many, one for the line feed. A piece of this length is part of a line too long.
         longest = self._max_residues + 2
         for raw in pieces_of_lines(io.BufferedReader(text, _BUFFER_BYTES), longest):
-            # Editors of Windows put one before the first line.
+            # Windows editors put a byte-order mark before the first line.
             line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
             stripped = line.strip()
             starts_record = stripped.startswith(">")
@@ -329,7 +335,7 @@ class FastaSource:
             elif stripped:
                 parts.append(stripped)
                 num_residues += len(stripped)
-            # While it is read, so that a record which no protein is takes no memory.
+            # Check while reading, so that a record far too long for a protein takes no memory.
             if num_residues > self._max_residues or (len(raw) == longest and not raw.endswith("\n")):
                 raise DataError(
                     f"{place_of_record(path, number)}: a record of more than {self._max_residues:,} residues, or a "
@@ -340,13 +346,13 @@ class FastaSource:
 
 
 def _refusal(path: Path, problem: str, in_record: bool) -> DataError:
-    # The file is read again for the line's number, which nobody counts for the many files without a problem.
+    # The file is read again to find the line number. Files without errors need no line numbers.
     kind = None if in_record else kind_of(path, "FASTA")
     return DataError(f"{place_of_line(path, lambda line: _problem(line, in_record) == problem)}: {kind or problem}")
 
 
 def _problem(line: str, in_record: bool) -> str | None:
-    """Reason why a line is no part of a FASTA file."""
+    """Return the reason why a line is invalid in FASTA, or None."""
     start = line.lstrip()[:1]
     if not in_record and start not in ("", ">", COMMENT):
         return _NO_HEADER
@@ -362,12 +368,12 @@ def find_files(
     is_wanted: Callable[[Path], bool] = is_fasta_name,
     kind: str = f"FASTA file ({', '.join(SUFFIXES)}, plain or compressed)",
 ) -> list[Path]:
-    """The files that names of files, folders (searched to any depth) and globs stand for, each once, in order.
+    """Return the files that names, folders (searched recursively) and globs stand for, each once, in order.
 
-    Of a folder those whose names are wanted; ``kind`` is what messages call them. Raises DataError where a name stands
-    for nothing.
+    A folder contributes the files with a wanted name. ``kind`` is their name in messages. Raises DataError if a name
+    matches no file.
     """
-    files: dict[Path, Path] = {}  # by the resolved path, since two globs or a link may name one file twice
+    files: dict[Path, Path] = {}  # keyed by the resolved path: two globs or a link may name one file twice
     for source in sources:
         with reading(Path(source)):
             for path in _expand(source, is_wanted, kind):
@@ -376,9 +382,10 @@ def find_files(
 
 
 def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is_fasta_name) -> dict[str, int]:
-    """Number of files by name that :func:`find_files` leaves out of folders.
+    """Count the files by name that :func:`find_files` ignores in folders.
 
-    Those after the first few share the name 'others'. Files of systems and editors, as .DS_Store, are not counted.
+    After the first few, files are counted together as 'others'. Files of systems and editors, e.g. .DS_Store, are not
+    counted.
     """
     folders = [path for path in map(local_path, sources) if path.is_dir()]
     names = [name for folder in folders for name in _files_of_folder(folder, is_wanted)[1]]
@@ -387,9 +394,9 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
 
 
 def _files_of_folder(folder: Path, is_wanted: Callable[[Path], bool]) -> tuple[list[Path], list[str]]:
-    """The files of a folder that are read, and the names of those that are ignored.
+    """Return the files of a folder to read, and the names of the ignored ones.
 
-    Hidden files and folders are left behind by editors and systems: ._name, .ipynb_checkpoints.
+    Hidden files and folders (._name, .ipynb_checkpoints) come from editors and systems and are not read.
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     hidden = {path for path in files if any(part.startswith(".") for part in path.relative_to(folder).parts)}
@@ -405,12 +412,12 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
             others = ", ".join(files_ignored([source], is_wanted)) or "no files"
             raise DataError(f"{source}: the folder holds no {kind}; it has {others}")
         return files
-    # Before globs are looked for: a name may hold their characters, as set[1].fasta.
+    # Checked before globs: a file name may have glob characters, e.g. set[1].fasta.
     if path.is_file():
         return [path]
     if path.exists():
         raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
-    # Not Path.glob, as the pattern may be absolute.
+    # glob.glob instead of Path.glob, because the pattern may be absolute.
     files = sorted(path for path in map(Path, glob.glob(source, recursive=True)) if path.is_file())  # noqa: PTH207
     if not files:
         raise DataError(f"{source}: no {'file matches' if glob.has_magic(source) else 'such file or folder'}")

@@ -1,13 +1,12 @@
-"""Raw records in columns, which a FASTA reader gives and conversion takes, and the compiled code that fills and checks
-them.
+"""Raw FASTA records in columns, and the compiled code that parses them and detects repeated ids.
 
-In columns, because a list of Python objects costs about 40 ns for each to make and 40 more for whatever is done with
-it, of which conversion has several; a record of 350 residues otherwise takes 300 ns in all.
+Columns avoid one Python object per record. Creating an object takes about 40 ns and each operation on it 40 ns more;
+conversion has several operations per record, and takes 300 ns in all for a record of 350 residues.
 
-``kernel.cpp`` is compiled once a machine (:mod:`esmeray.common.compiled_code`), in about a second: plain FASTA to
-records, and a set of hashes that notices repeated ids. Without a compiler :mod:`esmeray.dataset.fasta.reader` parses by
-lines and Python's set holds the ids: a loop over lines in Python takes 5 us for a record of 350 residues in lines of
-60, the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
+``kernel.cpp`` is compiled once per machine (:mod:`esmeray.common.compiled_code`), in about a second. It parses plain
+FASTA and holds a set of hashes that detects repeated ids. Without a compiler, :mod:`esmeray.dataset.fasta.reader`
+parses by lines and a Python set holds the ids. For a record of 350 residues in lines of 60, the Python loop takes 5 us
+and the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
 
 Shape legend: N records or hashes, B buckets, S slots of a bucket.
 """
@@ -30,25 +29,25 @@ from esmeray.common import compiled_code
 from esmeray.dataset.fasta.alphabet import FIRST, LAST, LEFT_OUT
 
 _HEADER_BYTES = 1 << 20
-"""More than headers have; a record's text is plain up to this and twice the residues that a record may have."""
+"""Allowance for header bytes. Text is buffered up to this plus twice the maximum number of residues of a record."""
 
 _LINE_FEED, _HEADER = b"\n>"
 
 _SLOTS = 8
-"""Hashes of a bucket: one cache line, so that looking for a hash touches memory once."""
+"""Hashes per bucket. A bucket is one cache line, so a lookup reads memory once."""
 _BUCKETS_AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True)
 class Lines:
-    """N texts, a line feed behind each, and their (N,) uint32 lengths without it."""
+    """N texts, each followed by a line feed, and their (N,) uint32 lengths without it."""
 
     text: bytes
     lengths: np.ndarray
 
     @classmethod
     def of(cls, texts: list[bytes]) -> "Lines":
-        """From texts without line feeds."""
+        """Build from texts without line feeds."""
         return cls(b"\n".join([*texts, b""]), lengths_of(texts))
 
     def __len__(self) -> int:
@@ -61,23 +60,23 @@ class Lines:
         return self.text.replace(b"\n", b"")
 
     def part(self, start: int, end: int) -> "Lines":
-        """Records from ``start`` up to ``end``."""
+        """Return the texts from ``start`` to before ``end``."""
         first, behind = _span(self.lengths, start, end)
-        # Lengths are without line feeds, and there is one behind each text.
+        # Lengths don't count the line feeds, one per text.
         return Lines(self.text[first + start : behind + end], self.lengths[start:end])
 
 
 @dataclass(frozen=True)
 class Records:
-    """N records as they stand in a file, in ASCII.
+    """N records as they are in a file, in ASCII.
 
     Attributes:
-        headers: header lines without '>' and without blanks at their ends.
-        ids: the first word of each header, empty where there is none.
-        residues: the sequences end to end.
+        headers: header lines without '>' and without leading and trailing blanks.
+        ids: the first word of each header; empty if there is none.
+        residues: the sequences, concatenated.
         lengths: (N,) uint32, characters of each sequence.
         id_hashes, hashes: (N,) uint64, XXH3-64 of each id and sequence.
-        all_stored: all residues are known to be letters of the store's alphabet; False when nobody looked.
+        all_stored: True if all residues are known to be letters of the store's alphabet; False if not checked.
     """
 
     headers: Lines
@@ -90,8 +89,8 @@ class Records:
 
     @classmethod
     def of(cls, headers: list[bytes], sequences: list[bytes]) -> "Records":
-        """From header lines and sequences, with their ids and hashes."""
-        # As strings, because bytes take fewer of ASCII's characters for white space.
+        """Build from header lines and sequences; split off the ids and compute the hashes."""
+        # Split as strings: str.split knows more ASCII white space than bytes.split.
         words = [header.decode("ascii").split(None, 1) for header in headers]
         ids = [word[0].encode("ascii") if word else b"" for word in words]
         return cls(
@@ -105,7 +104,7 @@ class Records:
 
     @classmethod
     def joined(cls, parts: list["Records"]) -> "Records":
-        # The usual case: a chunk of a file is about a batch, and need not be copied.
+        # The usual case: a chunk of a file is about one batch and needs no copy.
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -115,7 +114,7 @@ class Records:
             lengths=np.concatenate([records.lengths for records in parts]),
             id_hashes=np.concatenate([records.id_hashes for records in parts]),
             hashes=np.concatenate([records.hashes for records in parts]),
-            # Of a part that nobody looked at it is not known.
+            # A part that was not checked makes the whole unchecked.
             all_stored=all(records.all_stored for records in parts),
         )
 
@@ -128,12 +127,12 @@ class Records:
 
     @property
     def longest(self) -> int:
-        """Residues of the longest sequence, or letters of the longest header, whichever is more."""
+        """Length of the longest sequence (residues) or of the longest header (characters), whichever is more."""
         return max(int(self.lengths.max(initial=0)), int(self.headers.lengths.max(initial=0)))
 
     def part(self, start: int, end: int) -> "Records":
-        """The records from ``start`` to before ``end``."""
-        # Most chunks are taken whole, and need no copy.
+        """Return the records from ``start`` to before ``end``."""
+        # Most chunks are used whole and need no copy.
         if start == 0 and end == len(self):
             return self
         first, behind = _span(self.lengths, start, end)
@@ -149,40 +148,42 @@ class Records:
 
 
 def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
-    """Split a text whose pieces lie end to end, by their lengths."""
+    """Split concatenated texts by their lengths."""
     return [text[start:end] for start, end in pairwise(accumulate(lengths.tolist(), initial=0))]
 
 
 def stretches(lengths_N: NDArray[np.integer], budget: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """First and end of one stretch of texts after the other: of as many as the budget holds, and no more than ``most``.
+    """Yield the first and end index of consecutive groups of texts.
 
-    What is longer than the budget is alone.
+    Each group holds as many texts as fit into the budget, and at most ``most``. A text longer than the budget is a
+    group of its own.
     """
-    # A view: each stretch is one binary search; NumPy's own costs more, and a list takes five times the memory.
+    # A memoryview: bisect on it is one binary search per group. np.searchsorted has more overhead, a list takes five
+    # times the memory.
     ends = np.cumsum(lengths_N, dtype=np.int64).data
     first = used = 0
     while first < len(ends):
-        # At least one: what is too long for a batch is still to be computed, and may fit into memory.
+        # At least one text: one that exceeds the budget must still be computed, and may fit into memory.
         last = min(max(bisect_right(ends, used + budget), first + 1), first + (most or len(ends)))
         yield first, last
         first, used = last, ends[last - 1]
 
 
 def lengths_of(texts: Sequence[Any]) -> np.ndarray:
-    """(N,) uint32: bytes of each."""
+    """Return the length of each text, (N,) uint32; bytes if the texts are bytes."""
     return np.fromiter(map(len, texts), dtype=np.uint32, count=len(texts))
 
 
 def hashes_of(texts: list[bytes], seed: int = 0) -> np.ndarray:
-    """(N,) uint64: XXH3-64 of each."""
+    """Return the XXH3-64 of each text, (N,) uint64."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, texts, repeat(seed)), dtype=np.uint64, count=len(texts))
 
 
 def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
-    """(N, 2) uint64: the identity of each sequence, of bytes, where rows of it are kept for others to find.
+    """Return a 128-bit key per sequence (of bytes), (N, 2) uint64, for caches of results.
 
-    Its XXH3-64, as stores have it, and that by another seed: of two sequences that agree in 64 bits, which anybody can
-    make, one would get the other's rows.
+    The first column is the XXH3-64 that stores have, the second the XXH3-64 with another seed. With 64 bits alone,
+    anyone could construct two sequences with one key, and one would get the other's results.
     """
     halves = ((xxhash.xxh3_64_intdigest(text), xxhash.xxh3_64_intdigest(text, 1)) for text in sequences)
     return np.fromiter(halves, np.dtype((np.uint64, 2)))
@@ -198,10 +199,10 @@ def _joined_lines(parts: list[Lines]) -> Lines:
 
 
 class _Columns:
-    """Room for what the kernel writes: all that a text of some size can give."""
+    """Output arrays of the kernel, large enough for any text of a given size."""
 
     def __init__(self, num_bytes: int) -> None:
-        most_records = num_bytes // 2 + 1  # the shortest is '>' and a line feed
+        most_records = num_bytes // 2 + 1  # the shortest record is '>' and a line feed
         self.headers, self.ids, self.residues = (np.empty(num_bytes + 1, dtype=np.uint8) for _ in range(3))
         self.header_lengths, self.id_lengths, self.lengths = (np.empty(most_records, np.uint32) for _ in range(3))
         self.id_hashes, self.hashes = (np.empty(most_records, np.uint64) for _ in range(2))
@@ -210,7 +211,7 @@ class _Columns:
         self.addresses = [array.ctypes for array in (*arrays, self.id_hashes, self.hashes, self.totals)]
 
     def records(self, count: int) -> Records:
-        # Copies, since the next text is written into the same arrays.
+        # Copies, because the next text overwrites the arrays.
         header_bytes, id_bytes, num_residues, all_stored = self.totals.tolist()
         return Records(
             headers=Lines(self.headers[:header_bytes].tobytes(), self.header_lengths[:count].copy()),
@@ -224,28 +225,34 @@ class _Columns:
 
 
 class Kernel:
-    """The functions of ``kernel.cpp``; they let go of Python's global lock.
+    """The functions of ``kernel.cpp``. They release the GIL.
 
-    XXH3-64 is called where the xxhash package has it, so that there is one implementation of what stores hold.
+    XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        # ctypes takes a number for a C int unless declared: addresses would lose half their bits.
+        # Without declared types ctypes passes and returns C ints, which would cut addresses to half their bits.
         self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         library.parse_plain_fasta.restype = ctypes.c_int64
 
     def parse(self, text: np.ndarray, columns: _Columns) -> Records | None:
-        """The records of a text that starts with '>' and ends with a line feed; None where it is not plain."""
+        """Parse a text that starts with '>' and ends with a line feed. Return None if it is not plain."""
         count = self._library.parse_plain_fasta(text.ctypes, ctypes.c_int64(len(text)), self._hash, *columns.addresses)
         return None if count < 0 else columns.records(count)
 
     def insert(self, table_BS: np.ndarray, odd: int, hashes_N: np.ndarray) -> np.ndarray:
-        """Put (N,) uint64 other than 0 into the table of a ``HashSet64``; (N,) bool: which are new.
+        """Insert hashes into the table of a :class:`HashSet64`; return which are new.
 
-        ``odd`` spreads them over the buckets.
+        Args:
+            table_BS: uint64 table.
+            odd: odd number that spreads the hashes over the buckets.
+            hashes_N: (N,) uint64, none 0.
+
+        Returns:
+            (N,) bool, True for each hash that was not in the table.
         """
-        hashes_N = np.ascontiguousarray(hashes_N)  # the kernel walks over memory, not over a view's strides
+        hashes_N = np.ascontiguousarray(hashes_N)  # the kernel ignores strides
         fresh_N = np.empty(len(hashes_N), dtype=bool)
         bits, count = map(ctypes.c_int64, (len(table_BS).bit_length() - 1, len(hashes_N)))
         self._library.insert_hashes(table_BS.ctypes, bits, ctypes.c_uint64(odd), hashes_N.ctypes, count, fresh_N.ctypes)
@@ -253,20 +260,20 @@ class Kernel:
 
 
 def load_kernel() -> Kernel | None:
-    """The kernel, compiled if it was not yet; None where that can't be done."""
+    """Load the kernel, and compile it if necessary. Return None if it can't be compiled or loaded."""
     library = compiled_code.load(Path(__file__).with_name("kernel.cpp"), FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
     try:
         return None if library is None else Kernel(library)
-    except (AttributeError, OSError):  # a build of xxhash that does not export its function
+    except (AttributeError, OSError):  # xxhash was built without exporting its function
         return None
 
 
 class PlainFasta:
-    """Parser of FASTA that is laid out plainly, as nearly all is.
+    """Parser of FASTA with a plain layout, which nearly all files have.
 
-    Plain is ASCII without control characters but for ends of lines (line feeds, or with a carriage return before),
-    without blank lines and comments, without blanks in sequences. From the first text that is not, or holds a record of
-    more than ``max_residues``, nothing more is given.
+    Plain FASTA is ASCII without control characters except line ends (\\n or \\r\\n). It has no blank lines, no
+    comments, and no blanks in sequences. Parsing stops at the first text that is not plain or that holds a record of
+    more than ``max_residues``.
     """
 
     def __init__(self, kernel: Kernel, max_residues: int) -> None:
@@ -277,12 +284,12 @@ class PlainFasta:
         self._allocate(1 << 20)
 
     def records(self, chunks: Iterable[memoryview]) -> Iterator[Records]:
-        """Records of the text, as they are complete, up to its end or to what is not plain."""
+        """Yield complete records until the end of the text or the first part that is not plain."""
         for chunk in chunks:
-            searched = max(self._size - 1, 0)  # the line feed may be the last byte of the chunk before
+            searched = max(self._size - 1, 0)  # the line feed may be the last byte of the previous chunk
             self._append(chunk)
             last_header = self._buffer.rfind(b"\n>", searched, self._size) + 1
-            # A long record may need many chunks; a text of another kind, without headers, must not fill memory.
+            # A long record may span many chunks. The limit keeps text without headers, not FASTA, from filling memory.
             if not last_header and self._size < 2 * self._max_residues + _HEADER_BYTES and self._text[0] == _HEADER:
                 continue
             records = self._take(last_header)
@@ -290,18 +297,18 @@ class PlainFasta:
                 return
             yield records
         size = self._size
-        # Many files lack the last line feed, which the kernel relies on.
+        # Many files lack the last line feed, which the kernel needs.
         if size and self._text[size - 1] != _LINE_FEED:
             self._append(memoryview(b"\n"))
         records = self._take(self._size)
         if records is None:
-            self._size = size  # without the line feed, which the file does not have
+            self._size = size  # drop the added line feed, which is not in the file
         else:
             yield records
 
     @property
     def unparsed(self) -> bytes:
-        """The text that was taken and not given out as records."""
+        """Text that was read but not yielded as records."""
         return bytes(self._buffer[: self._size])
 
     def _allocate(self, num_bytes: int) -> None:
@@ -314,14 +321,14 @@ class PlainFasta:
     def _append(self, chunk: memoryview) -> None:
         end = self._size + len(chunk)
         if end > len(self._buffer):
-            self._allocate(2 * end)  # doubled, so that a record of any length is copied few times
+            self._allocate(2 * end)  # doubled, so that a record of any length is copied only a few times
         self._buffer[self._size : end] = chunk
         self._size = end
 
     def _take(self, end: int) -> Records | None:
-        """The complete records before ``end``; the text after it moves to the front. None, unmoved, if not plain."""
+        """Return the complete records before ``end`` and move the rest to the front; None, unmoved, if not plain."""
         records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
-        # The parser by lines refuses what is too long, with its line, once it gave out the records before it.
+        # The parser by lines reports a record that is too long, with its location, after the records before it.
         if records is None or records.longest > self._max_residues:
             return None
         rest = self._size - end
@@ -331,26 +338,26 @@ class PlainFasta:
 
 
 class HashSet64:
-    """Set of uint64 that only grows and takes thousands at a time.
+    """Growing set of uint64; thousands are added per call.
 
-    With the kernel a table of buckets of one cache line: 16 to 32 bytes a hash (4 MiB at first). Without it Python's
-    set, which takes about 70.
+    With the kernel it is a hash table whose buckets are one cache line each: 16 to 32 bytes per hash (4 MiB at first).
+    Without the kernel it is a Python set, which takes about 70 bytes per hash.
     """
 
     def __init__(self, kernel: Kernel | None = None) -> None:
         self._kernel = kernel
-        # Of this set alone: ids whose hashes fall into one bucket of every set would cost the square of their number.
+        # Random per set: an attacker who knew it could choose ids that all fall into one bucket (quadratic time).
         self._odd = secrets.randbits(64) | 1
-        self._values: set[int] = set()  # instead of the table where there is no kernel
+        self._values: set[int] = set()  # used instead of the table if there is no kernel
         self._table_BS = np.zeros((1 << 16, _SLOTS) if kernel else (0, _SLOTS), dtype=np.uint64)
         self._count = 0
 
     def add(self, hashes_N: np.ndarray) -> np.ndarray:
-        """Insert all; (N,) bool: True where the hash was neither in the set nor earlier among ``hashes_N``."""
-        values_N = np.maximum(hashes_N, np.uint64(1))  # 0 marks an empty slot, so the hash 0 is kept as 1
+        """Add all hashes; return (N,) bool, True if a hash was neither in the set nor earlier in ``hashes_N``."""
+        values_N = np.maximum(hashes_N, np.uint64(1))  # 0 marks an empty slot, so hash 0 is stored as 1
         if self._kernel is None:
             return self._add_to_set(values_N)
-        # At most half full, also when all are new: a free slot is then near whatever the hash.
+        # At most half full, even if all are new: a free slot is then always near.
         while 2 * (self._count + len(values_N)) > self._table_BS.size:
             self._grow(self._kernel)
         fresh_N = self._kernel.insert(self._table_BS, self._odd, values_N)
@@ -366,10 +373,10 @@ class HashSet64:
 
     def _grow(self, kernel: Kernel) -> None:
         old_BS = self._table_BS
-        # Not zeros(), whose memory is had in pages of 4 KiB; what NumPy allocates for empty() may be had in huge ones.
+        # np.empty + fill, so that NumPy can use huge pages; np.zeros gets pages of 4 KiB.
         self._table_BS = np.empty((2 * len(old_BS), _SLOTS), dtype=np.uint64)
         self._table_BS.fill(0)
-        # In parts: choosing the slots that hold something copies them, beside both tables.
+        # Move the hashes in parts: selecting the occupied slots makes a copy, in addition to both tables.
         for start in range(0, len(old_BS), _BUCKETS_AT_ONCE):
             part_BS = old_BS[start : start + _BUCKETS_AT_ONCE]
             kernel.insert(self._table_BS, self._odd, part_BS[part_BS != 0])

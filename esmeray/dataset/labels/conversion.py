@@ -1,7 +1,6 @@
-"""Labelled files to a labelled store (:mod:`esmeray.dataset.labels.store`): labels encoded, records divided, all
-written.
+"""Convert labelled files to a labelled store (:mod:`esmeray.dataset.labels.store`): encode labels, split, write.
 
-Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
+Shape legend: N records of the store, R residues of all records, concatenated, C outputs, L residues of one record.
 """
 
 from collections import Counter
@@ -51,10 +50,11 @@ _KIND = MANIFEST_FILE, "labelled store"
 def ensure_labelled_store(
     data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback = no_progress
 ) -> Path:
-    """The labelled store of a run's data, found or made as :func:`esmeray.dataset.store.conversion.ensure_store` does.
+    """Return the labelled store of a run's data; make it first if it does not exist.
 
-    Raises DataError where the source can't be read or learnt from, or ``data.store`` is damaged or made of something
-    else; ConfigError for settings that do not fit; ResourceError where the disk is full.
+    See :func:`esmeray.dataset.store.conversion.ensure_store`. Raises DataError if the source can't be read or learnt
+    from, or ``data.store`` is damaged or made from another source; ConfigError for conflicting settings; ResourceError
+    if the disk is full.
     """
     target = labelled_store_location(data, tokenizer, default_root)
     if stores.source_store(data, *_KIND) is not None:
@@ -69,7 +69,7 @@ def ensure_labelled_store(
 
 
 def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, default_root: Path) -> Path:
-    """Path of the labelled store of a run's data, made or not. Raises as :func:`ensure_labelled_store`."""
+    """Return the path of a run's labelled store, whether it exists or not. Raises as :func:`ensure_labelled_store`."""
     labels = data.labels
     source = stores.source_store(data, *_KIND)
     if source is None:
@@ -96,14 +96,14 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         raise DataError(f"{', '.join(data.source)}: {records.doubt}")
     texts = [text.encode("utf-8") for text in records.texts]
     hashes_N = hashes_of(texts)
-    # In this order: the label space is of training records alone, and what it lacks leaves out held-out ones.
+    # The split first: the label space has only labels of training records, and drops held-out records with others.
     parts_N = _split(records, hashes_N, data)
     space = _label_space(records, parts_N, data)
     targets = _encoded(records, parts_N, space, data)
     counts = records.counts.model_copy()
     for code, name in enumerate(PARTS):
         setattr(counts, name, int((parts_N == code).sum()))
-    # None where a hash splits, since it is of the sequence; files and columns may say otherwise.
+    # Always 0 for split hash, which splits by sequence; files and columns may put a sequence on both sides.
     held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
@@ -122,7 +122,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             folder, target, records.ids, texts, hashes_N, source, data.ingest, ingested, alphabet
         )
         space.save(folder)
-        # Sparse where they are: of 40,000 terms a protein has fifty.
+        # Sparse multilabel targets: a protein has about fifty of 40,000 terms.
         tensors: dict[str, NDArray] = {"parts": parts_N}
         if isinstance(targets, SparseTargets):
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown[:, 0]}
@@ -131,7 +131,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         if records.weights is not None:
             tensors["weights"] = records.weights
         checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
-        # After the checksum, which is of the content and not of how it is kept.
+        # After the checksum, which is independent of the dtype on disk.
         if space.kind == "per_residue":
             tensors["targets"] = tensors["targets"].astype(np.int32)
         save_file(tensors, folder / LABELS_FILE)
@@ -151,7 +151,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
 
 
 def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
-    """(N,) uint8: index in :data:`PARTS` of each record's part."""
+    """Return (N,) uint8: index in :data:`PARTS` of each record's part."""
     parts_N = np.zeros(len(records), dtype=np.uint8)
     if records.parts is not None:
         parts_N[:] = [PARTS.index(name) for name in records.parts]
@@ -160,12 +160,12 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
                 f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
-    # A distinct sequence or a whole group stays on one side.
+    # All records of a distinct sequence or of a group stay on one side.
     units_N = hashes_N
     if records.groups is not None:
         units_N = hashes_of([name.encode() for name in records.groups])
     if data.labels.split == "stratified":
-        # Before the split, which would refuse numbers for occurring once each.
+        # Before the split, whose message for numbers would be that each class occurs only once.
         check_names(sorted(set(records.labels)), data.labels.kind)  # type: ignore[arg-type]
         _, classes_N = np.unique(np.array(records.labels), return_inverse=True)
         _, validation = split_stratified(units_N, classes_N, data.validation_share, records.groups is None)
@@ -188,9 +188,9 @@ def _label_space(records: LabelledRecords, parts_N: NDArray[np.uint8], data: Dat
 def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
-    """Targets of all records. Sets in ``parts_N`` which are left out, because no training record has their label."""
+    """Encode all labels. Records with a label that no training record has are marked as left out in ``parts_N``."""
     assert records.labels is not None
-    # Without a second look at each label where all are known, as they nearly always are.
+    # Try the fast way first: nearly always, all labels are known.
     try:
         return space.encode(records.labels, unknown_letters=data.labels.unknown_letters)
     except UnseenLabelError as error:
@@ -210,14 +210,14 @@ def _encoded(
 
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
-    """The settings that the content of a labelled store depends on, besides its files."""
-    # Files are described by their content: a path that changed makes no other store.
+    """Return the settings that the content of a labelled store depends on, apart from its files."""
+    # Files are identified by content, so their paths are excluded.
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
         "ingest": data.ingest.repairs(),
     }
-    # Where the files say who is held out, a changed share changes nothing.
+    # If files or columns define the held-out part, validation_share has no effect.
     if data.labels.split in ("hash", "stratified"):
         settings["validation_share"] = data.validation_share
     return settings
@@ -242,7 +242,7 @@ def _labels_files(labels: LabelsSection) -> list[Path]:
 
 
 def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
-    """Refuse a labelled store that holds something else than the settings say; where it came from is its own affair."""
+    """Raise DataError if a labelled store has another kind or content than the settings. Its sources don't matter."""
     for key, held, wanted in (
         ("data.labels.kind", labelled.label_space.kind, data.labels.kind),
         ("model.tokenizer.content", "text" if labelled.store.is_text else "protein", tokenizer.content),

@@ -1,8 +1,8 @@
-"""The names that labels have, and the numbers that a model knows them by.
+"""Mapping between label names and a model's output numbers.
 
-``label_mappings.json`` travels with every model so that its outputs can be named again.
+Every model has a copy of ``label_mappings.json``, so that its outputs can be named.
 
-Shape legend: N records, R residues of all records end to end, C outputs or labels, L levels of nested labels.
+Shape legend: N records, R residues of all records, concatenated, C outputs or labels, L levels of nested labels.
 """
 
 import json
@@ -24,24 +24,24 @@ from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 MAPPINGS_FILE = "label_mappings.json"
 
 DECISION_THRESHOLD = 0.5
-"""A label of several is predicted where its probability is above this."""
+"""A label of a multilabel target is predicted if its probability is above this."""
 
 UNKNOWN_LETTERS = LabelsSection().unknown_letters
-"""Default, if no setting says otherwise."""
+"""Default letters of residues without a known label."""
 
 Labels = Sequence[str] | Sequence[Sequence[str]] | np.ndarray
-"""Class names or strings of letters, lists of class names, or (N, C) numbers with NaN where one is not known."""
+"""Class names or strings of letters, lists of class names, or (N, C) numbers with NaN for unknown ones."""
 
 _SHOWN = 8
 
 
 def predicted_positive(probabilities: Any) -> Any:
-    """True for each label of several that is predicted, as an array or tensor in the shape of its probabilities."""
+    """Return True for each predicted label of a multilabel target, in the shape of the probabilities."""
     return probabilities > DECISION_THRESHOLD
 
 
 class UnseenLabelError(DataError):
-    """A label that the label space does not hold, and the index of its record among those that were given."""
+    """A label that is not in the label space, and the index of its record in the input."""
 
     def __init__(self, message: str, label: str = "", index: int = -1) -> None:
         super().__init__(message)
@@ -57,9 +57,9 @@ class LabelSpace:
     """The meaning of a model's outputs.
 
     Attributes:
-        kind: what a target is.
-        names: classes sorted by name (of two, the second is the positive one); columns of regression, or of multilabel
-            targets with a column for each class, in the order of the settings; letters of per-residue labels.
+        kind: kind of target.
+        names: names of the outputs. Classes and per-residue letters are sorted; of two classes, the second is the
+            positive one. Columns (regression, or multilabel with a column per class) have the order of the settings.
     """
 
     kind: TargetKind
@@ -67,15 +67,16 @@ class LabelSpace:
 
     @property
     def num_outputs(self) -> int:
-        """C: numbers that the model gives for a record, or for a residue."""
+        """C: number of outputs per record or residue."""
         return len(self.names)
 
     @classmethod
     def of(
         cls, labels: Labels, kind: TargetKind, columns: Sequence[str], unknown_letters: str = UNKNOWN_LETTERS
     ) -> "LabelSpace":
-        """The label space of training records; ``columns`` are those that (N, C) numbers were read from, and
-        ``unknown_letters`` of residues that are not known are no classes.
+        """Build the label space of the training records.
+
+        ``columns`` are the columns of (N, C) numbers. ``unknown_letters`` of residues don't become classes.
 
         Raises DataError for fewer than two classes, more than two of a binary kind, classes that are decimal numbers,
         or a column without a number.
@@ -87,11 +88,11 @@ class LabelSpace:
                         f"column {column!r} has no number in any of {counted(len(labels), 'training record{s}')}"
                     )
             return cls(kind, tuple(columns))
-        # Of several labels the names in each list, of residues the letters in each string.
+        # The names in each list for multilabel, the letters in each string for per_residue.
         distinct = set(map(str, labels)) if kind in ("multiclass", "binary") else set().union(*labels)
         if kind == "per_residue":
             distinct -= set(unknown_letters)
-        # By name, so that the same classes have the same numbers whatever the order of the records.
+        # Sorted, so that numbers don't depend on the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
             what = f"is {names[0]!r} in every one" if names else "is missing in every one"
@@ -113,12 +114,13 @@ class LabelSpace:
     def encode(
         self, labels: Labels, *, ignore_unseen: bool = False, unknown_letters: str = UNKNOWN_LETTERS
     ) -> NDArray | SparseTargets:
-        """Targets of labels of the kind.
+        """Encode labels as targets.
 
-        multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1, sparse of lists of names. regression:
-        (N, C) float32. per_residue: (R,) int64. Not known is :data:`IGNORED_TARGET` among classes, NaN among numbers. A
-        label that is not in the label space raises UnseenLabelError, or with ``ignore_unseen`` makes the record (or
-        residue) not known.
+        multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1, sparse for lists of names. regression:
+        (N, C) float32. per_residue: (R,) int64. Unknown targets are :data:`IGNORED_TARGET` (classes) or NaN (numbers).
+
+        A label that is not in the label space raises UnseenLabelError. With ``ignore_unseen``, the record's (or
+        residue's) target is unknown instead.
         """
         if isinstance(labels, np.ndarray):
             return np.ascontiguousarray(labels, dtype=np.float32)
@@ -134,7 +136,7 @@ class LabelSpace:
         return np.array(targets, dtype=np.int64)
 
     def __str__(self) -> str:
-        """Kind, number and names in a line: thousands of classes say that labels are ids or numbers to measure by."""
+        """Kind, number and names in a line. Thousands of classes suggest labels that are ids or measurements."""
         noun = "column{s}" if self.kind == "regression" else "class{es}"
         return f"{self.kind}, {counted(self.num_outputs, noun)} ({_shortened(self.names)})"
 
@@ -144,14 +146,14 @@ class LabelSpace:
 
     @classmethod
     def load(cls, folder: Path) -> "LabelSpace":
-        """The label space that :meth:`save` wrote; raises DataError where the file is missing or damaged."""
+        """Load the label space that :meth:`save` wrote; raises DataError if the file is missing or damaged."""
         path = folder / MAPPINGS_FILE
         remedy = "make it or copy it again: it names the classes of the labels"
         content = read_json(verified(path), remedy)
         with parsing(path, remedy):
             codes = content["label2id"]
             space = cls(content["kind"], tuple(sorted(codes, key=codes.__getitem__)))
-            # Both mappings are for other programs; where they differ, one of them would name outputs wrongly.
+            # Other programs read either mapping, so they must agree.
             if space.kind not in get_args(TargetKind) or space._mappings() != content:
                 raise ValueError("its kind or its two mappings do not hold")
         return space
@@ -172,17 +174,17 @@ class LabelSpace:
             unseen = [name for name in names if name not in codes]
             if unseen and not ignore_unseen:
                 raise UnseenLabelError.of(unseen[0], index, self.names)
-            # Not just that name: without it, the record would say that the others are all that it has.
+            # The whole record, not just the unseen name: otherwise the other names would count as all of its labels.
             unknown_N1[index] = bool(unseen)
             indices += [] if unseen else sorted({codes[name] for name in names})
             starts.append(len(indices))
-        groups_C = np.zeros(self.num_outputs, dtype=np.int64)  # one: all labels of a record are known, or none
+        groups_C = np.zeros(self.num_outputs, dtype=np.int64)  # one group: a record's labels are all known or unknown
         return SparseTargets(np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N1, groups_C)
 
     def _encode_letters(self, labels: list[str], ignore_unseen: bool, unknown_letters: str) -> NDArray[np.int64]:
-        # All residues at once: a store may have hundreds of millions, and a dictionary would take minutes.
+        # Vectorized: a store may have hundreds of millions of residues, and a loop would take minutes.
         points_R = _code_points("".join(labels))
-        names_C = _code_points("".join(self.names))  # sorted: names are, and Python sorts letters by code point
+        names_C = _code_points("".join(self.names))  # sorted, because names are, and Python sorts by code point
         nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
         known_R = names_C[nearest_R] == points_R
         unseen_R = ~known_R & ~np.isin(points_R, _code_points(unknown_letters))
@@ -194,15 +196,15 @@ class LabelSpace:
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
-    """(R,) uint32: the Unicode code point of each letter."""
+    """Return (R,) uint32: the Unicode code point of each letter."""
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
 def check_names(names: Sequence[str], kind: TargetKind) -> None:
-    """Raise DataError for names that are numbers, not all of them whole: 1.0 may be a class, 0.37 was measured."""
+    """Raise DataError if all names are numbers and some are not integers: 1.0 may be a class, 0.37 is a measurement."""
     try:
-        values = [float(name.replace(",", ".")) for name in names]  # decimals of spreadsheets, too
-    except ValueError:  # a name
+        values = [float(name.replace(",", ".")) for name in names]  # also decimal commas of spreadsheets
+    except ValueError:  # not a number
         return
     if any(math.isfinite(value) and not value.is_integer() for value in values):
         raise DataError(
@@ -216,9 +218,9 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def level_ids(labels: Sequence[str], levels: int) -> NDArray[np.int64]:
-    """(C, L) number of the group of each label at each level; IGNORED_TARGET where it has no such level.
+    """Return (C, L) the number of each label's group per level; IGNORED_TARGET if it has no such level.
 
-    A label a.b.c is of the group a.b.c at level 0, of a.b at level 1, of a at level 2.
+    A label a.b.c belongs to the group a.b.c at level 0, a.b at level 1, and a at level 2.
     """
     ids_CL = np.full((len(labels), levels), IGNORED_TARGET, dtype=np.int64)
     for level in range(levels):

@@ -1,6 +1,6 @@
-"""Labelled files (FASTA, CSV, TSV, Parquet) to records in memory: ids, texts, labels, weights and who is held out.
+"""Read labelled files (FASTA, CSV, TSV, Parquet) into memory: ids, texts, labels, weights and held-out parts.
 
-Records of a table without an id column are called row1, row2 ...
+Records of a table without an id column are named row1, row2 ...
 
 Shape legend: N records, C label columns.
 """
@@ -36,7 +36,7 @@ from esmeray.dataset.table import is_table_name
 
 
 class LabelledCounts(IngestCounts):
-    """Everything that reading, splitting and encoding changed or left out, and what remains."""
+    """Counts of what reading, splitting and encoding changed or left out, and of the records that remain."""
 
     records_skipped_missing_label: int = Field(default=0, description="record{s} skipped for want of a label")
     labels_without_sequence: int = Field(default=0, description="record{s} of labels without a sequence, left out")
@@ -67,16 +67,17 @@ class LabelledRecords:
     """N records in the order of their files.
 
     Attributes:
-        texts: sequences in the letters of the store's alphabet, or texts as they stand in the file.
-        labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN where a
-            number is missing; or None.
+        texts: sequences in the letters of the store's alphabet, or texts as they are in the file.
+        labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN for a
+            missing number; or None.
         weights: (N,) float32 or None.
-        parts: training, validation or test of each record, or None.
-        groups: name of the group of each record, which a split keeps together, or None.
-        held_out_source: the files whose records are validation for that.
-        labels_source: the files that hold labels and masks alone.
-        doubt: why training on these labels is refused, as they seem to be misread; a model knows its own names.
-        origins: file of each record and its number in it, from 1; None instead of the file for the sample.
+        parts: training, validation or test, per record, or None.
+        groups: name of each record's group, which a split keeps together, or None.
+        held_out_source: the files that are held out as validation.
+        labels_source: the files that hold only labels and masks.
+        doubt: reason why the labels seem misread and must not be trained on, or None. It does not apply to a trained
+            model, which knows its own names.
+        origins: each record's file and its number in the file, from 1; the file is None for the sample.
     """
 
     ids: list[str]
@@ -96,7 +97,7 @@ class LabelledRecords:
         return len(self.ids)
 
     def place(self, index: int) -> str:
-        """Id, file and row (or line) of a record, for a message."""
+        """Return id, file and row (or line) of a record, for a message."""
         path, number = self.origins[index]
         where = f" ({place_in_file(path, number)})" if path else ""
         return f"record {self.ids[index]!r}{where}"
@@ -115,23 +116,25 @@ def read_labelled(
 ) -> LabelledRecords:
     """Read labelled files, or, without ``with_labels``, files to be labelled.
 
-    ``sources`` are files, folders and globs, tables by their suffix, anything else as FASTA; or 'sample' for an
-    embedded one, of proteins or texts as ``tokenizer.content`` says. Records of ``held_out_sources`` are validation.
-    Raises DataError where a file or record is refused, or none is left, and ConfigError for settings that do not fit
-    together, or not with the files.
+    ``sources`` are files, folders and globs: tables are recognized by suffix, all other files are read as FASTA. Or
+    'sample' for an embedded sample, of proteins or texts according to ``tokenizer.content``. Records of
+    ``held_out_sources`` are validation.
+
+    Raises DataError if a file or record is refused or no record is left; ConfigError if settings conflict with each
+    other or with the files.
     """
     check_label_settings(labels, tokenizer)
     embedded = (sample or SampleSection()) if sources == [SAMPLE] else None
     paths = [] if embedded else find_labelled_files(sources)
     held_out = find_labelled_files(held_out_sources)
-    counts = LabelledCounts()  # one for all that read, since a report is of all that was done
-    # Read whole and first, since sequences ask for their labels by id, in an order of their own.
+    counts = LabelledCounts()  # shared by all readers, for one report
+    # Read in full first, because sequences look up their labels by id, in an order of their own.
     residue_labels = (
         ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
         if with_labels and labels.labels_file is not None
         else None
     )
-    # Held-out files behind the others and in one go: ids must differ among all of them.
+    # Held-out files come last in the same source, because ids must be unique across all files.
     source = LabelledSource(
         paths + held_out,
         labels,
@@ -148,7 +151,7 @@ def read_labelled(
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
         raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
-    # Only now every sequence has asked.
+    # By now every sequence has looked up its labels.
     if residue_labels is not None:
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
@@ -172,7 +175,7 @@ def read_labelled(
 
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
-    """Raise ConfigError for settings that can't be right whatever the files hold."""
+    """Raise ConfigError for settings that are wrong for all files."""
     for column in labels.label_columns:
         if labels.label_columns.count(column) > 1:
             raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
@@ -185,7 +188,7 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
 
 
 def find_labelled_files(sources: Sequence[str]) -> list[Path]:
-    """:func:`~esmeray.dataset.fasta.reader.find_files` for FASTA and tables."""
+    """Find FASTA files and tables; see :func:`~esmeray.dataset.fasta.reader.find_files`."""
     return find_files(sources, is_labelled_name, "FASTA file or table")
 
 
@@ -194,7 +197,7 @@ def is_labelled_name(path: Path) -> bool:
 
 
 class _Reader:
-    """Gathers the records that stay: ids, texts, labels, weights, parts, and where each comes from."""
+    """Collects the kept records: ids, texts, labels, weights, parts and origins."""
 
     def __init__(
         self,
@@ -225,14 +228,14 @@ class _Reader:
             path = self._source.paths[file] if file >= 0 else None
             if block is not None:
                 self._take(taken, block, path, "training" if file < self._num_training else "validation")
-            # A file may grow while it is read.
+            # Limited, because a file may grow while it is read.
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
     def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
-        # Labels of records that the policies dropped are never looked at: they may be as bad as their sequence.
+        # Labels of dropped records are not validated: they may be as bad as their sequences.
         for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
             if taken.labels is not None:
                 label = self._label_of(taken, taken.labels[index], index, len(text))
@@ -254,11 +257,11 @@ class _Reader:
             self.parts.append(name)
             self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
         except ValueError as error:
-            # Noted and read on: the lists are no longer equally long, but nothing is made of them any more.
+            # Read on after the fault. The lists differ in length from here on, but they are discarded at the end.
             self._ingest.faults.add("record{s} with a bad weight, split or group", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
-        """The label of a record, as long as its sequence where each residue has one; None when it is left out."""
+        """Return a record's label, or None to leave it out. Per-residue labels are as long as the sequence."""
         try:
             label = self.label(values)
         except ValueError as error:
@@ -267,7 +270,7 @@ class _Reader:
         if label is None:
             self._without_label(taken, index, taken.missing(index))
             return None
-        # Some of several numbers: the record is kept, and no loss is taken at the missing ones.
+        # If only some numbers are missing, the record is kept, and the missing ones are left out of the loss.
         if isinstance(label, tuple) and any(map(math.isnan, label)):
             lacking = [name for name, value in zip(self._settings.label_columns, label, strict=True) if value != value]
             if self._settings.missing_labels == "error":
@@ -278,11 +281,11 @@ class _Reader:
         return label
 
     def _letters_of(self, taken: LabelledPart, index: int, letters: str, length: int) -> str | None:
-        """A letter for each residue; None where there are more or fewer."""
+        """Return one letter per residue; None if there are too many or too few."""
         if len(letters) != taken.batch.records.lengths[index]:
             letters = letters.strip()
         if len(letters) == taken.batch.records.lengths[index] == length + 1:
-            return letters[:-1]  # that of the final '*', which was dropped and counted
+            return letters[:-1]  # drop the letter of the final '*', which was dropped and counted
         if len(letters) == length:
             return letters
         where = "" if self._settings.labels_file is None else f" in {self._settings.labels_file}"
@@ -296,12 +299,12 @@ class _Reader:
         return None
 
     def _without_label(self, taken: LabelledPart, index: int, problem: str) -> None:
-        """Refuse or count a record without a label, or without one of several."""
+        """Refuse or count a record without a label, or with one of several missing."""
         if self._settings.missing_labels == "error":
             problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
             self._ingest.faults.add("record{s} without a label", taken.batch, index, problem)
             return
         if self.first_without_label is None:
-            # Finding the line reads the file again, which is worth it for a refusal alone.
+            # Deferred: finding the line reads the file again, which is needed only for an error.
             self.first_without_label = lambda: f"{taken.batch.location(index)}: {problem}"
         self.counts.records_skipped_missing_label += 1

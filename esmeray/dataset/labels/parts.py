@@ -1,8 +1,8 @@
-"""Labelled files to parts: ids and texts as a batch, and beside each record what stands for its label in the file.
+"""Read labelled files in parts: ids and texts as a batch, and the raw label values of each record.
 
-Labels of residues may stand in FASTA files of their own, as biotrainer and FLIP write them: ``labels_file`` has under
-each header (``>id SET=train VALIDATION=False``) a letter for each residue instead of a sequence, ``mask_file`` a 1 or a
-0 for each, where 0 makes the letter '.'.
+Per-residue labels may be in separate FASTA files, as biotrainer and FLIP write them. ``labels_file`` has, below each
+header (``>id SET=train VALIDATION=False``), a letter per residue in place of the sequence. ``mask_file`` has a 1 or a 0
+per residue; 0 replaces the letter by one that means unknown.
 """
 
 import re
@@ -27,10 +27,10 @@ from esmeray.dataset.table import Columns, Table, is_missing, is_table_name, mis
 _KEEPS = "data.labels.not_missing"
 
 FLIP_COLUMNS = ("validation", "VALIDATION", "Validation")
-"""Column or attribute next to the split column; a true value turns train into validation."""
+"""Name of the column or attribute in addition to the split column; a true value turns train into validation."""
 
 _SAMPLE_PATTERN = r"^(?P<label>\w+)_\d+$"
-"""The label in an id of the embedded labelled samples, where settings name no other."""
+"""Default pattern of the label in an id of the embedded labelled samples."""
 
 
 class LabelledPart(NamedTuple):
@@ -39,11 +39,11 @@ class LabelledPart(NamedTuple):
     Attributes:
         batch: ids and texts.
         numbers: number of each record in its file, from 1.
-        labels: values of the label columns of each record; None where labels are not read.
-        weights, groups: value of each record; None where there is no such column.
-        splits: values (split, validation) of the split column and FLIP's of each record; None without a split column.
-        missing: the message for the record at an index when it has no label.
-        num_empty: rows that were left out, because they have no text.
+        labels: values of the label columns, per record; None if labels are not read.
+        weights, groups: one value per record; None if there is no such column.
+        splits: values (split, validation) of the split column and of FLIP's column; None without a split column.
+        missing: returns the message for the record at an index if it has no label.
+        num_empty: number of rows that were left out because they have no text.
     """
 
     batch: RecordBatch
@@ -57,14 +57,16 @@ class LabelledPart(NamedTuple):
 
 
 def place_in_file(path: Path, number: int) -> str:
-    """File and row, or file, line and record, of the record with this number, for a message."""
+    """Return file and row, or file, line and record, of the record with this number, for a message."""
     return f"{path}, row {number}" if is_table_name(path) else place_of_record(path, number)
 
 
 @dataclass(frozen=True)
 class ResidueLabel:
-    """Letters of a sequence's residues, and where a header says it, values of its split and of FLIP's VALIDATION;
-    ``number`` is its record's in the file."""
+    """Letters of a sequence's residues, and its split and FLIP's VALIDATION if the header has them.
+
+    ``number`` is the record's number in the file.
+    """
 
     path: Path
     number: int
@@ -78,17 +80,19 @@ class ResidueLabel:
 
 
 class ResidueLabels:
-    """Labels of sequences from ``labels_file`` and ``mask_file``; ``files`` as they were read."""
+    """Per-residue labels from ``labels_file`` and ``mask_file``; ``files`` describes the files as they were read."""
 
     def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int, counts: IngestCounts) -> None:
-        """Read the files, comments counted in ``counts``; raises DataError for repeated ids, masks that don't fit, and
-        headers without a part."""
+        """Read the files. Comments are counted in ``counts``.
+
+        Raises DataError for repeated ids, masks of another length, and headers without a part.
+        """
         self.files: list[SourceFile] = []
         self._max_residues = max_residues
         self._counts = counts
         self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(labels_file)
-        self._wanted: set[str] = set()  # ids that were asked for, so that labels of no sequence are noticed
+        self._wanted: set[str] = set()  # ids that were looked up, to find labels without a sequence
         if settings.mask_file is not None:
             masks = self._read(settings.mask_file)
             self._entries = {name: _masked(entry, masks.get(name), settings) for name, entry in self._entries.items()}
@@ -96,12 +100,12 @@ class ResidueLabels:
             self._entries = {name: _with_part(entry, settings.split_column) for name, entry in self._entries.items()}
 
     def get(self, record_id: str) -> ResidueLabel | None:
-        """The labels of a sequence; None where there are none."""
+        """Return the labels of a sequence, or None."""
         self._wanted.add(record_id)
         return self._entries.get(record_id)
 
     def count_without_sequence(self) -> int:
-        """Number of the labels that nobody asked for, whose id no sequence has, if they are not refused."""
+        """Return the number of labels whose id no sequence has. Raises DataError if the settings refuse them."""
         left = [entry for name, entry in self._entries.items() if name not in self._wanted]
         if left and self._refuses_left:
             more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
@@ -118,7 +122,7 @@ class ResidueLabels:
             pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
             for index, (header, letters) in enumerate(pairs):
                 origin = batch.origin(index)
-                assert origin is not None  # it was read from a file
+                assert origin is not None  # the records come from files
                 entry = ResidueLabel(*origin, header.decode("ascii"), letters.decode("ascii"))
                 name = (entry.header.split() or [""])[0]
                 if name in entries:
@@ -139,7 +143,7 @@ def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSect
             "0 where it is neither to be learnt nor scored"
         )
     pairs = zip(entry.letters, mask.letters, strict=True)
-    # As letters that are not known in the file itself, which are neither learnt nor scored either.
+    # Masked residues get the letter for unknown residues, which are neither learnt nor scored.
     return replace(
         entry, letters="".join(letter if known == "1" else settings.unknown_letters[0] for letter, known in pairs)
     )
@@ -149,7 +153,7 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
         raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
-    # FLIP's way of a third part: its SET says train of these, too.
+    # FLIP's encoding of a third part: the SET of validation records is train, too.
     split = attributes[attribute], next(filter(None, map(attributes.get, FLIP_COLUMNS)), None)
     try:
         part(*split)
@@ -159,9 +163,9 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
 
 
 class LabelledSource:
-    """Files, or instead of them the embedded sample, read from start to end each time it is iterated over.
+    """Labelled files, or the embedded sample, read from start to end on each iteration.
 
-    ``residue_labels`` are those of FASTA, instead of the headers. ``finished`` are files as they were read, so far.
+    ``residue_labels`` replace labels in FASTA headers. ``finished`` describes the files that have been read so far.
     """
 
     def __init__(
@@ -180,21 +184,21 @@ class LabelledSource:
         self.finished: list[SourceFile] = []
         self._counts = IngestCounts()
         self._opened: Table | FastaSource | None = None
-        self._rows_before = 0  # rows without an id are numbered on from file to file
+        self._rows_before = 0  # numbers of rows without an id continue from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
         self._sample, self._residue_labels = sample, residue_labels
         self._max_residues = max_residues
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the files on disk, so far."""
+        """Bytes on disk of the text that was read so far."""
         return sum(file.bytes for file in self.finished) + (self._opened.bytes_read if self._opened else 0)
 
     def __iter__(self) -> Iterator[tuple[int, LabelledPart]]:
-        """Yield the parts in order, each with the number of its file from 0, or -1 for the sample.
+        """Yield the parts in order, each with the index of its file, from 0; -1 for the sample.
 
-        Raises DataError where a file can't be read or a row has no text or no id, ConfigError where settings do not say
-        where labels stand or are for another kind of file.
+        Raises DataError if a file can't be read or a row has no text or no id; ConfigError if the settings don't locate
+        the labels or are for another kind of file.
         """
         self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
@@ -219,7 +223,7 @@ class LabelledSource:
             self._opened = None
 
     def cleaned(self, ingest: Ingest) -> Iterator[tuple[int, LabelledPart, CleanBlock | None]]:
-        """The parts with what the policies leave of each; once all are read, a DataError of every refused record."""
+        """Yield the parts, each with its cleaned block. At the end, raise one DataError for all refused records."""
         self._counts = ingest.counts
         with ingest.faults.raised_at_end():
             for number, labelled_part in self:
@@ -228,8 +232,7 @@ class LabelledSource:
                 yield number, labelled_part, ingest.clean(labelled_part.batch) if len(labelled_part.batch) else None
 
     def places(self, ids: set[str]) -> dict[str, str]:
-        """Location of the first record with each of these ids; read again, for a refusal alone, up to the last of
-        them."""
+        """Return the location of the first record with each of these ids. Reads the files again, for errors only."""
         locations: dict[str, str] = {}
         again = LabelledSource(
             self.paths,
@@ -245,11 +248,11 @@ class LabelledSource:
                 if record_id in ids and record_id not in locations:
                     locations[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
             if len(locations) == len(ids):
-                break  # what can't be read further on is another fault
+                break  # a fault further on in the files is not the topic here
         return locations
 
     def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
-        """Records of FASTA, their labels in the headers, or those of ``residue_labels``."""
+        """Yield FASTA records with labels from their headers or from ``residue_labels``."""
         number = 1
         for batch in batches:
             numbers = range(number, number + len(batch))
@@ -315,7 +318,7 @@ class LabelledSource:
         for setting, column in columns:
             if column is not None:
                 wanted.setdefault(column, f"data.labels.{setting}")
-        # Read with the split column, if it exists.
+        # FLIP's columns are read with the split column, if they exist.
         return dict.fromkeys(FLIP_COLUMNS if self._with_labels and settings.split_column else ()) | wanted
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
@@ -333,7 +336,7 @@ class LabelledSource:
                     "row, or give --data.labels.empty_texts skip"
                 )
             indices = sorted(set(range(len(texts))).difference(empty))
-            # Rows count as in the file, with those that are left out, so that messages and ids name the same row.
+            # Count rows as in the file, including those left out, so that messages and ids refer to the same row.
             numbers = [first_row + index for index in indices]
             if settings.id_column is None:
                 ids = [b"row%d" % (self._rows_before + number) for number in numbers]
@@ -341,10 +344,10 @@ class LabelledSource:
                 ids = [self._id(path, table, first_row, index, columns) for index in indices]
             encoded = [self._encoded(texts[index]) for index in indices]
             kept = {name: [values[index] for index in indices] for name, values in columns.items()}
-            lines = Lines.of(ids)  # whole headers, which may hold blanks
+            lines = Lines.of(ids)  # the whole header is the id, which may have blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
             splits = kept.get(settings.split_column or "")
-            # FLIP's column, if it is there and no setting names it for something else.
+            # FLIP's column, if it exists and no setting uses it for something else.
             optional = [values for name, values in kept.items() if table.wanted[name] is None]
             validation: Any = optional[0] if optional else repeat(None)
             labels = None
@@ -377,7 +380,7 @@ class LabelledSource:
         return text.encode("utf-8")
 
     def _encoded(self, text: str) -> bytes:
-        # One byte for each residue, so that positions hold; what is no letter at all is refused like any other.
+        # One byte per residue, so that positions stay correct; non-letters are refused later like any bad character.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
 
@@ -401,9 +404,9 @@ class _Rows(RecordBatch):
 
 
 def header_pattern(settings: LabelsSection, default: str | None = None) -> re.Pattern[str]:
-    """Pattern whose group 'label', or else first group, is the label in a FASTA header.
+    """Return the pattern of a label in a FASTA header: its group 'label', otherwise its first group.
 
-    Raises ConfigError where the settings say nothing, or the pattern is no regular expression with a group.
+    Raises ConfigError if there is no setting, or the pattern is not a regular expression with a group.
     """
     if settings.header_field is not None:
         return re.compile(rf"^\s*(?:\S+\s+){{{settings.header_field}}}(\S+)")

@@ -1,12 +1,11 @@
-"""The embedded labelled samples: proteins by their location in the cell, messages to a shop by their intent.
+"""Embedded labelled samples: proteins by their location in the cell, and messages to a shop by their intent.
 
-Proteins are those of :mod:`esmeray.dataset.store.sample` with the signals written in by which cells sort them, whatever
-their
-family: so a family says nothing. Signals wear off by substitutions, some beyond recognition, and KDEL, which counts at
-the end alone, also stands inside proteins of every location.
+Proteins are sequences of :mod:`esmeray.dataset.store.sample` into which sorting signals are written, independent of the
+family: so a family carries no information about the location. Signals are degraded by substitutions, some beyond
+recognition. KDEL counts only at the end, and also occurs inside proteins of all locations.
 
-A message is one of its intent's requests with words for its blanks, maybe with a remark that says nothing of the
-intent, a greeting and a slip of the keyboard. Some requests belong to two intents.
+A message is a request of its intent with words filled in. It may also have a remark unrelated to the intent, a
+greeting, and a typing error. Some requests belong to two intents.
 
 Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`.
 """
@@ -26,15 +25,15 @@ _WORN_AT_MOST = 0.5
 _MISLEADING = 0.2
 _HELIX_TURN = 3.6
 _SEGMENT = 20
-"""Residues that span a membrane."""
+"""Length of a segment that spans a membrane, in residues."""
 
 
 def located_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
+    """Yield ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
     for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
         location = _LOCATIONS[int((random.random() > _CUMULATIVE).sum())]
-        # Before the signals, which may then overwrite it.
+        # Before the signals, which may overwrite it.
         if random.random() < _MISLEADING:
             sequence = _written(sequence, "KDEL", _inside(sequence, 4, random))
         for signal, start in _SIGNALS[location](sequence, random):
@@ -43,7 +42,7 @@ def located_records(records: int, families: int, seed: int) -> Iterator[tuple[st
 
 
 _Signals = list[tuple[str, int]]
-"""Signals and where each begins."""
+"""Signals, each with its start."""
 
 
 def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
@@ -53,8 +52,8 @@ def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
 
 
 def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
-    """Hydrophobic segments, one in each of equal parts of the sequence."""
-    # As many as a membrane protein has, and no more than leave loops between them.
+    """Hydrophobic segments, one in each of several equal parts of the sequence."""
+    # As many segments as a membrane protein has, but few enough to leave loops between them.
     stretch = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
     return [
         (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((stretch - _SEGMENT) * random.random()))
@@ -63,18 +62,18 @@ def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
 
 
 def _out_of_the_cell(sequence: str, random: np.random.Generator) -> _Signals:
-    """A signal peptide: positive, hydrophobic, and the AXA before the cut (von Heijne 1983)."""
+    """A signal peptide: a positive start, a hydrophobic core, and AXA before the cut (von Heijne 1983)."""
     core = _drawn("LLLLAVIF", 8 + int(6 * random.random()), random)
     return [("M" + _drawn("KRNS", 2, random) + core + _drawn("GSTP", 2, random) + f"A{_drawn('LSTQ', 1, random)}A", 0)]
 
 
 def _kept_in_the_reticulum(sequence: str, random: np.random.Generator) -> _Signals:
-    """A signal peptide, and KDEL at the end (Munro and Pelham 1987)."""
+    """A signal peptide at the start and KDEL at the end (Munro and Pelham 1987)."""
     return [*_out_of_the_cell(sequence, random), (_drawn("KKKHR", 1, random) + "DEL", len(sequence) - 4)]
 
 
 def _into_the_mitochondrion(sequence: str, random: np.random.Generator) -> _Signals:
-    """A helix at the start with arginines on one side and no acids (von Heijne 1986)."""
+    """A helix at the start with arginines on one side and no acidic residues (von Heijne 1986)."""
     turns = [math.cos(2 * math.pi * at / _HELIX_TURN) for at in range(16 + int(10 * random.random()))]
     return [("M" + "".join(_drawn("RRK" if turn > 0.5 else "LASLAGSV", 1, random) for turn in turns), 0)]
 
@@ -92,9 +91,9 @@ _CUMULATIVE = np.cumsum([0.26, 0.20, 0.18, 0.14, 0.12])
 
 
 def _worn(signal: str, random: np.random.Generator) -> str:
-    """A signal with substitutions: few as a rule, up to half of it."""
+    """Return a signal with substitutions: usually few, at most half of it."""
     share = _WORN_AT_MOST * random.random() ** 3
-    # A letter for each, replaced or not: what comes after does not depend on how many are.
+    # Draw a letter for every position, so that the stream does not depend on the number of substitutions.
     replaced = _drawn(AMINO_ACIDS, len(signal), random)
     worn = random.random(len(signal)) < share
     return "".join(new if change else old for old, new, change in zip(signal, replaced, worn, strict=True))
@@ -105,7 +104,7 @@ def _written(sequence: str, signal: str, start: int) -> str:
 
 
 def _inside(sequence: str, length: int, random: np.random.Generator) -> int:
-    """Start of ``length`` residues that are neither the first nor at the end."""
+    """Return the start of ``length`` residues that exclude the first and the last residue."""
     return 1 + int((len(sequence) - length - 1) * random.random())
 
 
@@ -121,11 +120,11 @@ _BLANK = re.compile(r"\{(\w+)\}")
 
 
 def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``track_order_00034`` and messages, in lower case; the same seed gives the same records."""
+    """Yield ids like ``track_order_00034`` and messages in lower case; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 2]))
     intents = tuple(_REQUESTS)
     for number in range(records):
-        intent = intents[number % len(intents)]  # in turn, so that every class has as many
+        intent = intents[number % len(intents)]  # in a fixed cycle, so that all classes have the same size
         yield f"{intent}_{number:05d}", _message(intent, random)
 
 
@@ -145,7 +144,7 @@ def _message(intent: str, random: np.random.Generator) -> str:
 
 
 def _filled(text: str, random: np.random.Generator) -> str:
-    # Again and again: a word may have blanks of its own.
+    # Repeated, because a word may have blanks of its own.
     while blank := _BLANK.search(text):
         text = text[: blank.start()] + _choice(_WORDS[blank[1]], random) + text[blank.end() :]
     return text

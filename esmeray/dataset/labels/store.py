@@ -1,17 +1,16 @@
-"""A folder of labelled sequences that training reads: sequences or texts, targets, and who is held out.
+"""Folder of labelled sequences for training: sequences or texts, targets, and the split into parts.
 
 ======================= ==========================================================================================
 sequences/              a store (:mod:`esmeray.dataset.store.format`), of residues or of UTF-8
-labels.safetensors      targets as ``LabelSpace.encode`` gives them (per-residue letters as
-                        int32), or indptr, indices and unknown of sparse ones; parts (N,) uint8 and,
-                        where there are weights, weights (N,) float32
+labels.safetensors      targets as returned by ``LabelSpace.encode`` (per-residue letters as int32), or, if sparse,
+                        indptr, indices and unknown; parts (N,) uint8; weights (N,) float32 if there are any
 label_mappings.json     the label space
-labels.json             written last: what the folder was made of and with, checksums, and a checksum of itself
+labels.json             written last: sources and settings of the folder, checksums, and a checksum of itself
 ======================= ==========================================================================================
 
-Records that were left out because no training record has their label stay in the store and in no part of it.
+Records whose label no training record has stay in the store, but belong to no part.
 
-Shape legend: N records of the store, R residues of all records end to end, C outputs, L residues of one record.
+Shape legend: N records of the store, R residues of all records, concatenated, C outputs, L residues of one record.
 """
 
 from functools import cached_property
@@ -38,15 +37,15 @@ MANIFEST_FILE = "labels.json"
 
 PARTS = ("training", "validation", "test")
 LEFT_OUT = len(PARTS)
-"""The part of records that are in none."""
+"""Code for records that belong to no part."""
 _ADVICE = "give the folder of a labelled store, or labelled files"
 
 
 class LabelledManifest(BaseModel, extra="forbid", frozen=True):
-    """``labels.json``: what the folder was made of and with.
+    """Content of ``labels.json``: sources, settings and checksums of the folder.
 
-    ``sequences_checksum`` is of the store's content, ``files`` has the XXH3-128 of the others, ``checksum`` is the
-    identity of sequences and labels.
+    ``sequences_checksum`` is the checksum of the store's content, ``files`` has the XXH3-128 of the other files, and
+    ``checksum`` is the identity of sequences and labels.
     """
 
     format: Literal["esmeray-labels"] = "esmeray-labels"
@@ -64,9 +63,9 @@ class LabelledManifest(BaseModel, extra="forbid", frozen=True):
 
 
 class LabelledData(Protocol):
-    """Labelled records as a task reads them, wherever their labels come from.
+    """Labelled records as a task reads them, independent of the source of their labels.
 
-    Attributes: as those of :class:`LabelledStore`; ``path`` is the folder of all that was prepared.
+    Attributes: see :class:`LabelledStore`; ``path`` is the folder of all prepared files.
     """
 
     path: Path
@@ -79,11 +78,11 @@ class LabelledData(Protocol):
 
     @property
     def counts(self) -> Any:
-        """Records that reading left out or changed."""
+        """Counts of records that reading left out or changed."""
 
     @property
     def checksum(self) -> str:
-        """Identity of sequences and labels, hex."""
+        """Hex identity of sequences and labels."""
 
 
 class LabelledStore:
@@ -92,20 +91,20 @@ class LabelledStore:
     Attributes:
         store: ids and residues, or texts in UTF-8.
         targets: (N,) int64 (multiclass, binary), (N, C) float32 (multilabel, regression), or (R,) int64 (per_residue).
-            Those of lists of names are sparse.
+            Targets from lists of names are sparse.
         weights: (N,) float32, or None.
         training, validation, test: int64 indices of records, each ascending.
-        counts: records that reading, splitting and encoding left out or changed.
-        checksum: identity of sequences, labels and parts, hex.
+        counts: counts of records that reading, splitting and encoding left out or changed.
+        checksum: hex identity of sequences, labels and parts.
     """
 
     def __init__(
         self, path: Path | str, verify: Literal["full", "quick"] = "quick", stage_dir: Path | None = None
     ) -> None:
-        """Check a labelled store and read its labels, which are verified in full; ``verify`` is of the sequences.
+        """Check a labelled store and read its labels. Labels are verified in full, sequences according to ``verify``.
 
-        They are read from ``stage_dir``, a node-local folder, where one is set. Raises DataError for a folder that is
-        no labelled store, of another format version, or damaged.
+        If ``stage_dir`` (a node-local folder) is set, sequences are copied to it and read from there. Raises DataError
+        if the folder is not a labelled store, is damaged or of another format version.
         """
         self.path = Path(path).absolute()
         self.manifest = read_signed(self.path / MANIFEST_FILE, LabelledManifest, MADE_AGAIN, "labelled store", _ADVICE)
@@ -113,7 +112,7 @@ class LabelledStore:
         self.checksum = self.manifest.checksum
         sequences = self.path / SEQUENCES_FOLDER
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
-        # A store of its own is copied on its own: labels of other sequences would fit just as well.
+        # The sequences may have been copied separately; labels of other sequences could match in shape.
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
         for name in (MAPPINGS_FILE, LABELS_FILE):
@@ -123,7 +122,7 @@ class LabelledStore:
         self.targets: NDArray | SparseTargets
         if "targets" in tensors:
             is_residues = self.label_space.kind == "per_residue"
-            # On disk in half the room: of residues there are as many as the store has letters.
+            # int32 on disk, to halve the size: there is one target per residue.
             self.targets = tensors["targets"].astype(np.int64) if is_residues else tensors["targets"]
         else:
             rows = tensors["indptr"], tensors["indices"], tensors["unknown"][:, None]
@@ -137,7 +136,7 @@ class LabelledStore:
         return len(self.store)
 
     def residue_targets(self, index: int) -> NDArray[np.int64]:
-        """(L,) int64: targets of the residues of one record, a view."""
+        """Return the (L,) int64 targets of one record's residues, as a view."""
         start, end = self._residue_offsets[index : index + 2]
         return self.targets[start:end]
 

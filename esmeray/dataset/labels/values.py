@@ -1,4 +1,4 @@
-"""One value of a file to one label, part or weight, refused by a ValueError where it is none."""
+"""Parse a value of a file as a label, part, weight or group. Invalid values raise ValueError."""
 
 import ast
 import json
@@ -33,17 +33,22 @@ _TRUTHS = {
 _MEND_LABEL = "correct it, or write nan in its place and give --data.labels.missing_labels skip"
 _LIST = re.compile(r"""\s*(?:\[.*\]|\{.*\}|\((?:.*,.*)?\)|(?:frozen)?set\(.*\)|(["']).*\1)\s*""", re.DOTALL)
 _NUMPY = re.compile(r"""["']\s+["']""")
-"""Between names of a printed array, which Python would read as one."""
+"""Separator between names in a printed NumPy array, which Python would concatenate to one string."""
 
 
 def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | None]:
-    """A function that makes a label of the values of one record, one for each of ``labels.label_columns``.
+    """Return a function that makes a record's label from its values, one per column of ``labels.label_columns``.
 
-    A name (multiclass, binary), a list of names (multilabel in one column), letters (per_residue), or numbers with NaN
-    where one is missing (regression, multilabel with a column for each class). None where the label is missing.
+    A label is:
+
+    - a name (multiclass, binary),
+    - a list of names (multilabel in one column),
+    - letters (per_residue),
+    - numbers, with NaN for a missing one (regression, multilabel with a column per class),
+    - None if it is missing.
     """
     columns = labels.label_columns
-    # Chosen once: a file may have millions of records.
+    # The kind is resolved once, because a file may have millions of records.
     if labels.kind == "regression":
         return lambda values: _numbers(values, columns, finite)
     if labels.kind == "multilabel" and len(columns) > 1:
@@ -56,12 +61,12 @@ def label_reader(labels: LabelsSection) -> Callable[[Sequence[Any]], Label | Non
 
 
 def text_of(value: Any) -> str:
-    """A value of a table as text, empty where it is missing; raises ValueError for bytes, lists and structures."""
+    """Return a value of a table as text, empty if it is missing; raises ValueError for bytes, lists and structures."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    # Python would write them as text, too, and a model learn their brackets.
+    # str() would accept them, too, and a model would learn their brackets.
     if isinstance(value, bytes | list | dict | tuple):
         raise ValueError(f"a text is needed, not {type(value).__name__}")
     return str(value)
@@ -70,11 +75,11 @@ def text_of(value: Any) -> str:
 def labels_by_id(
     path: Path, label_column: str, section: str = "", not_missing: Collection[str] = (), id_column: str | None = None
 ) -> dict[str, str]:
-    """Labels of a table as text by its ids, empty for a missing label; ``label_column`` is a setting of the section, if
-    there is one.
+    """Return the labels of a table by id, as text; a missing label is empty.
 
-    ``id_column``: a setting, too; default: ``id``. Raises DataError for a table that can't be read, for a missing id,
-    and for one that repeats.
+    ``label_column`` and ``id_column`` (default: ``id``) are settings of ``section``, if there is one, for messages.
+
+    Raises DataError if the table can't be read, or an id is missing or repeats.
     """
     ids = id_column or "id"
     wanted = {
@@ -97,7 +102,7 @@ def labels_by_id(
 
 
 def labels_of(ids: Iterable[str], labels: Mapping[str, str], source: object, labels_source: object) -> dict[str, str]:
-    """The labels of ``ids`` of ``source``, matched to the ids of a table; ids without a label are left out.
+    """Return the labels of ``ids`` of ``source``, matched to the ids of a table; ids without a label are left out.
 
     Raises DataError as :func:`~esmeray.dataset.identifiers.match_ids`.
     """
@@ -106,19 +111,19 @@ def labels_of(ids: Iterable[str], labels: Mapping[str, str], source: object, lab
 
 
 def number(value: Any) -> float:
-    """A value as a number, NaN where it is missing; raises ValueError where it is none."""
+    """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number."""
     if isinstance(value, bool | int | float | Decimal):
         return float(value)
     text = text_of(value).strip()
     try:
-        # Python takes '1_000' for a number, which no table means.
+        # float() accepts '1_000', which is not a number in tables.
         return math.nan if is_missing(text) else float(text.replace("_", "?"))
     except ValueError:
         raise ValueError(f"{text!r} is not a number{' (decimals have a point)' if ',' in text else ''}") from None
 
 
 def weight(value: Any) -> float:
-    """A value as the weight of a record; raises ValueError where it is no finite number of 0 or more."""
+    """Return a value as a record's weight; raises ValueError unless it is a finite number of 0 or more."""
     weighed = number(value)
     if not 0 <= weighed < math.inf:
         raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
@@ -126,7 +131,7 @@ def weight(value: Any) -> float:
 
 
 def group(value: Any) -> str:
-    """A value as the name of a group; raises ValueError where it is missing."""
+    """Return a value as the name of a group; raises ValueError if it is missing."""
     name = text_of(value).strip()
     if not name:
         raise ValueError("the group is missing; complete it, or give the record a group of its own")
@@ -134,8 +139,11 @@ def group(value: Any) -> str:
 
 
 def part(value: Any, validation: Any = None) -> str:
-    """A value of the split column as training, validation or test; a true one of FLIP's second column, ``validation``,
-    turns training into validation. Raises ValueError for any other value."""
+    """Return training, validation or test from a value of the split column.
+
+    ``validation`` is FLIP's second column: a true value turns training into validation. Raises ValueError for unknown
+    values.
+    """
     text = text_of(value).strip()
     if text.lower() not in _PARTS:
         raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}")
@@ -145,7 +153,7 @@ def part(value: Any, validation: Any = None) -> str:
 
 
 def _letters(value: Any, keep: Collection[str]) -> str | None:
-    # Not stripped, since a blank is a letter of DSSP.
+    # Not stripped, because a blank is a letter of DSSP.
     letters = text_of(value)
     return None if is_missing(letters, keep) else letters
 
@@ -158,7 +166,7 @@ def _name(value: Any, keep: Collection[str]) -> str | None:
 class SeparatedNames:
     """Reader of a multilabel target in one value: names with a separator between them, or a list.
 
-    It remembers the names that stood between separators, to find out whether the separator is another one.
+    It remembers all separated names, to detect a wrong separator.
     """
 
     def __init__(self, separator: str, keep: Collection[str]) -> None:
@@ -168,9 +176,9 @@ class SeparatedNames:
         self._has_several = False
 
     def __call__(self, values: Sequence[Any]) -> list[str] | None:
-        """The names of one record; None if the value or one of the names is missing. Raises ValueError for no list."""
+        """Return the names of one record; None if the value or a name is missing. Raises ValueError for a bad list."""
         value = _as_list(values[0]) if isinstance(values[0], str) else values[0]
-        # A list, of Parquet, may be empty: no name is a label there, and missing in a text.
+        # An empty list (Parquet) is a label without names; an empty text is a missing label.
         if isinstance(value, list | tuple | set):
             listed = [_name(name, self._keep) for name in value]
             return None if None in listed else _distinct([*filter(None, listed)])
@@ -182,9 +190,9 @@ class SeparatedNames:
         return names
 
     def doubt(self) -> str | None:
-        """Why a name may be several; None if some records have two names, and no name looks so."""
+        """Return why a name may be several names; None if some records have two names and no name looks like more."""
         names = sorted(self._names)
-        # The latter are in names as well, so that they separate only if nothing else does.
+        # The second group also occurs inside names, so it is considered only if no record has several names.
         marks = "|,\t/;&+" + ("" if self._has_several else ": _-")
         joined = [
             (name, mark)
@@ -193,7 +201,7 @@ class SeparatedNames:
             if mark in name and (mark == "|" or self._names.issuperset(map(str.strip, name.split(mark))))
         ]
         if not joined and not self._has_several:
-            # The separator that fits, if one is there; the first name otherwise.
+            # Suggest the first of these separators that occurs, otherwise report the first name without a suggestion.
             joined = [(name, mark) for mark in (",", "\t", "/", "") for name in names if mark in name]
         if not joined:
             return None
@@ -218,19 +226,19 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _as_list(text: str) -> Any:
-    """The list that a text is in JSON or Python, or the text itself; raises ValueError for what looks like a list."""
+    """Parse a list in JSON or Python syntax; return other text as it is. Raises ValueError for a malformed list."""
     if not _LIST.fullmatch(text):
         return text
     for load in (json.loads,) if _NUMPY.search(text) else (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return load(text.strip())
-    if text.lstrip().startswith("("):  # in names as well: (R)-mandelate dehydrogenase (NAD, FAD)
+    if text.lstrip().startswith("("):  # also the start of names: (R)-mandelate dehydrogenase (NAD, FAD)
         return text
     raise ValueError(f'{text!r:.60} looks like a list but is none; write it as JSON, ["a", "b"]')
 
 
 def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
-    # A record with some of its numbers can be learnt from, one without any can't.
+    # A record with some of its numbers can be learnt from; a record with none is missing its label.
     numbers = []
     for value, column in zip(values, columns, strict=True):
         try:
@@ -241,7 +249,7 @@ def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any]
 
 
 def finite(value: Any) -> float:
-    """A value as a number, NaN if it is missing; raises ValueError if it is none, or infinite."""
+    """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number or infinite."""
     read = number(value)
     if math.isinf(read):
         raise ValueError("an infinite number can't be learnt")
@@ -256,11 +264,11 @@ def _truth(value: Any, source: str = "") -> float:
 
 
 def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
-    """(C,) float32 weights from a TSV of label and weight, 1 for labels that it lacks.
+    """Return (C,) float32 weights from a TSV of label and weight; 1 for labels that it lacks.
 
-    Raises DataError where the file can't be read, or a line names no label, one twice, or has no weight.
+    Raises DataError if the file can't be read, or a line has an unknown or repeated label or no weight.
     """
-    # Taken out as they are met, so that a name that comes twice is missing the second time.
+    # Labels are popped, so that a repeated label is missing the second time.
     codes = {name: code for code, name in enumerate(space.names)}
     weights_C = np.ones(len(codes), dtype=np.float32)
     for number, line in numbered_lines(expanded(path)):

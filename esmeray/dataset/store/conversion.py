@@ -1,4 +1,4 @@
-"""FASTA, or the embedded sample, to a store: complete under its name, or not there at all.
+"""Convert FASTA files or the embedded sample to a store. A store is published whole: it appears only when complete.
 
 In: names of files, the ingest policies, a target. Out: the folder that :class:`~esmeray.dataset.store.reader.Store`
 reads.
@@ -37,7 +37,7 @@ _SAMPLE_BATCH_RECORDS = 512
 
 
 class CheckedData(NamedTuple):
-    """Content that a store of some files would have, and the changes that reading makes."""
+    """Result of a check: the size of the store that files would give, and the changes that reading makes."""
 
     records: int
     residues: int
@@ -54,21 +54,22 @@ def convert(
 ) -> StoreManifest:
     """Convert FASTA files, folders and globs to a store in the folder ``target``.
 
-    Memory stays flat in the size of the files but for about 60 bytes a record (lengths, hashes, ids seen). Raises
-    ConfigError where the target exists, DataError where a source or record is refused, ResourceError where the disk is
-    full or can't be written.
+    Memory does not grow with the files, except for about 60 bytes per record (lengths, hashes, ids).
+
+    Raises ConfigError if the target exists, DataError if a source or record is refused, ResourceError if the disk is
+    full or not writable.
     """
     target = absolute(target)
     refuse_existing(target, "store", overwrite, not_a_store)
-    # Before the lock, which makes the target's folder and may have to be waited for.
+    # Before the lock, which creates the parent folder and may wait for another process.
     source = FastaSource(sources, ingest.max_residues)
     with exclusive(target):
-        refuse_existing(target, "store", overwrite, not_a_store)  # another process may have made it meanwhile
+        refuse_existing(target, "store", overwrite, not_a_store)  # another process may have created it meanwhile
         return _convert_locked(source, target, ingest, progress)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback = no_progress) -> CheckedData:
-    """Read FASTA files as :func:`convert` does, and write nothing. Raises DataError where no record is left, too."""
+    """Read FASTA files as :func:`convert` does, without writing. Also raises DataError if no record is left."""
     source = FastaSource(sources, policies.max_residues)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
     records = residues = 0
@@ -81,12 +82,14 @@ def check(sources: list[str], policies: IngestSection, *, progress: ProgressCall
 
 
 def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
-    """The store of a run's data: a fitting one that exists, else one made now. Safe to call from several processes.
+    """Return the path of the store of a run's data; convert the source first if there is no store yet.
 
-    A source that is itself a store is taken as it is. Otherwise the store is ``data.store``, or a folder in
-    ``default_root`` named after the source's files and policies. A store that exists is verified in full. Raises
-    DataError where the source can't be read or ``data.store`` is damaged or was made of something else, ResourceError
-    where the disk is full or can't be written.
+    A source that is a store is used as it is. Otherwise the store is ``data.store``, or a folder in ``default_root``
+    named after the source's files and policies. An existing store is verified in full. Several processes may call this
+    at the same time.
+
+    Raises DataError if the source can't be read, or if ``data.store`` is damaged or was made from another source;
+    ResourceError if the disk is full or not writable.
     """
     target = store_location(data, default_root)
     if source_store(data) is not None:
@@ -97,7 +100,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         if target.exists():
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
-            # Of the repairs alone: what only refuses records, as a bound on their length, leaves the same store.
+            # Only the repairs are compared: other policies, such as max_residues, refuse records and change none.
             if made_with.ingest.repairs() != data.ingest.repairs():
                 raise DataError(
                     f"{target}: made with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
@@ -110,14 +113,15 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
 
 
 def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
-    """The store that the sources are or, with a progress bar, are converted to in a folder, as :func:`ensure_store`.
+    """Return the store of a job: the source itself, or a conversion in ``folder`` with a progress bar.
 
-    ``folder`` is that of an unfinished job. Raises ConfigError where its store has other sequences.
+    ``folder`` is the folder of an unfinished job. Raises ConfigError if its store holds other sequences. See
+    :func:`ensure_store`.
     """
     data = DataSection(source=sources, ingest=ingest)
     if source_store(data) is None:
         data = data.model_copy(update={"store": str(folder / "store")})
-        # The job's other files are of these sequences: a store that was made anew of changed ones would not fit them.
+        # The job's other files belong to these sequences, so a new store of changed sources would not match them.
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
             if not (made_with.ingest == ingest and _is_made_of(made_with.source, data, find_files)):
@@ -127,12 +131,12 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
 
 
 def store_location(data: DataSection, default_root: Path) -> Path:
-    """Path of the store of a run's data, made or not; see :func:`ensure_store`."""
+    """Return the path of the store of a run's data, whether it exists or not; see :func:`ensure_store`."""
     return location(data, source_store(data), lambda: default_root / _store_name(data))
 
 
 def location(data: DataSection, source: Path | None, default: Callable[[], Path]) -> Path:
-    """Path of the source if it is a store itself, of ``data.store``, or the default one, which its files name."""
+    """Return the absolute path of the source if it is a store, otherwise of ``data.store``, otherwise the default."""
     return absolute(source or (Path(data.store) if data.store else default()))
 
 
@@ -147,13 +151,13 @@ def _convert_locked(
 
 
 def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> Iterator[CleanBlock]:
-    """Blocks of a store, up to the first record that is refused; once all is read, a DataError of all refused ones."""
+    """Yield blocks up to the first refused record. At the end, raise one DataError for all refused records."""
     ingest.counts.files_ignored = source.files_ignored
     source.counts = ingest.counts
     with ingest.faults.raised_at_end():
         for batch in source.batches():
             block = ingest.clean(batch)
-            # After the first fault nothing is written any more, but all is read, to report every other one, too.
+            # After the first fault nothing is written, but all files are read, to report all faults.
             if block is not None and not ingest.faults:
                 yield block
             progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
@@ -169,28 +173,29 @@ def _make_sample(data: DataSection, target: Path) -> StoreManifest:
 
 
 def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
-    """Ids and texts of an embedded sample as a FASTA file's reader would give them."""
+    """Yield the records of an embedded sample in batches, as a FASTA reader would."""
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
         ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
         yield RecordBatch(Records.of(ids, sequences))
 
 
 def sample_source(sample: SampleSection) -> SampleSource:
-    """The embedded sample as a manifest describes it."""
+    """Return the description of the embedded sample for a manifest."""
     return SampleSource(**sample.model_dump(), generator_version=GENERATOR_VERSION)
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root, with links as they are."""
+    """Return the absolute path without resolving links."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolves '..' and '.', follows no link
 
 
 def not_a_store(
     target: Path, kind: str, files: tuple[str, ...] = (MANIFEST_FILE, DATA_FILE), file_format: str = "esmeray-store"
 ) -> str | None:
-    """The part of an existing target that is no store's, for :func:`~esmeray.common.publishing.refuse_existing`.
+    """Return why an existing target is not a store; None if it is one.
 
-    ``files`` are those that a store of this kind may hold, its manifest first.
+    For :func:`~esmeray.common.publishing.refuse_existing`. ``files`` are the files that a store of this kind may hold,
+    the manifest first.
     """
     try:
         is_store = json.loads((target / files[0]).read_bytes())["format"] == file_format
@@ -198,17 +203,17 @@ def not_a_store(
         is_store = False
     if not is_store:
         return f"is not a {kind}"
-    # A store that somebody keeps other files beside is not removed with them.
+    # A store with other files in its folder is not removed, because they would be removed with it.
     others = sorted({path.name for path in target.iterdir()} - set(files))
     return f"holds {others[0]}, which no {kind} does" if others else None
 
 
 def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: str = "store") -> Path | None:
-    """The store that ``data.source`` names instead of files, if it does; ``kind`` is what messages call it.
+    """Return the path of the store if ``data.source`` names a store, otherwise None. ``kind`` is its name in messages.
 
-    Raises DataError where it stands beside other sources, or ``data.store`` names another.
+    Raises DataError if there are other sources, too, or if ``data.store`` names another store.
     """
-    # Known by its manifest and not by a name: a folder of FASTA files may be called whatever.
+    # Recognized by the manifest, not by the name: a folder of FASTA files may have any name.
     stores = [path for path in map(local_path, data.source) if (path / manifest_file).is_file()]
     if not stores:
         return None
@@ -228,10 +233,10 @@ def _store_name(data: DataSection) -> str:
 
 
 def file_identities(paths: list[Path]) -> list[tuple[str, int, int, int]]:
-    """Path, size, modification and change time of each file, which identify it without reading it.
+    """Return path, size, modification and change time of each file, which identify it without reading it.
 
-    The change time differs for a file that was edited in place or replaced, whatever its modification time. Inodes are
-    left out: some network file systems number them again for each mount.
+    An edited or replaced file has another change time, whatever its modification time. Inodes are left out, because
+    some network file systems renumber them at each mount.
     """
     return [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in paths
@@ -239,16 +244,16 @@ def file_identities(paths: list[Path]) -> list[tuple[str, int, int, int]]:
 
 
 def name_of_content(first_name: str, described: list) -> str:
-    """A readable name of what is made of a file of this name, another one for whatever else is described (as JSON)."""
+    """Return a readable name that starts like ``first_name`` and ends in a hash of ``described`` (as JSON)."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", first_name.split(".")[0]).strip("-") or "store"
-    # What else is described is not in the name: paths and settings would make names of hundreds of letters.
+    # A hash, because paths and settings would make names of hundreds of letters.
     return f"{stem}-{hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]}"
 
 
 def check_source(
     path: Path, made_of: list[SourceFile] | SampleSource, data: DataSection, find: Callable[[list[str]], list[Path]]
 ) -> None:
-    """Raise DataError for a store of other files, or of another sample, than ``data.source`` names."""
+    """Raise DataError if a store was made from other files, or another sample, than ``data.source`` names."""
     if not _is_made_of(made_of, data, find):
         raise DataError(
             f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
@@ -264,12 +269,12 @@ def _is_made_of(
 
 
 def other_store(path: Path) -> str:
-    """The remedy where a store does not fit the settings."""
+    """Return the remedy for a store that does not match the settings."""
     return f"choose another data.store, or read this one as it is with data.source {path}"
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
-    """Compare files by what the system knows of them, and, if that differs, by content, a minute for 100 GB."""
+    """Compare files by size and times; if these differ, by content, which takes a minute for 100 GB."""
     return len(recorded) == len(paths) and all(map(SourceFile.is_content_of, recorded, paths))
 
 

@@ -1,8 +1,8 @@
-"""The layout of a store on disk: the manifest, and the framing of every value in LMDB.
+"""Layout of a store on disk: the manifest, and the framing of values in LMDB.
 
-``manifest.json`` is written last. It carries a SHA-256 of itself, the size and XXH3-128 of ``data.mdb``, and a CRC-32
-of those pages of ``data.mdb`` that LMDB follows to find values (its two meta pages and its B-tree), so that a damaged
-pointer is noticed before LMDB maps the file and follows it out of the map.
+``manifest.json`` is written last. It holds a SHA-256 of itself, the size and XXH3-128 of ``data.mdb``, and a CRC-32
+of the pages that LMDB follows to find values (its two meta pages and its B-tree). A damaged pointer is therefore
+detected before LMDB maps the file and follows the pointer out of the map.
 
 ``data.mdb`` is LMDB in the 0.9 format. Keys are 8-byte big-endian integers: blocks of sequences from 0 on, then, at
 :data:`FIRST_ARRAY_KEY` and up, three arrays over all records or blocks. Every value is a frame: a header of
@@ -17,7 +17,7 @@ HASHES      (N,) uint64, XXH3-64 (seed 0) of each sequence's residues
 STARTS      (blocks,) uint64, index of the first record of each block
 =========== ========================================================================================================
 
-A store of texts (alphabet :data:`TEXT_ALPHABET`) holds UTF-8 where others hold residues; every length is in bytes.
+A store of texts (alphabet :data:`TEXT_ALPHABET`) holds UTF-8 in place of residues; all lengths are then in bytes.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.section import IngestSection, SampleSection
 
-try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s a core where zlib's has 4
+try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s per core, zlib's has 4 GB/s
     from isal.isal_zlib import crc32
 except ImportError:
     from zlib import crc32
@@ -56,22 +56,22 @@ MADE_AGAIN = "remove it, so that it is made again from its source"
 
 FIRST_ARRAY_KEY = 1 << 63
 MAX_VALUE_BYTES = 0xFFFFFFFF
-"""LMDB's limit of one value; at 8 bytes a hash, a store holds at most 536,870,906 records."""
+"""LMDB's maximum size of a value. With hashes of 8 bytes, a store holds at most 536,870,906 records."""
 
 _MAGIC = b"ESMR"
-# magic, format version, kind, first record, count, payload bytes, reserved, CRC-32 of all before and of the payload
+# magic, format version, kind, first record, count, payload bytes, reserved, CRC-32 of the fields before and the payload
 _HEADER = struct.Struct("<4sHHQQQII")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = HEADER_BYTES - 4
 
-# LMDB 0.9's MDB_page on a 64-bit machine: page number, padding, flags, and how many pages a large value takes.
+# LMDB 0.9's MDB_page on a 64-bit machine: page number, padding, flags, number of pages of a large value.
 _PAGE_HEADER = struct.Struct("<QHHI")
 _OVERFLOW_PAGE = 0x04
-"""Flag of the first page of a value too large for a leaf."""
+"""Flag of the first page of a value that is too large for a leaf."""
 
 
 class Kind(IntEnum):
-    """Content of a value."""
+    """Kind of content of a value."""
 
     BLOCK = 1
     LENGTHS = 2
@@ -85,32 +85,32 @@ class Kind(IntEnum):
 
 
 def key_bytes(key: int) -> bytes:
-    """Big-endian, so that LMDB's order of bytes is the order of the integers."""
+    """Return a key as big-endian bytes, so that LMDB's byte order is the order of the integers."""
     return key.to_bytes(8, "big")
 
 
 def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -> bytes:
-    """Header and payload as the bytes of one value."""
-    # The CRC-32 is the header's last field, so that it covers the others: a flipped count would read beside the block.
+    """Return header and payload as the bytes of one value."""
+    # The CRC-32 is the last field, so that it covers the other fields: a wrong count would read past the block.
     header = _HEADER.pack(_MAGIC, FORMAT_VERSION, kind, first, count, sum(map(len, parts)), 0, 0)[:_CRC_AT]
     crc = crc32(header)
-    # Piece by piece: joining them twice would copy each block once more.
+    # Piece by piece: joining first would copy each block once more.
     for piece in parts:
         crc = crc32(piece, crc)
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
 
 
 def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
-    """Check a value's header and CRC-32; its number of records or elements, and a zero-copy view of its payload.
+    """Check a value's header and CRC-32. Return the number of records or elements and a zero-copy view of the payload.
 
-    Raises ValueError that says what is wrong; the reader knows in which value and file.
+    Raises ValueError with the problem; the reader adds the value and the file.
     """
     if len(value) < HEADER_BYTES:
         raise ValueError(f"{len(value)} bytes are too few for a header")
     magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
     if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
         raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
-    # Before the checksum, which would be computed over whatever length a truncated file has left.
+    # Before the checksum, which would be computed over whatever a truncated file has left.
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:
         raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
@@ -120,7 +120,7 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
 
 
 class SampleSource(SampleSection):
-    """The settings of the embedded sample that a store was made of."""
+    """Settings of the embedded sample that a store was made from."""
 
     generator_version: int
 
@@ -129,14 +129,14 @@ class StoreManifest(BaseModel, extra="forbid", frozen=True):
     """``manifest.json``.
 
     Attributes:
-        alphabet: the letters that residues may be, or :data:`TEXT_ALPHABET`.
+        alphabet: the allowed letters of residues, or :data:`TEXT_ALPHABET`.
         page_bytes: LMDB's page size.
-        checksum: SHA-256 of the content (lengths, sequence hashes, SHA-256 of the ids), however laid out.
-        index_pages: the pages of data.mdb that LMDB follows; the rest hold values.
-        index_crc32: CRC-32 of those pages, end to end.
+        checksum: SHA-256 of the content (lengths, sequence hashes, SHA-256 of the ids), independent of the file layout.
+        index_pages: pages of data.mdb that LMDB follows; all other pages hold values.
+        index_crc32: CRC-32 of the index pages, concatenated.
         source: the FASTA files, or the settings of the sample.
-        ingest: the policies that the records were taken in with.
-        counts: what the policies and the fixed repairs did.
+        ingest: the policies that were applied to the records.
+        counts: counts of what the policies and the fixed repairs did.
         created: UTC, ISO 8601.
     """
 
@@ -160,16 +160,16 @@ class StoreManifest(BaseModel, extra="forbid", frozen=True):
 
 
 def signed_json(manifest: BaseModel) -> str:
-    """A manifest as JSON, with the checksum of its own content."""
+    """Return a manifest as JSON, with the checksum of its own content."""
     content = manifest.model_dump(mode="json")
     return json.dumps({"manifest_sha256": _digest(content), **content}, indent=1) + "\n"
 
 
 def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "store", advice: str = "") -> Manifest:
-    """Read and check what :func:`signed_json` wrote, against the model's format and versions.
+    """Read a manifest that :func:`signed_json` wrote, and check its checksum, format and version.
 
-    Raises DataError, with the remedy, where it is damaged, or of another format or version; where there is none, with
-    the advice, by default the remedy, and ``kind`` for its folder.
+    Raises DataError with ``remedy`` if the manifest is damaged or of another format or version. If it is missing, the
+    error has ``advice`` (default: ``remedy``), and ``kind`` as the name of the expected folder.
     """
     if not path.is_file():
         problem = f"not a {kind}, it has no {path.name}" if path.parent.exists() else "no such folder"
@@ -179,7 +179,7 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     with parsing(path, remedy):
         if content.get("format") != wanted:
             raise ValueError(f"it does not say format {wanted!r}")
-        # Before the checksum and the fields, which other versions have in other ways: theirs is not damage.
+        # Before the checksum and the fields: in other versions they may differ without being damaged.
         version = content.get("format_version")
         if version != readable:
             raise DataError(
@@ -191,17 +191,17 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
-    """Numbers of the pages of an LMDB file that are not values: walks from page to page, jumping over values."""
+    """Return the numbers of the pages of an LMDB file that hold no values. Values are jumped over, not read."""
     pages = []
     num_pages = data_file.stat().st_size // page_bytes
-    # Unbuffered: of gigabytes of values, sixteen bytes each are looked at.
+    # Unbuffered, because only sixteen bytes per value are read, of gigabytes.
     with data_file.open("rb", buffering=0) as file:
         page = 0
         while page < num_pages:
             file.seek(page * page_bytes)
             _, _, flags, overflow_pages = _PAGE_HEADER.unpack(file.read(_PAGE_HEADER.size))
             if flags & _OVERFLOW_PAGE:
-                page += max(overflow_pages, 1)  # at least one, so that the walk ends whatever the file holds
+                page += max(overflow_pages, 1)  # at least one, so that the walk ends for any content
             else:
                 pages.append(page)
                 page += 1
@@ -209,7 +209,7 @@ def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:
 
 
 def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
-    """CRC-32 of these pages, end to end."""
+    """Return the CRC-32 of these pages, concatenated."""
     crc = 0
     with data_file.open("rb", buffering=0) as file:
         for page in pages:
@@ -219,6 +219,6 @@ def index_crc32(data_file: Path, page_bytes: int, pages: list[int]) -> int:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    # Of the content and not of its layout: keys in order, no blanks.
+    # Independent of the JSON layout: sorted keys, no blanks.
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

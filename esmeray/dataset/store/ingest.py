@@ -1,10 +1,11 @@
-"""Raw records to a block of a store: what a sequence and an id may be, with every repair counted.
+"""Clean raw records into blocks of a store: validate sequences and ids, and count every repair.
 
 In: :class:`~esmeray.dataset.fasta.reader.RecordBatch` and the policies of
-:class:`~esmeray.dataset.section.IngestSection`. Out: :class:`CleanBlock`. A batch whose letters are all in the
-alphabet, which is nearly every one, is checked in one piece; only a batch with something to mend is looked at record by
-record. Text, which a classifier may read instead of residues, is taken as it is. Refused records are gathered in one
-pass, so that a file can be mended in one go.
+:class:`~esmeray.dataset.section.IngestSection`. Out: :class:`CleanBlock`.
+
+A batch whose letters are all in the alphabet, which is nearly every batch, is checked in one piece. Only a batch that
+needs repairs is processed record by record. Texts for classifiers are not checked. Refused records are collected in
+one pass, so that a user can fix all of a file at once.
 
 Shape legend: N records of the block.
 """
@@ -31,22 +32,23 @@ from esmeray.dataset.section import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95
-"""From this share of such letters on, a sequence is counted as DNA or RNA. A protein has about 26 %."""
+"""Smallest share of nucleotide letters at which a sequence counts as DNA or RNA. A protein has about 26 %."""
 
 _FEWEST_LETTERS = 300
-"""In batches with fewer letters nothing is counted as DNA: a few peptides may well consist of A, C, G and T."""
+"""Batches with fewer letters are not checked for DNA: a few peptides may consist of A, C, G and T by chance."""
 
 _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
-"""A batch is looked at record by record where this share of so many letters, evenly spread, may be nucleotides. Of the
-letters of proteins a quarter may; so every tenth letter of DNA in a batch is enough."""
+"""Sample size and threshold of the quick check for DNA. A batch is checked record by record if this share of the
+sample (letters at even spacing) may be nucleotides. In proteins a quarter of the letters may be, so DNA is found if it
+makes up every tenth letter of a batch."""
 
 _OWN_LINES = {ord(">"): "header", ord(";"): "comment"}
 
 SHOWN = 10
-"""Faults that are shown with their locations; all are counted."""
+"""Maximum number of faults that are shown with their locations; all are counted."""
 
 PlacesOfIds = Callable[[set[str]], dict[str, str]]
-"""Gives the locations of the first records with these ids."""
+"""Function that returns the locations of the first records with these ids."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class _Fault:
     """One refused record.
 
     Attributes:
-        problem: what is wrong, and what to do; of a repeated id what to do.
-        residue: which of its letters is meant, if any.
-        repeats: the id, where another record had it before.
+        problem: the problem and how to fix it; for a repeated id only how to fix it.
+        residue: index of the letter that is wrong, if there is one.
+        repeats: the id, if an earlier record has it.
     """
 
     batch: RecordBatch
@@ -68,14 +70,14 @@ class _Fault:
 
 @dataclass(frozen=True)
 class CleanBlock:
-    """Records as they go into a store.
+    """Records ready to be stored.
 
     Attributes:
         ids: N unique ids.
-        residues: all sequences end to end.
+        residues: all sequences, concatenated.
         lengths: (N,) uint32, none 0.
         hashes: (N,) uint64, XXH3-64 of each sequence.
-        kept: (N,) int64, the index in its batch of each record; None when all of the batch are here.
+        kept: (N,) int64, the index of each record in its batch; None if the whole batch was kept.
     """
 
     ids: Lines
@@ -85,16 +87,16 @@ class CleanBlock:
     kept: np.ndarray | None = None
 
     def texts(self) -> list[str]:
-        """The N sequences or texts."""
+        """Return the N sequences or texts."""
         return [text.decode("utf-8") for text in pieces(self.residues, self.lengths)]
 
 
 class Ingest:
-    """Applies the policies to one batch after the other, remembering the ids that it has met.
+    """Apply the policies to one batch after the other, and remember the ids.
 
-    Ids are compared by XXH3-64, for which pairs of different ids with one hash can be constructed. The policy ``error``
-    looks ids up before it refuses; the others, which would drop or rename a record, compare a second hash by a secret
-    seed, too. ``faults`` are raised at the end by whoever reads, who makes nothing of the blocks then.
+    Ids are compared by XXH3-64, for which different ids with one hash can be constructed. The policy ``error`` looks
+    up the ids before it refuses a record. The other policies would drop or rename a record, so they also compare a
+    second hash with a secret seed. The caller raises ``faults`` at the end, and then discards the blocks.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Ingest:
         content: Literal["protein", "text"] = "protein",
         counts: IngestCounts | None = None,
     ) -> None:
-        """Start with no ids seen. ``places_of_ids`` is for messages; text is neither checked nor mended."""
+        """Start with no ids seen. ``places_of_ids`` is for messages. Texts are neither checked nor repaired."""
         self.counts = counts or IngestCounts()
         self.faults = Faults(places_of_ids)
         self._policies = policies
@@ -117,36 +119,36 @@ class Ingest:
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
-        """One batch as a block, refused records included; None when the policies drop all of it."""
-        self.counts.records_read += len(batch)  # also those that are left out below
+        """Clean one batch, refused records included. Return None if the policies drop all of it."""
+        self.counts.records_read += len(batch)  # includes records that are dropped below
         records = batch.records
         if not self._is_text:
             self._notice_nucleotides(batch)
-        # The parser has looked already, if it was the compiled one; else all letters at once, at memory's speed.
+        # The compiled parser has checked the letters; otherwise check all at once, at memory speed.
         is_plain = self._is_text or records.all_stored or not records.residues.translate(None, STORE_BYTES)
         if not (is_plain and records.lengths.all() and records.ids.lengths.all()):
             kept, sequences = self._clean_each(batch)
             every_id = records.ids.split()
             ids = [every_id[index] for index in kept]
-            # After the cleaning: a record that is skipped must not take the id of a later one that is kept.
+            # After cleaning: a skipped record must not reserve its id for a later record that is kept.
             return self._block(batch, kept, ids, sequences, self._are_new(ids))
-        # From here on the batch is as it goes into the store, unless an id repeats: no record becomes an object.
+        # From here on the batch can be stored as it is, unless an id repeats: no record becomes a Python object.
         fresh_N = self._are_new(records.ids.split() if self._seed else [], records.id_hashes)
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
 
     def _are_new(self, ids: list[bytes], hashes_N: np.ndarray | None = None) -> np.ndarray:
-        """(N,) bool: which ids were not met before, by their hashes; remembers them. Only a seed needs the ids."""
+        """Return (N,) bool, which ids are new, and remember them. ``ids`` are needed only with a seed."""
         fresh_N = self._seen.add(hashes_of(ids) if hashes_N is None else hashes_N)
         return fresh_N | self._seen_by_seed.add(hashes_of(ids, self._seed)) if self._seed else fresh_N
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
-        """Count or refuse records of DNA or RNA; to count them, only where a glance at some letters suggests them."""
+        """Count or refuse records that look like DNA or RNA. To count, a sample of letters is checked first."""
         residues = batch.records.residues
         is_refused = self._policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
-        # Whoever refuses them wants each found, and pays for the look at every record.
+        # With the policy error every record is checked, so that none is missed.
         if len(residues) < _FEWEST_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
@@ -165,7 +167,7 @@ class Ingest:
     def _block(
         self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], sequences: list[bytes], fresh_N: np.ndarray
     ) -> CleanBlock | None:
-        """A block of the records at ``kept``, of which ``fresh_N`` says whether their ids are new."""
+        """Build a block of the records at ``kept``; ``fresh_N`` marks the ids that are new."""
         self._settle_ids(batch, kept, ids, fresh_N)
         kept_N = np.array(kept, dtype=np.int64)
         if not fresh_N.all():
@@ -189,7 +191,7 @@ class Ingest:
             residues = self._without_bad(batch, index, cleaned)
             if residues is None:
                 continue
-            # After the repairs: a lone stop codon leaves nothing, too.
+            # After the repairs, because a record with only a stop codon is empty, too.
             if not residues and self._policies.empty_sequences == "skip":
                 self.counts.records_skipped_empty += 1
                 continue
@@ -210,10 +212,10 @@ class Ingest:
         return kept, sequences
 
     def _without_bad(self, batch: RecordBatch, index: int, cleaned: CleanSequence) -> bytes | None:
-        """The residues with the policy for bad characters applied; None when the record is dropped."""
+        """Apply the policy for bad characters. Return the residues, or None if the record is dropped."""
         if not cleaned.num_bad:
             return cleaned.residues
-        # Before the policies, which would make X of it, and one protein of two, or residues of a comment.
+        # Before the policies, which would turn the mark into X and join two proteins, or a protein and a comment.
         for mark, meaning in _OWN_LINES.items():
             if mark in cleaned.residues:
                 self.faults.add(
@@ -231,19 +233,19 @@ class Ingest:
             case "skip":
                 self.counts.records_skipped_bad_characters += 1
                 return None
-        # The first alone is named: a record of another kind may have hundreds.
+        # Only the first is named, because a record of another kind may have hundreds.
         at = cleaned.residues.index(cleaned.residues.translate(None, STORE_BYTES)[:1])
         problem = _bad_character(chr(cleaned.residues[at]), "give --data.ingest.bad_characters to_x (or skip)")
         self.faults.add("record{s} with characters outside the alphabet", batch, index, problem, residue=at)
         return bad_to_x(cleaned.residues)
 
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
-        """Apply the policy to ids that are not new: say in the arguments who stays, and under which name."""
+        """Apply the policy to repeated ids: update ``fresh_N`` (which records stay) and ``ids`` (their names)."""
         for position in np.flatnonzero(~fresh_N).tolist():
             match self._policies.duplicate_ids:
                 case "error":
                     self._refuse_duplicate(batch, kept[position], ids[position])
-                    fresh_N[position] = True  # stays, so that its other faults are reported in the same run
+                    fresh_N[position] = True  # keep it, so that its other faults are reported in the same run
                 case "first":
                     self.counts.records_skipped_duplicate_id += 1
                 case "rename":
@@ -253,10 +255,10 @@ class Ingest:
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         name = record_id.decode("utf-8")
-        if not self.faults:  # otherwise nothing is made of the records in any case
+        if not self.faults:  # after a fault the records are discarded in any case
             first = self.faults.places_of_ids({name}).get(name)
             if first is not None and f"{batch.location(index)},".startswith(f"{first},"):
-                return  # two ids with one hash: this is the first record of its id
+                return  # two ids with one hash: this is the first record with its id
         self.faults.add(
             "id{s} that stood before",
             batch,
@@ -266,9 +268,9 @@ class Ingest:
         )
 
     def _renamed(self, record_id: bytes) -> bytes:
-        # From the last number on: thousands of records of one id would else try all before theirs.
+        # Continue from the last number: otherwise each of thousands of equal ids would try all numbers before its own.
         number = self._next_suffix.get(record_id, 2)
-        # The name must be new in turn: the file may hold an id that looks renamed.
+        # The new name must be unique, too: the file may already have such an id.
         while not self._are_new([b"%b.%d" % (record_id, number)])[0]:
             number += 1
         self._next_suffix[record_id] = number + 1
@@ -287,10 +289,10 @@ def _bad_character(character: str, remedy: str) -> str:
 
 
 class Faults:
-    """Records refused so far; true when there are some.
+    """Collected faults of refused records; true if there are any.
 
-    One :class:`~esmeray.common.errors.DataError` at the end counts them by kind and names the first with their
-    locations, which are looked up then, in one pass over each file.
+    At the end, one :class:`~esmeray.common.errors.DataError` counts them by kind and shows the first ones with their
+    locations. Locations are found at the end, in one pass over each file.
     """
 
     def __init__(self, places_of_ids: PlacesOfIds) -> None:
@@ -311,20 +313,22 @@ class Faults:
         residue: int | None = None,
         repeats: str | None = None,
     ) -> None:
-        """Count a fault, its kind a noun for :func:`~esmeray.common.text.counted`, and keep it if it is among the
-        first."""
+        """Count a fault, and keep it for display if it is among the first.
+
+        ``kind`` is a noun for :func:`~esmeray.common.text.counted`.
+        """
         self._counts[kind] += 1
-        # No more: each holds its batch, and a file of faults would fill memory.
+        # Limited, because each fault keeps its batch in memory.
         if len(self._first) < SHOWN:
             self._first.append(_Fault(batch, index, problem, residue, repeats))
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:
-        """Raise all faults as one DataError when the block ends, with the one that ended it if there was one."""
+        """Raise all faults as one DataError at the end of the block, together with a DataError that ended it."""
         try:
             yield
         except DataError as error:
-            # Both in one message, so that a file with several things wrong is mended in one go.
+            # One message for both, so that a user can fix a file with several problems at once.
             if self:
                 raise DataError(*self._lines(*error.problems)) from error
             raise
@@ -342,7 +346,7 @@ class Faults:
         return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
 
     def _placed(self) -> list[str]:
-        # Batch after batch and in the order of the file, though faults of ids are found after all others of a batch.
+        # Sort by batch and record: faults of ids are found after all other faults of a batch.
         numbers = {id(fault.batch): number for number, fault in reversed(list(enumerate(self._first)))}
         first = sorted(self._first, key=lambda fault: (numbers[id(fault.batch)], fault.index))
         origins = [fault.batch.origin(fault.index) for fault in first]

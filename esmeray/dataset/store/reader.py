@@ -1,11 +1,12 @@
-"""A store opened for reading: read-only views of residues, ids, lengths and hashes in the file that LMDB maps.
+"""Read a store: read-only views of residues, ids, lengths and hashes in the file that LMDB maps.
 
-LMDB must not read over a network file system: :func:`stage_store` copies a store to the node's own disk. It opens
-nothing before the file's size, its meta pages and its B-tree have been checked: a truncated file would end the process
-by a signal. Each block's CRC-32 is checked when a process first reads it.
+LMDB must not read over a network file system; :func:`stage_store` copies a store to the node's own disk.
 
-A process opens a file when it first needs it, once for all stores of that file, and for the rest of its life: a view
-of a value is valid for as long as the environment is open. Neither a pickle nor a fork carries an environment over.
+A file's size, meta pages and B-tree are checked before LMDB opens it, because a truncated file would end the process
+by a signal. A block's CRC-32 is checked when a process first reads the block.
+
+A process opens a file when it first needs it, once for all stores of that file, and keeps it open until it exits: views
+are valid only while the environment is open. Pickling and forking don't carry an environment over.
 
 Shape legend: N records of the store or of a batch, B blocks of the store, L residues of one record.
 """
@@ -34,7 +35,7 @@ _ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.sto
 
 
 def open_store(folder: Path | str) -> "Store":
-    """Open a store that ``esmeray data convert`` made. Raises DataError where there is none, or a damaged one.
+    """Open a store made by ``esmeray data convert``. Raises DataError if it is missing or damaged.
 
     >>> store = esmeray.open_store("proteins.store")
     >>> len(store), store.id(0), store.text(0)
@@ -47,20 +48,20 @@ def open_store(folder: Path | str) -> "Store":
 class Store:
     """Read access to a store.
 
-    A pickle carries its path and manifest. It may cross a fork as long as the file was not opened before. What reads a
-    record raises UnknownRecordError, an IndexError, where there is no such record, and DataError where its block is
+    A pickle holds the path and the manifest. A store may cross a fork if its file was not opened before. Methods that
+    read a record raise UnknownRecordError (an IndexError) if there is no such record, and DataError if its block is
     damaged.
 
     Attributes:
-        checksum: identity of the content, hex: the same for the same records in the same order.
-        is_text: True where the records are texts and not residues.
+        checksum: hex identity of the content; equal for equal records in the same order.
+        is_text: True if the records are texts, not residues.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "quick") -> None:
-        """Check a store; map nothing yet. Raises DataError where there is none, of this format, undamaged.
+        """Check a store without mapping it. Raises DataError if it is missing, damaged or of another format.
 
-        ``verify`` quick checks the manifest, the file's size and the pages that LMDB follows; full also the XXH3-128 of
-        all of it, which reads it once.
+        ``verify`` quick checks the manifest, the file's size and the pages that LMDB follows. Full also reads the whole
+        file once to check its XXH3-128.
         """
         self.path = Path(path).absolute()
         self.manifest = layout.read_signed(
@@ -88,27 +89,27 @@ class Store:
 
     @property
     def sequence_hashes(self) -> np.ndarray:
-        """(N,) uint64: XXH3-64 of each sequence; equal sequences have equal hashes, in any store."""
+        """(N,) uint64: XXH3-64 of each sequence. Equal sequences have equal hashes in all stores."""
         return self._file.hashes
 
     def sequence_keys(self, records_N: NDArray[np.integer]) -> NDArray[np.uint64]:
-        """(N, 2) uint64: the key of each record's sequence in caches, of which :attr:`sequence_hashes` is one half."""
+        """(N, 2) uint64: cache key of each record's sequence; the first column is :attr:`sequence_hashes`."""
         return keys_of(self.sequence(record) for record in records_N.tolist())
 
     def sequence(self, index: int) -> np.ndarray:
-        """(L,) uint8: the residues of one record in ASCII (a text in UTF-8), a read-only view of the mapped file."""
+        """(L,) uint8: residues of a record in ASCII (or a text in UTF-8), a read-only view of the mapped file."""
         block, row = self._file.find(index)
         start, end = block.residue_offsets[row : row + 2]
         return np.frombuffer(block.residues[start:end], dtype=np.uint8)
 
     def text(self, index: int) -> str:
-        """The residues or the text of one record as a string."""
+        """Return the residues or the text of a record as a string."""
         return self.sequence(index).tobytes().decode("utf-8")
 
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        """``lengths_N`` residues from ``starts_N`` on of each of N records, as read-only views of the mapped file."""
+        """Return ``lengths_N`` residues from ``starts_N`` on of N records, as read-only views of the mapped file."""
         return self._file.windows(records_N, starts_N, lengths_N)
 
     def id(self, index: int) -> str:
@@ -117,7 +118,7 @@ class Store:
         return bytes(block.ids[start:end]).decode("utf-8")
 
     def residue_blocks(self) -> Iterator[np.ndarray]:
-        """uint8 ASCII residues of the records, end to end, in as many views as the store has blocks."""
+        """Yield the residues of all records, concatenated, as one uint8 view (ASCII) per block of the store."""
         for number in range(self.manifest.num_blocks):
             yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
@@ -126,14 +127,14 @@ class Store:
 
     @property
     def _file(self) -> "_OpenFile":
-        # A fork inherits the object, and LMDB's environment does not survive the fork.
+        # A fork inherits the object, but LMDB's environment does not survive the fork.
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = _open(self.path, self.manifest)
         return self._opened
 
 
 class _Block(NamedTuple):
-    """Views of one block that was checked, of n records: (n+1,) uint32 offsets, then all bytes end to end."""
+    """Views of a verified block of n records: (n+1,) uint32 offsets, and the concatenated bytes."""
 
     residue_offsets: memoryview
     id_offsets: memoryview
@@ -142,31 +143,31 @@ class _Block(NamedTuple):
 
 
 class _OpenFile:
-    """One data.mdb that LMDB has mapped into this process."""
+    """A data.mdb that LMDB has mapped into this process."""
 
     def __init__(self, path: Path, manifest: layout.StoreManifest) -> None:
         self.pid = os.getpid()
         self._path, self._manifest = path, manifest
-        # Once more: the file may have changed since.
+        # Again, because the file may have changed meanwhile.
         check_file(path / layout.DATA_FILE, layout.STORE_REMEDY, num_bytes=manifest.data_bytes)
         try:
-            # Read-ahead stays on: a block is read as a whole for its checksum, which takes five times as long by pages.
+            # Read-ahead stays on: the checksum reads whole blocks, which takes five times as long page by page.
             environment = lmdb.open(os.fsencode(path), readonly=True, lock=False, lib_version=layout.LMDB_MAJOR)
-            self._transaction = environment.begin(buffers=True)  # views of the map and no copies; held open for them
+            self._transaction = environment.begin(buffers=True)  # zero-copy views; kept open because they depend on it
         except lmdb.Error as error:
             raise self._damaged(str(error)) from error
         self._reading = threading.Lock()  # a transaction serves one thread at a time
         self._blocks: dict[int, _Block] = {}
         self.lengths = self._array(layout.Kind.LENGTHS, "<u4")
-        # Both: NumPy finds the blocks of a whole batch at once, bisect that of a single record without its overhead.
+        # Both forms: NumPy finds the blocks of a whole batch at once; bisect has less overhead for a single record.
         self._starts_B = self._array(layout.Kind.STARTS, "<u8").astype(np.int64)
         self._starts: list[int] = self._starts_B.tolist()
-        # (N,) where in its block each record's residues begin, once the block was read.
+        # (N,) offset of each record's residues in its block, set once the block is read.
         self._begins = np.zeros(manifest.num_records, dtype=np.uint32)
 
     @functools.cached_property
     def hashes(self) -> np.ndarray:
-        """(N,) uint64; read when first asked for, which loader processes never do."""
+        """(N,) uint64; read on first use, which never happens in loader processes."""
         return self._array(layout.Kind.HASHES, "<u8")
 
     def find(self, index: int) -> tuple[_Block, int]:
@@ -178,13 +179,13 @@ class _OpenFile:
     def windows(
         self, records_N: NDArray[np.int64], starts_N: NDArray[np.int64], lengths_N: NDArray[np.int64]
     ) -> list[memoryview]:
-        # One look at all of them: negative numbers are the largest when taken as unsigned.
+        # One comparison for all: negative numbers are the largest as unsigned integers.
         if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
             raise UnknownRecordError(
                 f"{self._path}: records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}"
             )
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
-        # Once every block was read, no batch has to look whether its own are.
+        # Skipped once every block has been read.
         if len(self._blocks) < len(self._starts):
             for number in set(blocks_N.tolist()):
                 self.block(number)
@@ -193,9 +194,9 @@ class _OpenFile:
         return [self._blocks[number].residues[begin:end] for number, begin, end in parts]
 
     def block(self, number: int) -> _Block:
-        """A block that was checked, now or before."""
+        """Return a block that is verified on first use."""
         block = self._blocks.get(number)
-        if block is None:  # two threads may both read it; they find the same
+        if block is None:  # two threads may both read it, with the same result
             block = self._read_block(number)
             first = self._starts[number]
             self._begins[first : first + len(block.residue_offsets) - 1] = block.residue_offsets[:-1]
@@ -213,7 +214,7 @@ class _OpenFile:
 
     def _array(self, kind: layout.Kind, dtype: str) -> np.ndarray:
         _, payload = self._value(kind.key, kind, f"the array of {kind.name.lower()}")
-        # LMDB aligns values that fill pages of their own. A few hundred bytes inside a page it may not: copied.
+        # LMDB aligns values that fill pages of their own, but maybe not small values inside a page; these are copied.
         aligned = np.require(np.frombuffer(payload, dtype=dtype), requirements="A")
         aligned.flags.writeable = False
         return aligned
@@ -232,13 +233,13 @@ class _OpenFile:
         return DataError(f"{self._path / layout.DATA_FILE}: damaged: {problem}; {layout.STORE_REMEDY}")
 
 
-# By device and inode: a store that was replaced is another file. LMDB opens a file once a process.
+# Keyed by device and inode, because a replaced store is another file. LMDB opens a file only once per process.
 _OPEN_FILES: dict[tuple[int, int], _OpenFile] = {}
 _OPENING = threading.Lock()
 
 
 def _open(path: Path, manifest: layout.StoreManifest) -> _OpenFile:
-    # Under a lock: LMDB must not open a file twice in a process.
+    # Locked, because LMDB must not open a file twice in a process.
     with reading(path / layout.DATA_FILE, layout.STORE_REMEDY), _OPENING:
         status = (path / layout.DATA_FILE).stat()
         key = (status.st_dev, status.st_ino)
@@ -251,26 +252,26 @@ def _open(path: Path, manifest: layout.StoreManifest) -> _OpenFile:
 
 
 def stage_store(store_path: Path, stage_dir: Path) -> Path:
-    """Copy a store to ``stage_dir``, unless a good copy is there; verified in full. Other processes wait for the first.
+    """Copy a store to ``stage_dir``, unless a good copy exists, and verify it in full. Other processes wait.
 
-    Raises DataError where the store is damaged, ResourceError where the node's disk is full or can't be written.
+    Raises DataError if the store is damaged, ResourceError if the node's disk is full or not writable.
     """
     store = Store(store_path)
-    # By content: a store that was made anew under the same name is another copy, and the old one stays valid.
+    # Named by content: a rebuilt store of the same name gets another copy, and the old copy stays valid.
     name = f"{store.path.name}-{store.manifest.data_xxh128[:16]}"
     target = Path(os.path.abspath(stage_dir)) / name  # noqa: PTH100
     with exclusive(target):
-        with suppress(DataError):  # then made again from the original, which is verified in turn
+        with suppress(DataError):  # a damaged copy is replaced from the original, which is verified below
             return Store(target, verify="full").path
-        # Before copying, which takes minutes for a large store and would fill the disk of all who use the node.
+        # Before copying: a large store takes minutes to copy, and a full disk would affect all users of the node.
         if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
             raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
         with published(target) as folder:
             for file_name in (layout.DATA_FILE, layout.MANIFEST_FILE):
                 shutil.copyfile(store.path / file_name, folder / file_name)
-            Store(folder, verify="full")  # before the renaming: what the network damaged is never seen under the name
+            Store(folder, verify="full")  # verified before the renaming, so that only a good copy gets the name
     return target
 
 
 stage_once = functools.cache(stage_store)
-"""The same, once in a process: it reads the whole copy, and one that measures opens it often."""
+""":func:`stage_store` once per process, because it reads the whole copy and profilers open it often."""

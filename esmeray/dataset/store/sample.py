@@ -1,12 +1,14 @@
-"""The embedded sample: protein-like families that a model can learn from, made in a second from a seed.
+"""Embedded sample: synthetic protein families that a model can learn from, generated from a seed in a second.
 
-Each family's ancestor has UniProt's residue frequencies, a length from the log-normal of UniRef90, and local structure:
-helices and strands whose hydrophobic side returns every 3.6 or every 2 residues, between loops. Members differ from it
-by substitutions, mostly within groups of like residues and at positions that evolve at their own rates, and by short
-insertions and deletions.
+Each family has an ancestor with UniProt's residue frequencies and a length from the log-normal distribution of
+UniRef90. The ancestor has local structure: helices and strands, whose hydrophobic side returns every 3.6 or 2 residues,
+between loops. Members differ from the ancestor in two ways:
 
-Only uniform random numbers are drawn, and shaped here: NumPy promises the stream of a bit generator, not that of its
-distributions, and the sample of a seed is to stay the same.
+- substitutions, mostly within groups of similar residues, at positions with rates of their own,
+- short insertions and deletions.
+
+Only uniform random numbers are drawn from NumPy, and transformed here. NumPy guarantees the stream of a bit generator,
+but not of its distributions, and a seed must always give the same sample.
 
 Shape legend: L residues of a sequence; residues are indices into :data:`~esmeray.dataset.fasta.alphabet.AMINO_ACIDS`.
 """
@@ -20,7 +22,7 @@ import numpy as np
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
 GENERATOR_VERSION = 2
-"""Raised when the records of a seed change, of any sample, so that stores of the old ones are made again."""
+"""Increased if any seed gives other records, so that old stores of the sample are made again."""
 
 MEDIAN_LENGTH = 278
 LENGTH_SIGMA = 0.61
@@ -39,12 +41,12 @@ _KYTE_DOOLITTLE = "1.8 2.5 -3.5 -3.5 2.8 -0.4 -3.2 4.5 -3.9 3.8 1.9 -3.5 -1.6 -3
 _HYDROPATHY = np.array([float(value) for value in _KYTE_DOOLITTLE.split()]) / 4.5
 
 _LIKE_GROUPS = ("ILVM", "FYW", "KRH", "DENQ", "STA", "GP", "C")
-"""Residues that BLOSUM62 (Henikoff and Henikoff 1992) exchanges more often than chance."""
+"""Groups of residues that BLOSUM62 (Henikoff and Henikoff 1992) exchanges more often than chance."""
 
 _HELIX_FORMERS, _STRAND_FORMERS, _LOOP_FORMERS = "AELMQKRH", "VIYCWFT", "GNPDS"
 _PROPENSITY = 1.6
 _AMPHIPATHICITY = 1.2
-_SEGMENTS = (  # (period in residues, mean length in residues, favoured residues); a period of 0 is none
+_SEGMENTS = (  # (period in residues, mean length in residues, favoured residues); a period of 0 means no period
     (3.6, 12, _HELIX_FORMERS),
     (0.0, 6, _LOOP_FORMERS),
     (2.0, 6, _STRAND_FORMERS),
@@ -57,14 +59,14 @@ _MEAN_INDEL_LENGTH = 3.0
 
 
 def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Ids like ``family012_0034`` and sequences, family after family, spread evenly over the families."""
+    """Yield ids like ``family012_0034`` and sequences, family by family; families have equal sizes, give or take 1."""
     width = max(3, len(str(families - 1)))
     for family in range(families):
         members = records // families + (family < records % families)
-        # A generator of its own: a family is the same whatever the others draw.
+        # A generator per family, so that a family does not depend on the others.
         random = np.random.Generator(np.random.PCG64([seed, family]))
         ancestor_L = _ancestor(random)
-        # Of substitution, mean about 1: most positions evolve slowly, a few fast.
+        # Substitution rates, mean about 1: most positions evolve slowly, a few fast.
         rates_L = -np.log(1 - random.random(len(ancestor_L)))
         for member in range(members):
             residues_L = _descend(ancestor_L, rates_L, random)
@@ -72,22 +74,22 @@ def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str
 
 
 def _ancestor(random: np.random.Generator) -> np.ndarray:
-    """(L,) residues that begin with methionine."""
-    # Not defined at 0, which a uniform number may be, nor at 1.
+    """Return (L,) residues that begin with methionine."""
+    # The inverse CDF is undefined at 0, which a uniform number may be, and at 1.
     normal = NormalDist().inv_cdf(min(max(random.random(), 1e-12), 1 - 1e-12))
     length = min(max(round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * normal)), MIN_LENGTH), MAX_LENGTH)
     weights = np.concatenate(list(_segment_weights(length, random)))[:length]
     residues_L = _draw(np.cumsum(weights, axis=1), random)
-    residues_L[0] = AMINO_ACIDS.index("M")  # as of nearly every protein, by the start codon
+    residues_L[0] = AMINO_ACIDS.index("M")  # the start codon, as in nearly every protein
     return residues_L
 
 
 def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """(segment, 20) weights of the residues, segment after segment, until ``length`` is covered."""
+    """Yield (segment, 20) weights of the residues, segment by segment, until ``length`` is covered."""
     kind = int(random.random() * len(_SEGMENTS))
     covered = 0
     while covered < length:
-        # In turn and not at random, so that helices and strands are always parted by a loop.
+        # In a fixed order, so that a loop always separates helices and strands.
         period, mean_length, favoured = _SEGMENTS[kind % len(_SEGMENTS)]
         segment = 3 + round(-(mean_length - 3) * math.log(1 - random.random()))
         phase = 2 * math.pi * random.random()
@@ -99,9 +101,9 @@ def _segment_weights(length: int, random: np.random.Generator) -> Iterator[np.nd
 
 
 def _descend(ancestor_L: np.ndarray, rates_L: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """One member of the family: the ancestor with substitutions, deletions and insertions after its first residue."""
+    """Return one member of the family: the ancestor with substitutions, deletions and insertions after position 1."""
     divergence = _MIN_DIVERGENCE + (_MAX_DIVERGENCE - _MIN_DIVERGENCE) * random.random()
-    # Of one change at least, where changes come as a Poisson process: several at one position show as one.
+    # Probability of at least one change if changes are a Poisson process: several at one position show as one.
     chance_L = 1 - np.exp(-divergence * rates_L)
     changed_L = random.random(len(ancestor_L)) < chance_L
     changed_L[0] = False
@@ -111,7 +113,7 @@ def _descend(ancestor_L: np.ndarray, rates_L: np.ndarray, random: np.random.Gene
 
 
 def _with_indels(residues_L: np.ndarray, divergence: float, random: np.random.Generator) -> np.ndarray:
-    # In proportion to the substitutions: a distant relative has more of both.
+    # Proportional to the substitutions: a distant relative has more of both.
     events = int(np.sum(random.random(len(residues_L)) < _INDELS_PER_RESIDUE * divergence / _MAX_DIVERGENCE))
     for _ in range(events):
         length = 1 + int(-_MEAN_INDEL_LENGTH * math.log(1 - random.random()))
@@ -125,9 +127,9 @@ def _with_indels(residues_L: np.ndarray, divergence: float, random: np.random.Ge
 
 
 def _draw(cumulative: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """(L,) residues, each from its row of (L, 20) cumulative weights, which need not end at 1."""
+    """Return (L,) residues, each drawn from its row of (L, 20) cumulative weights, which need not end at 1."""
     threshold = random.random(len(cumulative))[:, None] * cumulative[:, -1:]
-    # A product may round up to the last sum itself, which would be the index behind the last residue.
+    # The product may round up to the last sum, which would give the index after the last residue.
     return np.minimum((cumulative <= threshold).sum(axis=1), len(AMINO_ACIDS) - 1)
 
 
@@ -136,7 +138,7 @@ def _is_one_of(letters: str) -> np.ndarray:
 
 
 def _substitutions() -> np.ndarray:
-    """(20, 20) cumulative weights of what each residue changes to: like residues eight times as often."""
+    """Return (20, 20) cumulative weights of the replacement of each residue; similar residues have eightfold weight."""
     like = np.ones((len(AMINO_ACIDS), len(AMINO_ACIDS)))
     for group in _LIKE_GROUPS:
         member = _is_one_of(group)

@@ -1,10 +1,10 @@
-"""Clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows as it fills.
+"""Write clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows as it fills.
 
 In: :class:`~esmeray.dataset.store.ingest.CleanBlock` in order. Out: the files of a store
-(:mod:`esmeray.dataset.store.format`) in a folder that someone else made and will rename; the manifest comes last.
+(:mod:`esmeray.dataset.store.format`) in a folder that the caller creates and renames. The manifest is written last.
 
-A thread of its own checksums and writes one transaction while the next is gathered: zlib, LMDB and the system let go of
-Python's global lock. What fails there is raised by the next call that has something to write.
+A background thread checksums and writes one transaction while the next one is collected; zlib, LMDB and the system
+release the GIL. Its errors are raised by the next call that writes.
 """
 
 import ctypes
@@ -32,14 +32,14 @@ from esmeray.dataset.store import format as layout
 from esmeray.dataset.store.ingest import CleanBlock
 
 MAP_BYTES = 1 << 30
-"""Size of LMDB's map at first; doubled when it is full. Address space, not disk."""
+"""Initial size of LMDB's map; doubled when it is full. It is address space, not disk."""
 
 TRANSACTION_BYTES = 1 << 20
-"""Bytes gathered while the transaction before is written. More of them leave the cache, and take a fourth longer."""
+"""Bytes per transaction. Larger transactions leave the CPU cache and take a quarter longer."""
 
 
 REOPEN_BYTES = 16 << 20
-"""Written through one mapping, before it is opened anew: what bounds the memory of a conversion."""
+"""Bytes written through one mapping before the file is reopened. This bounds the memory of a conversion."""
 _SYNC_FILE_RANGE_WRITE = 2  # from Linux's fcntl.h; Python's os has no such call
 
 
@@ -47,14 +47,14 @@ class StoreWriter:
     """Writes one store into an empty folder."""
 
     def __init__(self, folder: Path, target: Path, alphabet: str = STORE_ALPHABET) -> None:
-        """Create data.mdb in ``folder``; ``target`` is what the store will be called, for messages."""
+        """Create data.mdb in ``folder``; ``target`` is the store's final path, for messages."""
         self._folder = folder
         self._alphabet = alphabet
         self._target = target
         self._environment = self._open(MAP_BYTES)
         self._mapped_bytes = 0
         self._thread: BackgroundThread[None] = BackgroundThread()
-        self._pending: list[tuple[bytes, Callable[[], bytes]]] = []  # keys, and what frames the value of each
+        self._pending: list[tuple[bytes, Callable[[], bytes]]] = []  # keys, and functions that frame their values
         self._pending_bytes = 0
         self._num_records = 0
         self._starts: list[int] = []
@@ -63,16 +63,16 @@ class StoreWriter:
         self._ids_sha256 = hashlib.sha256()
 
     def add(self, block: CleanBlock) -> None:
-        """Append a block. Raises ResourceError where the disk is full."""
+        """Append a block. Raises ResourceError if the disk is full."""
         parts: list[bytes | memoryview] = [
             _offsets(block.lengths),
             _offsets(block.ids.lengths),
             block.residues,
             block.ids.joined(),
         ]
-        # A block holds a batch, in which one record alone may be large, of 2 GiB at most: a value takes 4 GiB.
+        # A value holds 4 GiB. A block is one batch, and the only large record in it has at most 2 GiB.
         num_bytes = sum(map(len, parts)) + layout.HEADER_BYTES
-        # Framed, and with that checksummed, by the thread that writes.
+        # Framed, and so checksummed, by the writing thread.
         framed = partial(layout.frame, layout.Kind.BLOCK, self._num_records, len(block.lengths), parts)
         self._put(layout.key_bytes(len(self._starts)), framed, num_bytes)
         self._starts.append(self._num_records)
@@ -86,7 +86,8 @@ class StoreWriter:
     ) -> layout.StoreManifest:
         """Write the arrays, sync, and write the manifest.
 
-        Raises DataError where no record was added, or more than a store can hold; ResourceError where the disk is full.
+        Raises DataError if no record was added or there are more than a store can hold; ResourceError if the disk is
+        full.
         """
         if not self._num_records:
             raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
@@ -95,9 +96,9 @@ class StoreWriter:
         self._put_array(layout.Kind.HASHES, hashes)
         self._put_array(layout.Kind.STARTS, np.array(self._starts, dtype=np.uint64))
         page_bytes = self._environment.stat()["psize"]
-        # Meanwhile what was written is read back out of the page cache.
+        # Sync in the background while the checksums below are read back from the page cache.
         self._thread.begin(partial(self._environment.sync, True))
-        # Of the content and not of the file: where LMDB puts pages depends on how much was written at once.
+        # A checksum of the content, not of the file: LMDB's page layout depends on how much was written at once.
         content = hashlib.sha256(_bytes(lengths))
         content.update(_bytes(hashes))
         content.update(self._ids_sha256.digest())
@@ -122,12 +123,12 @@ class StoreWriter:
         with self._disk():
             self._thread.wait()
         self.close()
-        # Last: a folder without it is no store.
+        # Last: a folder without a manifest is not a store.
         (self._folder / layout.MANIFEST_FILE).write_text(layout.signed_json(manifest), encoding="utf-8")
         return manifest
 
     def close(self) -> None:
-        """Let go of data.mdb, finished or not."""
+        """Close data.mdb, finished or not."""
         self._thread.close()  # first, since it may be writing through the environment
         self._environment.close()
 
@@ -138,7 +139,7 @@ class StoreWriter:
                 "4 GiB that a value holds; split the source"
             )
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
-        self._commit()  # in a transaction of its own: these values are the only ones that grow with the store
+        self._commit()  # a transaction of its own, because only these values grow with the store
         self._thread.wait()
 
     def _put(self, key: bytes, framed: Callable[[], bytes], num_bytes: int) -> None:
@@ -148,27 +149,27 @@ class StoreWriter:
             self._commit()
 
     def _commit(self) -> None:
-        """Have what is pending written as one transaction, once the one before it is."""
+        """Start writing the pending values as one transaction, after the previous one has finished."""
         self._thread.begin(partial(self._write, self._pending, self._pending_bytes))
         self._pending, self._pending_bytes = [], 0
 
     def _write(self, values: list[tuple[bytes, Callable[[], bytes]]], num_bytes: int) -> None:
-        """One transaction, again with a larger map for as long as it does not fit."""
+        """Write one transaction; double the map and retry as long as it is full."""
         while True:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
                     for key, framed in values:
-                        transaction.put(key, framed(), append=True)  # keys ascend, so that no page has to be split
+                        transaction.put(key, framed(), append=True)  # ascending keys, so no page needs splitting
                 break
             except lmdb.MapFullError:
-                # The transaction was rolled back as a whole.
+                # The whole transaction was rolled back.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
         self._mapped_bytes += num_bytes
         if self._mapped_bytes >= REOPEN_BYTES:
             self._unmap()
 
     def _open(self, map_size: int) -> lmdb.Environment:
-        # No lock file: the folder is this process's own. No sync at each commit: one comes before the renaming.
+        # No lock file, because the folder is private to this process. One sync before the renaming is enough.
         with self._disk():
             return lmdb.open(
                 os.fsencode(self._folder),  # lmdb (3.0) encodes a str by the locale, strictly
@@ -180,7 +181,7 @@ class StoreWriter:
             )
 
     def _unmap(self) -> None:
-        """Open the file anew: of what was mapped, the pages around each leaf that was touched count as our memory."""
+        """Reopen the file: the pages around each leaf that was touched count as this process's memory until then."""
         map_size = self._environment.info()["map_size"]  # which may have grown
         self._environment.close()
         _start_writing_back(self._folder / layout.DATA_FILE)
@@ -189,11 +190,11 @@ class StoreWriter:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """LMDB reports a full disk as any of its errors (0.9: 'Input/output error'), so all are taken as one."""
+        """Convert LMDB's errors: LMDB 0.9 reports a full disk as any of them, e.g. 'Input/output error'."""
         try:
             yield
         except lmdb.MapFullError:
-            raise  # no refusal: the caller makes the map larger
+            raise  # not an error: the caller enlarges the map
         except lmdb.Error as error:
             raise disk_full(self._target, str(error)) from error
 
@@ -209,13 +210,13 @@ def write_sequences(
     counts: IngestCounts,
     alphabet: str = STORE_ALPHABET,
 ) -> str:
-    """Write clean records, in memory, as the store within ``folder``, which will be called ``target``; its checksum."""
+    """Write clean records as the store within ``folder``, which will be renamed ``target``. Return its checksum."""
     (folder / layout.SEQUENCES_FOLDER).mkdir()
     start = num_bytes = 0
     with closing(StoreWriter(folder / layout.SEQUENCES_FOLDER, target / layout.SEQUENCES_FOLDER, alphabet)) as writer:
         for end, text in enumerate(texts, start=1):
             num_bytes += len(text)
-            # Blocks as a FASTA file's would be, so that the same records give a store that is read as fast.
+            # Blocks of the same size as from FASTA files, so that reading is as fast.
             if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
                 block_texts = texts[start:end]
                 lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
@@ -225,29 +226,29 @@ def write_sequences(
 
 
 def _start_writing_back(path: Path) -> None:
-    """Have the system bring a file's pages to disk from now on, where it can be asked to: the last sync waits less."""
+    """Start writing a file's pages to disk, if the system supports it, so that the last sync is shorter."""
     sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
     if sync_file_range is not None:
         with path.open("r+b", buffering=0) as file:
-            # From 0, and 0 for all of it. A hint, so that an error is none.
+            # From offset 0; length 0 means all of the file. It is a hint, so errors are ignored.
             sync_file_range(file.fileno(), ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The parts end to end; the list is emptied, so that they are not held twice."""
+    """Return the parts concatenated. The list is emptied, so that only one copy stays in memory."""
     joined = np.concatenate(parts)
     parts.clear()
     return joined
 
 
 def _offsets(lengths: np.ndarray) -> memoryview:
-    """(n+1,) uint32: where each of n pieces starts, and the end."""
+    """Return (n+1,) uint32: the start of each of n pieces, and the end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.uint32)
     np.cumsum(lengths, out=offsets[1:])
     return _bytes(offsets)
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    # Stores travel between machines; on nearly all of them this changes nothing.
+    # Stores are little-endian, since they travel between machines. On nearly all machines this changes nothing.
     little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian).data.cast("B")

@@ -1,11 +1,11 @@
-"""Atoms of a structure file to chains of amino acids: one conformer of each residue, its letter and its backbone.
+"""Convert atoms of a structure file to chains of amino acids: one conformer per residue, its letter and its backbone.
 
-- A residue is taken in the conformer of highest mean occupancy of N, CA and C, of those that have all three.
-- Names of force fields and protonation states (HIE, GLUP, NALA) are read as the standard residue before the PDB's
-  dictionary is consulted: there, HSE is homoserine. A modified residue (MSE) is read as what it derives from, an
-  unknown one as X.
-- A residue that lacks N, CA or C keeps its letter and has no coordinates; a missing O is placed.
-- Residues that are not in the file at all are a break of the chain.
+- Of the conformers with N, CA and C, the one with the highest mean occupancy of these atoms is used.
+- Names of force fields and protonation states (HIE, GLUP, NALA) are read as the standard residue. They are checked
+  before the PDB's dictionary, where HSE is homoserine.
+- A modified residue (MSE) is read as its parent residue, an unknown one as X.
+- A residue without N, CA or C keeps its letter and has no coordinates. A missing O is placed.
+- Residues that are missing from the file are a break of the chain.
 
 Shape legend: R residues of a chain, n atoms.
 """
@@ -45,8 +45,8 @@ FORCE_FIELDS = {
     # GROMACS, GROMOS, CHARMM and CYANA add a letter, a digit or a sign: ASPP, HISE, LYSH, CYS2, LYS+.
     **{name + letter: name for name in _TITRATED for letter in ascii_uppercase + digits + "+-"},
 }
-"""Standard names by the names of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta."""
-# AMBER names the ends of chains NALA, CHIE, NCYS2.
+"""Map from names of protonation states and disulfides in AMBER, CHARMM, OPLS, PDB2PQR and Rosetta to standard names."""
+# AMBER's names of terminal residues: NALA, CHIE, NCYS2.
 FORCE_FIELDS |= {
     end + name: standard
     for name, standard in [*zip(STANDARD, STANDARD, strict=True), *FORCE_FIELDS.items()]
@@ -57,14 +57,14 @@ FORCE_FIELDS |= {
 def chain_of(
     atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts
 ) -> Structure | None:
-    """The amino acids of a chain, its name as id; None where it has too few, which is counted."""
+    """Return the amino acids of a chain, with its name as id. None if it has too few residues, which is counted."""
     own = atoms[atoms.chain_id == name]
     protein = _amino_acids(own)
     if not len(protein):
         counts.other_polymers += bool((~own.hetero).any())
         return None
-    # Without identifiers these are no conformers: chains of one name, or a file that lost its insertion codes. By C,
-    # because CA may be calcium.
+    # Repeated atoms without identifiers of alternate locations are not conformers. The file has several chains of one
+    # name, or lost its insertion codes. Atom C is counted, because CA may be calcium.
     anchor = "C" if (protein.atom_name == "C").any() else "CA"
     anchors = protein.number[(protein.altloc_id == "") & (protein.atom_name == anchor)]
     for number, times in Counter(anchors.tolist()).most_common(1):
@@ -75,18 +75,18 @@ def chain_of(
             )
     residues = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - sum(map(len, residues))
-    # (R, 4) indices of atoms; -1 for a missing one, whose coordinates are NaN.
+    # (R, 4) indices of atoms; -1 for a missing atom, whose coordinates are NaN.
     indices = np.array([[residue.get(atom, -1) for atom in ATOMS] for residue in residues])
     coordinates = np.where(indices[..., None] < 0, np.float32(np.nan), protein.coord[indices])
-    # From here on an atom for each residue, CA if it is there: names and confidence are its.
+    # From here on one atom per residue, CA if it exists, which provides name and confidence.
     protein = protein[[residue.get("CA", min(residue.values())) for residue in residues]]
     bonded = _bonded(coordinates)
-    # Amino acids among the ligands are no part of the chain unless a peptide bond says so.
+    # An amino acid among the ligands belongs to the chain only if a peptide bond connects it.
     kept = ~protein.hetero | np.append(False, bonded) | np.append(bonded, False)
     protein, coordinates = protein[kept], coordinates[kept]
     letters = []
     for three, given in zip(protein.res_name.tolist(), protein.given_name.tolist(), strict=True):
-        # The table first: the dictionary of components takes a while to load, and most files need none of it.
+        # The table first: the dictionary of components is slow to load, and most files don't need it.
         letter = STANDARD.get(three) or info.one_letter_code(three)
         letters.append(letter if letter in STANDARD.values() else "X")
         counts.renamed_residues += three != given
@@ -105,13 +105,13 @@ def chain_of(
         counts.completed_chains += 1
         coordinates = completed(coordinates[:, 1])
         whole = np.isfinite(coordinates[:, :3]).all((1, 2))
-    # Counted by residues with coordinates: a peptide of unknown ones is nothing to learn from.
+    # Count only residues with coordinates: a peptide of unknown residues has no structure to learn from.
     if whole.sum() < section.min_residues:
         counts.short_chains += 1
         return None
     counts.unknown_residues += letters.count("X")
     counts.incomplete_residues += int((~whole).sum())
-    coordinates[~whole] = np.nan  # also what is known of them: models take a residue's frame or nothing
+    coordinates[~whole] = np.nan  # also the known atoms: models use a residue's whole frame or nothing
     counts.placed_oxygens += _place_oxygens(coordinates)
     counts.breaks += int((~_bonded(coordinates)).sum())
     confidence = protein.confidence.astype(np.float16)
@@ -120,7 +120,7 @@ def chain_of(
 
 
 def _amino_acids(own: Any) -> Any:
-    """A chain's atoms of amino acids, under standard names if a force field has others; given_name is the file's."""
+    """Return a chain's amino acid atoms. Force field names become standard; given_name keeps the name in the file."""
     own.set_annotation("given_name", own.res_name)
     names, name_n = np.unique(own.given_name, return_inverse=True)
     _, residue_n = np.unique(own.number * np.int64(len(names)) + name_n, return_inverse=True)
@@ -128,9 +128,9 @@ def _amino_acids(own: Any) -> Any:
     def with_atoms(is_there_n: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return (np.bincount(residue_n, weights=is_there_n) > 0)[residue_n]
 
-    # A residue that the dictionary of components doesn't know is one by its CA; calcium is an ion of that name.
+    # A residue unknown to the dictionary counts as an amino acid if it has a CA. The ion CA is calcium.
     has_ca = with_atoms((own.atom_name == "CA") & (own.given_name != "CA"))
-    # The dictionary has other molecules by these names: cyanide (CYN) has no O, homoserine (HSE) numbers its carbons.
+    # The dictionary has other molecules with these names: cyanide (CYN) has no O, homoserine (HSE) numbers its carbons.
     other = with_atoms(np.isin(own.atom_name, ("C1", "C2", "C3", "N1", "O3", "OD")))
     standard_names = np.array([FORCE_FIELDS.get(name, "") for name in names.tolist()])[name_n]
     is_renamed = (standard_names != "") & (has_ca | with_atoms(own.atom_name == "O")) & ~other
@@ -139,7 +139,7 @@ def _amino_acids(own: Any) -> Any:
 
 
 def _likeliest_conformers(protein: Any) -> list[dict[str, int]]:
-    """For each residue the atoms of one conformer: their indices by name."""
+    """Return the atoms of one conformer per residue: indices by atom name."""
     residues: dict[int, dict[tuple[str, str], dict[str, int]]] = {}
     columns = [getattr(protein, field).tolist() for field in ("number", "res_name", "altloc_id", "atom_name")]
     for index, (number, name, altloc, atom) in enumerate(zip(*columns, strict=True)):
@@ -148,18 +148,21 @@ def _likeliest_conformers(protein: Any) -> list[dict[str, int]]:
 
 
 def _likeliest(occupancy: NDArray, conformers: dict[tuple[str, str], dict[str, int]]) -> dict[str, int]:
-    """The conformer with the highest mean occupancy of N, CA and C, the first on a tie, among those that have all
-    three, if there are any. Conformers are known by the name of a residue and an identifier."""
+    """Return the conformer with the highest mean occupancy of N, CA and C; the first on a tie.
+
+    Conformers with all three atoms are preferred. The keys are the residue's name and the identifier of the alternate
+    location.
+    """
     if len(conformers) == 1:
         return next(iter(conformers.values()))
 
     def rank(atoms: dict[str, int]) -> tuple[int, float]:
         backbone = [atoms[name] for name in ATOMS[:3] if name in atoms]
-        # Rounded, so that sums of other order tie.
+        # Rounded, so that sums in another order tie.
         return len(backbone), round(float(occupancy[backbone].mean()), 6) if backbone else 0.0
 
-    # Atoms without an identifier belong to all conformers of their name. They are one themselves if there is no other
-    # of that name, or if others repeat some of them.
+    # Atoms without an identifier belong to all conformers with their residue name. They are a conformer of their own if
+    # there is no other with that name, or if others repeat some of the atoms.
     repeated = Counter((name, atom) for (name, _), atoms in conformers.items() for atom in atoms)
     names = Counter(name for name, _ in conformers)
     candidates = [
@@ -171,7 +174,7 @@ def _likeliest(occupancy: NDArray, conformers: dict[tuple[str, str], dict[str, i
 
 
 def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """(R - 1,): whether C of a residue is bonded to N of the next, by their CA where one of both is missing."""
+    """Return (R - 1,) whether a residue's C is bonded to the next N. If one is missing, the CA distance decides."""
     with np.errstate(invalid="ignore"):
         bonds = np.linalg.norm(coordinates[1:, 0] - coordinates[:-1, 2], axis=-1)
         steps = np.linalg.norm(coordinates[1:, 1] - coordinates[:-1, 1], axis=-1)
@@ -179,7 +182,7 @@ def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
-    """Place missing O opposite to N of the next residue, or as in a helix where there is none; returns their number."""
+    """Place missing O opposite to the next N, or as in a helix if there is none. Return the number placed."""
     missing = np.flatnonzero(np.isfinite(coordinates[:, 2, 0]) & ~np.isfinite(coordinates[:, 3]).all(1))
     if missing.size:
         n, ca, c = (coordinates[missing, atom].astype(np.float64) for atom in range(3))

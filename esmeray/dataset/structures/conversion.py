@@ -1,6 +1,7 @@
-"""Structure files, sequences without them, or the embedded sample, to a structure store: complete, or not there at all.
+"""Convert structure files, sequences without structures, or the embedded sample to a structure store.
 
-All files that are refused are named together, the first ten with what is wrong.
+A store is published whole: it appears only when complete. All refused files are reported together, the first ten with
+the reason.
 """
 
 from collections import Counter
@@ -48,19 +49,19 @@ def convert_structures(
 ) -> layout.StructureManifest:
     """Convert structure files, or sequences with predictions, to a structure store in the folder ``target``.
 
-    Raises ConfigError where the target exists, DataError where files are refused or predictions are missing,
-    ResourceError where the disk is full.
+    Raises ConfigError if the target exists, DataError if files are refused or predictions are missing, ResourceError
+    if the disk is full.
     """
     target = stores.absolute(target)
     data = data.model_copy(update={"source": sources})
-    # Training may learn from sequences alone; a store that somebody makes of structures, and has none, is a mistake.
+    # Training may use sequences alone. For an explicit conversion to structures, that is a mistake.
     if data.predictions.folder is None and sources != [stores.SAMPLE] and (_is_store(sources) or _is_fasta(sources)):
         raise DataError(
             f"{sources[0]}: sequences, which have no structures: predict them with 'esmeray design fold --fold.input "
             f"{sources[0]}', and give its cache as --data.predictions.folder"
         )
     with exclusive(target):
-        # Within the lock, behind which another process may have made it.
+        # Checked inside the lock, because another process may have created it while we waited.
         is_other = partial(
             stores.not_a_store,
             files=(layout.MANIFEST_FILE, layout.ARRAYS_FILE, store_format.SEQUENCES_FOLDER),
@@ -71,8 +72,10 @@ def convert_structures(
 
 
 def ensure_structure_store(data: DataSection, default_root: Path, progress: ProgressCallback = no_progress) -> Path:
-    """The structure store of a run's data: a fitting one that exists, else one made now; see
-    :func:`esmeray.dataset.store.conversion.ensure_store`."""
+    """Return the path of a run's structure store; make it first if it does not exist.
+
+    See :func:`esmeray.dataset.store.conversion.ensure_store`.
+    """
     target = structure_store_location(data, default_root)
     if stores.source_store(data, *_KIND) is not None:
         return layout.StructureStore(target, verify="full").path
@@ -85,7 +88,7 @@ def ensure_structure_store(data: DataSection, default_root: Path, progress: Prog
 
 
 def structure_store_location(data: DataSection, default_root: Path) -> Path:
-    """Path of the structure store of a run's data, made or not: named after its files and settings."""
+    """Return the path of a run's structure store, whether it exists or not. Its name depends on files and settings."""
     return stores.location(data, stores.source_store(data, *_KIND), lambda: default_root / _store_name(data))
 
 
@@ -97,17 +100,17 @@ def _store_name(data: DataSection) -> str:
 
 
 def is_structure_name(path: Path) -> bool:
-    """Return whether the name ends like a structure file's."""
+    """Return whether the name has a suffix of structure files."""
     return path.name.lower().removesuffix(".gz").endswith(SUFFIXES)
 
 
 def find_structure_files(sources: list[str]) -> list[Path]:
-    """:func:`~esmeray.dataset.fasta.reader.find_files` for structure files."""
+    """Find structure files; see :func:`~esmeray.dataset.fasta.reader.find_files`."""
     return find_files(sources, is_structure_name, f"structure file ({', '.join(SUFFIXES)}, plain or .gz)")
 
 
 def read_proteins(sources: list[str], policies: IngestSection | None = None) -> tuple[list[str], list[str]]:
-    """Ids and residues of FASTA files, checked as the policies say, or of a store."""
+    """Return ids and residues of FASTA files, checked according to the policies, or of a store."""
     with TemporaryDirectory() as folder:
         store = stores.job_store(sources, policies or IngestSection(), Path(folder))
         return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
@@ -132,8 +135,8 @@ def _is_store(sources: list[str]) -> bool:
 
 
 def _is_fasta(sources: list[str]) -> bool:
-    """Return whether the sources are sequences, by the first one's name, or what is in the folder."""
-    # By names alone: a plan and a refusal open none of thousands of files.
+    """Return whether the sources are FASTA, by the first source's name or the names in its folder."""
+    # By name only, so that a dry run or an early error opens none of thousands of files.
     first = local_path(sources[0])
     names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
     return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
@@ -154,19 +157,19 @@ def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout
         structures = read_files(files[_SOURCE], data.structures, counts, progress)
         counts.files_ignored = files_ignored(data.source, is_structure_name)
     num_given = len(structures)
-    # Behind the others, so that who is held out is known by number.
+    # Held-out records come last, so that their numbers identify them.
     structures += read_files(files[_HELD_OUT], data.structures, counts, progress)
     check_ids(structures)
     texts = [structure.residues.encode("ascii") for structure in structures]
     hashes_N = hashes_of(texts)
     parts_N = np.zeros(len(structures), dtype=np.int8)
     held_out = np.arange(num_given, len(structures))
-    # A single sequence can't be on both sides, and is trained on.
+    # A single distinct sequence can't be split, so it is used for training.
     if not held_out.size and len(set(hashes_N.tolist())) > 1:
         _, held_out = split_records(hashes_N, data.validation_share)
     parts_N[held_out] = layout.HELD_OUT
     names, labels_N = _labels(structures, data.structures)
-    # Read a second time for their checksums: structure files are small, and parsers take paths.
+    # Read a second time for the checksums: structure files are small, and parsers take paths.
     described = {key: [SourceFile.of(path) for path in paths] for key, paths in files.items()}
     with published(target) as folder:
         checksum = write_sequences(
@@ -199,14 +202,14 @@ def read_files(
     counts: layout.StructureCounts,
     progress: ProgressCallback = no_progress,
 ) -> list[layout.Structure]:
-    """Chains of all files. Raises one DataError for all files that are refused."""
-    from esmeray.dataset.structures.files import read_structures  # here: plans and refusals need none of biotite
+    """Return the chains of all files. Raises one DataError for all refused files."""
+    from esmeray.dataset.structures.files import read_structures  # imports biotite, which dry runs don't need
 
     structures: list[layout.Structure] = []
     refused: list[str] = []
     total = sum(path.stat().st_size for path in files)
     done = 0
-    # Every file is tried: of thousands several may be bad, and a run for each would take hours.
+    # Try every file: several of thousands may be bad, and finding them one run at a time would take hours.
     for path in files:
         try:
             structures += read_structures(path, section, counts)
@@ -228,10 +231,10 @@ def check_ids(structures: list[layout.Structure]) -> None:
 
 
 def _labels(structures: list[layout.Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of the classes, and (N,) the class of each record, -1 for none."""
+    """Return the names of the classes, and (N,) the class of each record, -1 for none."""
     if section.labels is None:
         return [], np.full(len(structures), -1, dtype=np.int64)
-    # By id and not by row: of a file's chains there may be more or fewer than the table has.
+    # Matched by id: a file may have more or fewer chains than the table has rows.
     table = labels_by_id(Path(section.labels), "label")
     labels = labels_of([structure.id for structure in structures], table, "the structures", section.labels)
     names = sorted({*labels.values()})
@@ -240,14 +243,14 @@ def _labels(structures: list[layout.Structure], section: StructuresSection) -> t
 
 
 def _settings(data: DataSection) -> dict[str, Any]:
-    """The settings that the content of a structure store depends on, besides its files."""
-    # No bound on the size of files, which refuses and changes nothing.
+    """Return the settings that the content of a structure store depends on, apart from its files."""
+    # The limits on file size are excluded: they refuse files and change no content.
     settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only", "predicted"})
     if not data.structures.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
         settings["ingest"] = data.ingest.repairs()
-    # Files are known by their checksums, the sample by what it is made with.
+    # Files are identified by checksums, the sample by its settings.
     if data.source == [stores.SAMPLE]:
         settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
     return settings

@@ -1,13 +1,13 @@
-"""Structure files to atoms: PDB, mmCIF and BinaryCIF, plain or gzip, known by what is in them and not by their names.
+"""Read atoms from structure files: PDB, mmCIF and BinaryCIF, plain or gzip, recognized by content.
 
-biotite decodes mmCIF and BinaryCIF. What a missing field or column means is decided here, because its readers refuse
-files without occupancies, B-factors, insertion codes or models. The atoms of the first model become chains in
+biotite decodes mmCIF and BinaryCIF. Defaults for missing fields and columns are set here, because biotite's readers
+refuse files without occupancies, B-factors, insertion codes or models. The atoms of the first model become chains in
 :mod:`esmeray.dataset.structures.chains`.
 
-gemmi 0.7.5 reads 918 PDB files in 0.4 s of CPU time, this module takes 4 s. But gemmi has no reader of BinaryCIF, reads
-coordinates of '*' and blank occupancies as 0, and HISE in chain A as HIS in chain EA.
+gemmi 0.7.5 reads 918 PDB files in 0.4 s of CPU time; this module takes 4 s. But gemmi has no BinaryCIF reader, reads
+coordinates of '*' and blank occupancies as 0, and reads HISE in chain A as HIS in chain EA.
 
-biotite is loaded with this module, in 0.7 s, so that plans and refusals import it where they read.
+Importing this module loads biotite, in 0.7 s. Dry runs and early errors don't need it, so import this only to read.
 """
 
 import codecs
@@ -51,35 +51,37 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[int, int] | None, Any]] = {
     "hetero": (("group_PDB", "label_seq_id"), (0, 6), "HETATM"),
     "model": (("pdbx_PDB_model_num",), None, 1),
 }
-"""Columns of mmCIF for each field of an atom, in each row the first that has a value; columns of a line of PDB; and the
-default. Without group_PDB, residues of polymers are known by their label_seq_id. PDB has models as lines of their own.
+"""For each field of an atom: columns of mmCIF, columns of a PDB line, and the default.
+
+In each row of mmCIF, the first column with a value is used. Without group_PDB, polymer residues are recognized by their
+label_seq_id. PDB has models as lines of their own.
 """
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
 _PART_LINES = 20_000
 _LONGEST_ROW = 500
-"""Characters of an atom's line; those of programs have about 100."""
+"""Maximum characters of an atom's line; programs write about 100."""
 _PDB_LINE, _COORDINATES_END = 80, 54
-"""Columns of a PDB line that are read, and up to the last digit of z: a shorter line is cut off."""
+"""Columns of a PDB line that are read, and the column of z's last digit: a shorter line is truncated."""
 _LONGEST_LIST = 10_000
-"""Categories, columns and encodings of BinaryCIF; values are bytes, not lists."""
+"""Maximum number of categories, columns or encodings in BinaryCIF; values are bytes, not lists."""
 
 
 _Read: TypeAlias = tuple[int, Any, bool]
-"""Number of models, atoms of the first, and whether it is a prediction."""
+"""Number of models, atoms of the first model, and whether it is a prediction."""
 
 
 def read_structures(path: Path, section: StructuresSection, counts: StructureCounts) -> list[Structure]:
-    """The wanted chains of a file. ``counts`` is added to; raises DataError that names file and chain."""
+    """Return the selected chains of a file and update ``counts``. Raises DataError with file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
-    # Ligands and water follow all chains, so a second run of theirs is expected.
+    # Ligands and water may follow all chains, so a second run of hetero atoms is normal.
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     twice = [name for name, count in runs.items() if count > 1]
     if twice:
         raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
     read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
-    # All chains are read, since a rule names protein chains, and messages list all.
+    # Read all chains: rules refer to protein chains, and messages list all.
     chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
         raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
@@ -109,15 +111,15 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
 
 
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> Any:
-    """Atoms of the first model, with the residue numbers and confidences that a store keeps."""
+    """Return the atoms of the first model, with packed residue numbers and confidences as in a store."""
     try:
         with reading(path), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
-            # One byte more than may be says that there is more: text counts, however small the compressed file is.
+            # Read one byte more than the limit, to detect longer files. The limit applies to the uncompressed text.
             content = file.read(section.max_bytes + 1)
             if len(content) > section.max_bytes:
                 raise _too_large(path, section)
-            # By what is in it: names lie as often as not, and a download may be a page or an archive.
+            # By content: names are often wrong, and a download may be a web page or an archive.
             content = content.removeprefix(codecs.BOM_UTF8).lstrip()
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
@@ -131,7 +133,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
             atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
         raise
-    # biotite's parsers raise what Python does, of any kind, at what they don't expect.
+    # biotite's parsers raise arbitrary Python exceptions for unexpected content.
     except Exception as error:
         raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
     counts.other_models += models - 1
@@ -142,7 +144,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
 def _confidence(
     atoms: Any, path: Path, section: StructuresSection, counts: StructureCounts, titled: bool
 ) -> NDArray[np.float64]:
-    """(atoms,) confidence, 0 to 100: the B-factors of a prediction, 100 for a measured structure."""
+    """Return (atoms,) confidence, 0 to 100: the B-factors of a prediction, or 100 for a measured structure."""
     values = np.nan_to_num(atoms.b_factor.astype(np.float64))
     if section.predicted is True or (section.predicted == "auto" and titled and values.any()):
         if not 0 <= values.min() <= values.max() <= 100 or not values.any():
@@ -151,9 +153,9 @@ def _confidence(
                 "0 to 100; leave it out, or set data.structures.predicted false to take all its coordinates"
             )
         counts.predicted += 1
-        # Some files of ESMFold and OmegaFold have pLDDT from 0 to 1, AlphaFold's from 0 to 100.
+        # Some files of ESMFold and OmegaFold have pLDDT from 0 to 1, AlphaFold's files from 0 to 100.
         return values * 100 if values.max() <= 1 else values
-    # Refinement gives each atom a B-factor of its own, predictors one to each residue.
+    # Refinement assigns a B-factor per atom, predictors one per residue.
     starts = struc.get_residue_starts(atoms)
     is_same = np.array_equal(np.maximum.reduceat(values, starts), np.minimum.reduceat(values, starts))
     if section.predicted == "auto" and is_same and len(values) > 2 * len(starts) and np.ptp(values) > 0:
@@ -174,7 +176,7 @@ def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     if min(map(len, atoms)) < _COORDINATES_END:
         raise ValueError("a line ends before its coordinates")
-    # A byte for each character, so that a field of all lines is read at once.
+    # One byte per character, so that a column of all lines is read at once.
     grid = np.array(atoms, dtype=f"S{_PDB_LINE}").view("S1").reshape(len(atoms), _PDB_LINE)
 
     def column(first: int, end: int) -> NDArray[np.str_]:
@@ -182,11 +184,11 @@ def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
         return np.char.strip(np.char.decode(texts, "latin-1"))
 
     fields: dict[str, NDArray] = {field: column(*span) for field, (_, span, _) in _COLUMNS.items() if span}
-    # Column 21 is the fourth letter of a force field's name (HISE), or the first of a chain's: ALA in chain AB.
+    # Column 21 is the fourth letter of a force field's name (HISE), or the first letter of the chain: ALA in chain AB.
     names = np.unique(fields["res_name"]).tolist()
     if any(name[3:] and name[:3] in STANDARD and name not in FORCE_FIELDS for name in names):
         fields |= {"res_name": column(17, 20), "chain_id": column(20, 22)}
-    # Numbers beyond 9999 have letters.
+    # Numbers above 9999 contain letters.
     numbers, residue_n = np.unique(fields["res_id"], return_inverse=True)
     fields["res_id"] = np.array([str(decode_hybrid36(number)) for number in numbers.tolist()])[residue_n]
     predicted = re.search(rb"^TITLE +(ALPHAFOLD|ESMFOLD)\b.*PREDICTION", content, re.MULTILINE | re.IGNORECASE)
@@ -198,7 +200,7 @@ def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     rows: list[bytes] = []
     is_row = predicted = False
     for line in io.BytesIO(content):
-        # Keywords and names are the same in any case.
+        # Keywords and names are case-insensitive.
         name = line.strip().lower()
         if name.startswith((b"loop_", b"_", b"data_", b"stop_", b"save_")):
             name = name.removeprefix(b"loop_").lstrip()
@@ -217,7 +219,7 @@ def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     longest = max(rows, key=len)
     if len(longest) > _LONGEST_ROW:
         raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
-    # biotite takes 1,500 bytes for an atom while it parses, of its arrays 110 remain. Rows of several lines stay whole.
+    # Parse in parts: biotite needs 1,500 bytes per atom for parsing, its arrays 110. Rows that span lines stay whole.
     size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
     parts = []
     for start in range(0, len(rows), size):
@@ -231,14 +233,14 @@ def _first_model(atoms: Any, predicted: bool) -> _Read:
 
 
 def _of_columns(path: Path, rows: Any) -> Any:
-    """Atoms of mmCIF's atom_site. Raises DataError if a column is missing that has no default."""
+    """Return the atoms of mmCIF's atom_site. Raises DataError if a column without a default is missing."""
     names = {name.lower(): name for name in rows}
     fields = {}
     for field, (columns, _, _) in _COLUMNS.items():
         known = [names[column.lower()] for column in columns if column.lower() in names]
         if field in _NEEDED and not known:
             raise DataError(f"{path}: its atoms have no {' or '.join(columns)}; save it with that column")
-        # '.' and '?' are masked: the row's value is another column's, or the default.
+        # '.' and '?' are masked: another column of the row gives the value, otherwise the default.
         fields[field] = np.full(rows.row_count, "")
         for column in reversed(known):
             texts = rows[column].as_array(str, masked_value="")
@@ -252,7 +254,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
         field: np.where(values == "", str(defaults[field]), values).astype(type(defaults[field]))
         for field, values in texts.items()
     }
-    # NumPy gives each of a million names the room of the longest, four bytes a letter.
+    # NumPy pads every string to the longest, at four bytes per letter, so one long name would fill memory.
     if max(values.itemsize for values in typed.values()) > 4 * 32:
         raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
     atoms = struc.AtomArray(len(typed["x"]))
@@ -265,10 +267,10 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
 
 def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
-        """Refuse an encoding by the length that it says its data will have: of these, a few bytes may say much."""
+        """Refuse an encoding by its declared length: a few bytes may declare gigabytes of data."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):
             size = node.get("srcSize")
-            if not isinstance(size, int) or size > 2 * section.max_atoms:  # of runs, a number and a length each
+            if not isinstance(size, int) or size > 2 * section.max_atoms:  # run-length: a value and a length per run
                 raise _too_large(path, section)
         return node
 

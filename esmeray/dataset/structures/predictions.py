@@ -1,9 +1,9 @@
-"""Predicted structures, by sequence, under the fingerprint of their predictor.
+"""Cache of predicted structures by sequence, per fingerprint of the predictor.
 
-They are shards of :mod:`esmeray.dataset.embeddings.cache`: 26 bytes a residue, written by any number of processes,
-bounded.
+Structures are stored in shards of :mod:`esmeray.dataset.embeddings.cache`, 26 bytes per residue. Any number of
+processes can write, and the size of the cache can be bounded.
 
-Shape legend: N sequences, L residues of one.
+Shape legend: N sequences, L residues of a sequence.
 """
 
 import time
@@ -22,26 +22,26 @@ from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.section import DataSection
 
 FAILURE_FILE = "failure.txt"
-"""In the cache while whoever predicts has given up: why."""
+"""File in the cache with the reason why the predictor gave up."""
 _POLL_S, _LOOK_S, _PATIENCE_S = 0.5, 10.0, 1800.0
-"""Between looks of one that waits, between those of one that does not, and until waiting ends."""
+"""Seconds between polls while waiting, between polls without waiting, and until waiting times out."""
 
 
 class Predicted(NamedTuple):
-    """(L, 4, 3) N, CA, C and O in Å, and (L,) pLDDT, 0 to 100."""
+    """(L, 4, 3) N, CA, C and O in Å, and (L,) pLDDT from 0 to 100."""
 
     coordinates: NDArray[np.floating]
     confidence: NDArray[np.floating]
 
 
 class PredictedStructures:
-    """Cached structures by key of the sequence, for training.
+    """Cached structures for training, by key of the sequence.
 
     Args:
-        cache: folder of one predictor's shards, or of such folders where there is one.
-        on_miss: for a sequence that has none. error: refuse; null: it has none, until somebody writes it; wait: until
-            somebody writes it.
-        longest: residues of a sequence that is waited for.
+        cache: folder of one predictor's shards, or a folder that contains it.
+        on_miss: behaviour for a sequence without a structure. error: refuse it; null: train without it until it is
+            predicted; wait: wait until it is predicted.
+        longest: maximum residues of a sequence to wait for.
     """
 
     def __init__(
@@ -53,35 +53,36 @@ class PredictedStructures:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the wanted structures that were there at once."""
+        """Share of the requested structures that were available at once."""
         return self._hits / max(1, self._wanted)
 
     def has(self, keys_N2: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(N,) bool: which sequences had a structure when the folder was last looked at."""
+        """Return (N,) bool, True for sequences that had a structure when the folder was last read."""
         return self._features.has(keys_N2)
 
     def of(self, key_12: NDArray[np.uint64], length: int = 0) -> Predicted | None:
-        """The structure of a sequence by its key, (1, 2); None where it has none.
+        """Return the structure of a sequence by its key, (1, 2); None if it has none.
 
-        Raises DataError where it should have one, whoever predicts failed, or nothing came for half an hour.
+        Raises DataError if a required structure is missing, the predictor failed, or no new structure arrived for half
+        an hour.
         """
         self._wanted += 1
         self._hits += int(self.has(key_12).all())
-        # One that is longer is not predicted, so that it would be waited for in vain.
+        # Longer sequences are never predicted, so waiting would not end.
         waits = self._on_miss == "wait" and length <= (self._longest or length)
         deadline = time.monotonic() + _PATIENCE_S
         while not self.has(key_12).all():
             if self._on_miss == "error":
                 raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
             known = len(self._features)
-            # A look lists a folder, maybe on a network: without waiting not at each of thousands of misses.
+            # Reading lists a folder, maybe on a network. Without waiting, don't do it at each of thousands of misses.
             if waits or time.monotonic() > self._looked_s + _LOOK_S:
                 self._open()
             if not waits:
                 break
             if (failure := self._cache / FAILURE_FILE).exists():
                 raise DataError(failure.read_text(encoding="utf-8"))
-            # As long as structures of others come, whoever predicts is at work.
+            # New structures of other sequences show that the predictor is at work.
             if len(self._features) > known:
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() > deadline:
@@ -93,7 +94,7 @@ class PredictedStructures:
         return Predicted(rows[:, :12].reshape(-1, 4, 3), rows[:, 12])
 
     def _open(self) -> None:
-        """Look at what is there now; up to twice more where shards were merged meanwhile, which removes one by one."""
+        """Read the folder's current state. Retry twice if shards were merged meanwhile, which removes files."""
         self._looked_s = time.monotonic()
         for tries_left in (2, 1, 0):
             try:
@@ -104,7 +105,7 @@ class PredictedStructures:
                     raise
 
     def check(self, keys_N2: NDArray[np.uint64]) -> None:
-        """Raise DataError where structures are missing that should be there."""
+        """Raise DataError if required structures are missing."""
         absent = int((~self.has(keys_N2)).sum())
         if absent and self._on_miss == "error":
             raise DataError(
@@ -121,7 +122,7 @@ def predictions_of(data: DataSection) -> PredictedStructures | None:
 
 
 def predictor_folder(cache: Path) -> Path:
-    """The folder of shards that a cache means. Raises DataError where several predictors have one."""
+    """Return the folder with the shards of a cache. Raises DataError if it has several predictors."""
     folders = sorted({shard.parent for shard in cache.glob("*/shard-*.safetensors")})
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
@@ -130,9 +131,9 @@ def predictor_folder(cache: Path) -> Path:
 
 
 def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]) -> None:
-    """Add structures of distinct sequences as one shard. Raises ResourceError where the disk refuses."""
+    """Add structures of distinct sequences as one shard. Raises ResourceError if the disk is full or not writable."""
     keys_N2 = keys(sequences)
-    # Coordinates and confidence in one array: a cache has one of a sequence.
+    # One array for coordinates and confidence, because a cache holds one array per sequence.
     rows = [
         np.column_stack([centred(structure.coordinates).reshape(-1, 12), structure.confidence.astype(np.float16)])
         for structure in structures
@@ -141,13 +142,13 @@ def keep(folder: Path, sequences: Sequence[str], structures: Sequence[Predicted]
 
 
 def keys(sequences: Sequence[str]) -> NDArray[np.uint64]:
-    """(N, 2) of the residues, as stores have them."""
+    """Return (N, 2) keys of the residues, as in stores."""
     return keys_of(sequence.encode("ascii") for sequence in sequences)
 
 
 def centred(coordinates: NDArray[np.floating]) -> NDArray[np.float16]:
-    """(L, 4, 3) as kept: from the mean of the known CA, in fp16."""
-    # From the middle, as fp16 has few digits: 0.004 Å near it, 0.03 Å far from it.
+    """Return (L, 4, 3) coordinates as stored: relative to the mean of the known CA, in fp16."""
+    # Centred, because fp16 has few digits: it rounds by 0.004 Å near the centre, by 0.03 Å far from it.
     known = np.isfinite(coordinates[:, 1, 0])
     middle = coordinates[known, 1].mean(axis=0) if known.any() else 0.0
     return (coordinates - middle).astype(np.float16)

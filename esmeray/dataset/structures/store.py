@@ -1,19 +1,19 @@
-"""A folder of protein structures that training reads: sequences, backbone atoms, confidences, labels, who is held out.
+"""Folder of protein structures for training: sequences, backbone atoms, confidences, labels, and the held-out part.
 
 ======================= ==========================================================================================
 sequences/              a store (:mod:`esmeray.dataset.store.format`) of the residues
-structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å from the mean CA of their record, NaN where not
-                        known, (0, 4, 3) where none is known at all; confidence (R,) fp16, pLDDT, 100 where the
-                        structure was measured; chains (R,) int8; numbers (R,) int32, residue numbers of the files;
+structures.safetensors  coordinates (R, 4, 3) fp16: N, CA, C, O in Å relative to the mean CA of their record, NaN if
+                        unknown, (0, 4, 3) if all are unknown; confidence (R,) fp16, pLDDT, 100 for measured
+                        structures; chains (R,) int8; numbers (R,) int32, residue numbers of the files;
                         labels (N,) int64, -1 for none; parts (N,) int8
-structures.json         written last: what the folder was made of and with, checksums, and a checksum of itself
+structures.json         written last: sources and settings of the folder, checksums, and a checksum of itself
 ======================= ==========================================================================================
 
-That is 31 bytes a residue. fp16 rounds coordinates by 0.004 Å within 16 Å of the middle, by 0.03 Å beyond 64 Å. A
-number is 256 times the residue number, plus the character of its insertion code (52A), 0 for none. Sequences and the
-sample are numbered from 1.
+This takes 31 bytes per residue. fp16 rounds coordinates by 0.004 Å within 16 Å of the centre, by 0.03 Å beyond 64 Å. A
+number is 256 times the residue number, plus the character code of its insertion code (52A), 0 for none. Sequences and
+the sample are numbered from 1.
 
-Shape legend: N records of the store, R residues of all records end to end, L residues of one record.
+Shape legend: N records of the store, R residues of all records, concatenated, L residues of one record.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _ADVICE = "make one with: esmeray data structures --data.source FOLDER --structu
 
 
 class StructureCounts(Counts):
-    """Report of reading structure files: files and chains that were kept, and what was changed or left out."""
+    """Counts of reading structure files: kept files and chains, and all changes and omissions."""
 
     files: int = 0
     chains: int = 0
@@ -67,10 +67,10 @@ class StructureCounts(Counts):
 
 
 class StructureManifest(BaseModel, extra="forbid", frozen=True):
-    """``structures.json``: what the folder was made of, by setting, and with.
+    """Content of ``structures.json``: source files by setting, settings and checksums of the folder.
 
-    ``label_names`` are the classes, by their number in ``labels``; ``sequences_checksum`` is of the store's content,
-    ``checksum`` the identity of all.
+    ``label_names`` are the classes in the order of their numbers in ``labels``. ``sequences_checksum`` is the checksum
+    of the store's content, ``checksum`` the identity of the whole folder.
     """
 
     format: Literal["esmeray-structures"] = "esmeray-structures"
@@ -86,13 +86,13 @@ class StructureManifest(BaseModel, extra="forbid", frozen=True):
 
 @dataclass(frozen=True)
 class Structure:
-    """One chain, or all chains of a complex end to end.
+    """One chain, or all chains of a complex, concatenated.
 
     Attributes:
-        coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN where not known.
+        coordinates: (L, 4, 3) float32, N, CA, C, O in Å; NaN if unknown.
         confidence: (L,) float16, 0 to 100.
         chains: (L,) int8, number of each residue's chain, from 0.
-        numbers: (L,) int32, :func:`packed_number` of each residue; None for residues that are counted from 1.
+        numbers: (L,) int32, :func:`packed_number` of each residue; None for residues numbered from 1.
     """
 
     id: str
@@ -105,30 +105,30 @@ class Structure:
 
     @property
     def packed_numbers(self) -> NDArray[np.int32]:
-        """(L,) :attr:`numbers`, or 1, 2, 3 ... for residues that are counted."""
+        """(L,) :attr:`numbers`, or packed 1, 2, 3 ... if there are none."""
         return np.arange(1, len(self.residues) + 1, dtype=np.int32) * 256 if self.numbers is None else self.numbers
 
     @property
     def residue_labels(self) -> list[str]:
-        """Residue numbers of the file with their insertion codes, e.g. 52A."""
+        """Residue numbers of the file with insertion codes, e.g. 52A."""
         return list(map(residue_label, self.packed_numbers.tolist()))
 
     @classmethod
     def unknown(cls, record: str, residues: str) -> "Structure":
-        """A chain of which residues alone are known."""
-        # A view of one number: a store may have millions of sequences without structures.
+        """Return a chain whose residues are known and whose coordinates are not."""
+        # A broadcast view of one NaN: a store may have millions of sequences without structures.
         nothing = np.broadcast_to(np.float32(np.nan), (len(residues), 4, 3))
         length = len(residues)
         return cls(record, residues, nothing, np.zeros(length, np.float16), np.zeros(length, np.int8), ("A",))
 
 
 def packed_number(number: int, insertion_code: str) -> int:
-    """A residue number with its insertion code, empty for none, as one number that sorts by both."""
+    """Return a residue number with its insertion code (empty for none) as one number that sorts by both."""
     return 256 * number + ord(insertion_code.encode("latin-1") or b"\0")
 
 
 def residue_label(packed: int) -> str:
-    """Text of a :func:`packed_number`, e.g. 52A."""
+    """Return the text of a :func:`packed_number`, e.g. 52A."""
     number, insertion_code = divmod(packed, 256)
     return f"{number}{chr(insertion_code)}" if insertion_code else str(number)
 
@@ -139,7 +139,7 @@ class StructureStore:
     Attributes:
         labels: (N,) int64, -1 for none.
         training, validation: int64 indices of records, each ascending.
-        unknown_records: those that have no structure here.
+        unknown_records: indices of records without a structure in the store.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class StructureStore:
         sequences: Path | None = None,
         predictions: PredictedStructures | None = None,
     ) -> None:
-        """Open the folder and a copy of its sequences; ``predictions`` are of records without a structure of their own.
+        """Open the folder, or its sequences from a copy. ``predictions`` are for records without a structure.
 
-        Raises DataError where the folder is no store, or damaged.
+        Raises DataError if the folder is not a structure store or is damaged.
         """
         self.path = Path(path).absolute()
         self.manifest = read_signed(
@@ -162,7 +162,7 @@ class StructureStore:
         if self.store.checksum != self.manifest.sequences_checksum:
             raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
         arrays = open_arrays(self.path / ARRAYS_FILE)
-        # LMDB checks each block that is read; these are checked here, once, since they are small.
+        # Unlike blocks in LMDB, which are checked when read, these small arrays are checked once, here.
         if arrays_checksum(self.manifest.sequences_checksum, arrays) != self.manifest.checksum:
             raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {MADE_AGAIN}")
         self._arrays: dict[str, NDArray] = arrays
@@ -170,7 +170,7 @@ class StructureStore:
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))
         self._starts = np.cumsum(self.store.lengths, dtype=np.int64) - self.store.lengths
         self._predictions = predictions
-        # Found once, as every batch asks for it.
+        # Computed once, because every batch needs it.
         self._unknown_N = np.ones(len(self.store), dtype=bool)
         if len(self._arrays["coordinates"]):
             self._unknown_N = ~np.logical_or.reduceat(np.isfinite(self._arrays["coordinates"][:, 1, 0]), self._starts)
@@ -180,11 +180,11 @@ class StructureStore:
         return len(self.store)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        """Another process maps the files itself."""
+        """Pickle the paths, so that another process maps the files itself."""
         return partial(StructureStore, self.path, sequences=self.store.path, predictions=self._predictions), ()
 
     def atoms(self, record: int, start: int, length: int) -> tuple[NDArray[np.float16], NDArray, NDArray]:
-        """(length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""
+        """Return (length, 4, 3) coordinates, (length,) confidence and (length,) chains of some residues of a record."""
         first = int(self._starts[record]) + start
         rows = slice(first, first + length)
         chains = self._arrays["chains"][rows]
@@ -193,7 +193,7 @@ class StructureStore:
         if self._predictions is not None:
             key_12 = self.store.sequence_keys(np.array([record]))
             predicted = self._predictions.of(key_12, int(self.store.lengths[record]))
-            # None for a sequence that is trained on without a structure, until somebody has predicted it.
+            # None until it is predicted; the sequence is then trained on without a structure.
             if predicted is not None:
                 own_rows = slice(start, start + length)
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
@@ -202,7 +202,7 @@ class StructureStore:
     def structure(self, record: int) -> Structure:
         residues = self.store.text(record)
         atoms, confidence, chains = self.atoms(record, 0, len(residues))
-        # A store has numbers of chains alone, not the names that their files gave them.
+        # A store has numbers of chains, not the names in the files.
         names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
         first = int(self._starts[record])
         numbers = self._arrays["numbers"][first : first + len(residues)]
@@ -210,8 +210,8 @@ class StructureStore:
 
 
 def write_structures(folder: Path, structures: list[Structure], labels_N: NDArray, parts_N: NDArray) -> None:
-    """Write ``structures.safetensors``, of the store's records in their order."""
-    # Where none has a structure, none is written: 24 bytes a residue of NaN.
+    """Write ``structures.safetensors`` for the store's records, in their order."""
+    # Without any structure, no coordinates are written: they would be 24 bytes of NaN per residue.
     known = any(np.isfinite(structure.coordinates[:, 1, 0]).any() for structure in structures)
     coordinates = [centred(structure.coordinates) for structure in structures if known]
     write_arrays(

@@ -1,8 +1,8 @@
-"""From texts to token ids, for any backbone: the ESM alphabet, Hugging Face's fast tokenizers, or one trained here.
+"""Convert texts to token ids for all backbones: ESM alphabet, Hugging Face's fast tokenizers, or one trained here.
 
-What stands before and after each sequence (<cls>, </s> ...) is kept apart, so that a cropped sequence gets it too.
+Special tokens before and after a sequence (<cls>, </s> ...) are kept separately, so that cropped sequences get them.
 
-Shape legend: N texts, T tokens of all of them.
+Shape legend: N texts, T tokens of all texts.
 """
 
 import hashlib
@@ -33,20 +33,20 @@ from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model
 from esmeray.dataset.tokens.unknown import ALL_KNOWN
 
 _ESM = "esm"
-"""Result of :func:`_automatic` for the ESM alphabet: no hub name, which has an owner."""
+"""Source name of the ESM alphabet. It can't be a hub name, which would have an owner."""
 
 _LONG_PROTEIN = 50 * AMINO_ACIDS
-"""WordPiece takes words of more than a hundred letters for unknown, however many of them it knows."""
+"""Test protein for tokenizers: WordPiece treats words of more than a hundred letters as unknown."""
 
 _TRAINING_FILE = "training.json"
-"""The settings of a trained tokenizer, beside it."""
+"""File with the settings of a trained tokenizer, in its folder."""
 
 PADDING_TOKEN, END_TOKEN = "<|pad|>", "<|endoftext|>"
 _NUM_BYTES = 256
 
 
 class EsmSequenceTokenizer:
-    """The ESM alphabet, by :mod:`esmeray.dataset.tokens.esm`'s tables; attributes as of HuggingFaceTokenizer."""
+    """The ESM alphabet, by the tables of :mod:`esmeray.dataset.tokens.esm`; for attributes see HuggingFaceTokenizer."""
 
     fingerprint = hashlib.sha256(" ".join(esm.VOCABULARY).encode()).hexdigest()
     prefix: tuple[int, ...] = (esm.CLS,)
@@ -60,9 +60,9 @@ class EsmSequenceTokenizer:
     one_token_per_residue = True
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ids of N texts end to end, (T,), and (N,) how many each has: one a residue."""
+        """Return the ids of N texts, concatenated, (T,), and the number per text, (N,): one per residue."""
         joined = "".join(texts)
-        # All texts at once by the table; one character that it lacks and all take the way of any text.
+        # All texts at once by table lookup. If any character is missing from it, all texts take the slower way.
         if joined.isascii():
             ids_T = esm.RESIDUE_TABLE[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if not (ids_T == esm.UNK).any():
@@ -70,7 +70,7 @@ class EsmSequenceTokenizer:
         return end_to_end([esm.encode(text)[1:-1] for text in texts])
 
     def save(self, folder: Path, **settings: int) -> None:
-        """Write vocab.txt and the config of an ``EsmTokenizer`` with these settings."""
+        """Write vocab.txt and the configuration of an ``EsmTokenizer`` with these settings."""
         from transformers import EsmTokenizer
 
         vocabulary = folder / "vocab.txt"
@@ -84,20 +84,20 @@ SequenceTokenizer = EsmSequenceTokenizer | HuggingFaceTokenizer
 def load_tokenizer(
     section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path
 ) -> SequenceTokenizer:
-    """The tokenizer that the settings mean.
+    """Return the tokenizer selected by the settings.
 
     Args:
-        backbone_source: ``model.backbone.source``, whose tokenizer 'auto' takes.
-        training_texts: gives the texts that 'train' learns from; called only if need be.
-        folder: where a trained tokenizer is kept and found again, one for each set of training texts.
+        backbone_source: ``model.backbone.source``; 'auto' uses its tokenizer.
+        training_texts: returns the texts to train on; called only for source 'train' if no trained one exists.
+        folder: folder of the trained tokenizer, specific to a set of training texts.
 
-    Raises ConfigError where there is no such tokenizer, or it does not fit the content; ResourceError where the hub
-    can't be reached, or the folder can't be written.
+    Raises ConfigError if there is no such tokenizer or it does not match the content; ResourceError if the hub is
+    unreachable or the folder is not writable.
     """
     source, spaced = section.source, section.spaced
     if source == "auto":
         source = _automatic(section, backbone_source)
-    # Letters of a text are no residues, however the vocabulary looks.
+    # Letters of a text are not residues, even if the vocabulary consists of single letters.
     if section.content == "text" and spaced == "auto":
         spaced = False
     tokenizer: SequenceTokenizer
@@ -118,25 +118,25 @@ def load_tokenizer(
 
 
 def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> SequenceTokenizer:
-    """The tokenizer of a local folder or a hub name, the ESM alphabet or a fast tokenizer; runs no code of theirs.
+    """Open the tokenizer of a local folder or a hub name: the ESM alphabet or a fast tokenizer. Runs no remote code.
 
-    ``spaced`` auto puts blanks between residues where the vocabulary consists of single letters and knows the residues
-    only as words, or where it was saved so; ``key`` is the setting, for messages. Raises ConfigError where there is no
-    such tokenizer, ResourceError where the hub can't be reached.
+    ``spaced`` auto puts blanks between residues if the vocabulary consists of single letters and knows residues only as
+    separate words, or if the tokenizer was saved that way. ``key`` is the setting, for messages. Raises ConfigError if
+    there is no such tokenizer, ResourceError if the hub is unreachable.
     """
     folder = model_folder(str(folder_or_hub), TOKENIZER_PATTERNS, key, TOKENIZER_FILE)
     return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
 
 
 def _automatic(section: TokenizerSection, backbone_source: str) -> str:
-    # A model that was trained before has its own tokenizer, in its folder or, by owner/name, on the hub.
+    # A trained model has its own tokenizer, in its folder or, for owner/name, on the hub.
     if local_folder(backbone_source, "model.backbone.source") is not None or "/" in backbone_source:
         return backbone_source
     return _ESM if section.content == "protein" or backbone_source.startswith("esm") else "train"
 
 
 def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_KEY) -> None:
-    """Refuse a tokenizer that does not know the 20 amino acids, listing those that it lacks. Raises ConfigError."""
+    """Raise ConfigError if a tokenizer does not know the 20 amino acids; the message lists the missing ones."""
     if isinstance(tokenizer, EsmSequenceTokenizer) or tokenizer.one_token_per_residue or tokenizer.knows(_LONG_PROTEIN):
         return
     unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
@@ -149,7 +149,7 @@ def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_K
 
 def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path) -> HuggingFaceTokenizer:
     folder = folder.absolute()
-    # The texts are not among them: the folder is one of a set of texts already.
+    # Without the texts, because the folder is already specific to a set of texts.
     facts = {"vocabulary_size": vocabulary_size}
     with exclusive(folder):
         if not (folder / _TRAINING_FILE).is_file() or read_settings(folder / _TRAINING_FILE, SOURCE_KEY) != facts:
@@ -161,12 +161,13 @@ def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], 
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
-    """Byte-pair encoding of bytes (Radford et al. 2019), learnt from these texts: nothing is ever unknown.
+    """Train a byte-level BPE tokenizer (Radford et al. 2019) on texts. All bytes are in its vocabulary.
 
-    Text is split into words and normalised (NFC) by the pipeline of Qwen2, which ``AutoTokenizer`` takes instead of any
-    other beside a Qwen2. What looks like a special token in a text is taken as text. The same texts give the same
-    tokens. ``vocabulary_size`` counts the 256 bytes, the padding and the end token; few texts give fewer. Raises
-    ConfigError where it can't hold all bytes.
+    Text is split into words and normalized (NFC) by the pipeline of Qwen2, because ``AutoTokenizer`` uses that pipeline
+    for every Qwen2 model. Special tokens that occur in a text are treated as text. Equal texts give an equal tokenizer.
+
+    ``vocabulary_size`` includes the 256 bytes, the padding and the end token; few texts give fewer tokens. Raises
+    ConfigError if it can't hold all bytes.
     """
     from tokenizers.processors import TemplateProcessing
     from transformers import Qwen2Tokenizer
@@ -180,7 +181,7 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
         )
     names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
     empty: Any = Qwen2Tokenizer(vocab=special, merges=[], split_special_tokens=True, **names)
-    # Pairs that occur once would be a record's own words, and no help with others.
+    # Pairs that occur once are words of a single record and don't help with others.
     learnt = empty.train_new_from_iterator(texts, vocabulary_size, min_frequency=2, show_progress=False)
     learnt.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {END_TOKEN}", pair=None, special_tokens=[(END_TOKEN, special[END_TOKEN])]
@@ -192,14 +193,14 @@ def _is_esm(folder: Path, key: str) -> bool:
     """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
     named = folder / TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
-    # Where no class is named, transformers goes by the type of the model, too.
+    # If no class is named, use the model type, as transformers does.
     kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None
     if kind is None and model.is_file() and read_settings(model, key).get("model_type") == "esm":
         kind = "EsmTokenizer"
     if kind != "EsmTokenizer":
         return False
     vocabulary = folder / "vocab.txt"
-    # A class of that name with other tokens would be tokenized by our table, and give wrong ids without a word.
+    # An EsmTokenizer with another vocabulary would silently get wrong ids from the ESM table.
     if vocabulary.is_file() and tuple(vocabulary.read_text(encoding="utf-8").split()) != esm.VOCABULARY:
         raise ConfigError(f"{key}: {vocabulary} is not ESM-2's vocabulary of {len(esm.VOCABULARY)} tokens")
     return True

@@ -1,10 +1,10 @@
-"""Hugging Face's fast tokenizers as makers of token ids: of a local folder or the hub, with none of their code run.
+"""Token ids by Hugging Face's fast tokenizers, from a local folder or the hub, without running remote code.
 
-Ids are those of transformers' ``AutoTokenizer``. Protein models of ProtTrans (ProtBERT, ProtT5; Elnaggar et al. 2021)
-have one word a residue: they get upper case, blanks between residues, and X for U, Z, O and B, as their cards want.
-transformers and tokenizers are imported where they are needed: loader processes get by without.
+Ids are the same as with transformers' ``AutoTokenizer``. ProtTrans models (ProtBERT, ProtT5; Elnaggar et al. 2021) have
+one word per residue. They need upper case, blanks between residues, and X for U, Z, O and B, as their model cards say.
+transformers and tokenizers are imported on use, because loader processes don't need them.
 
-Shape legend: N texts, T tokens of all of them.
+Shape legend: N texts, T tokens of all texts.
 """
 
 import copy
@@ -47,27 +47,27 @@ _SPACED_KEY = "esmeray_spaced"
 
 _RARE_TO_X = str.maketrans("UZOB", "XXXX")
 _LETTERS = string.ascii_uppercase + GAPS
-"""Letters that a sequence may hold where it does not come from a store."""
+"""Letters that a sequence may have if it does not come from a store."""
 _MASKED = "\0"
-"""Stands for :data:`MASK_TEXT` in a text that the table reads: one character, as one token."""
+"""Stand-in for :data:`MASK_TEXT` in the table lookup: one character for one token."""
 _ROLES = {"unk": "unk", "cls": "cls|bos|s|start", "sep": "sep|eos|/s|end|stop", "pad": "pad", "mask": "mask"}
-"""Names of special tokens in vocabularies, between their brackets, by their role in a BERT."""
+"""Names of special tokens in vocabularies, without brackets, by their role in BERT."""
 _WORD_MARKS = ("▁", "Ġ", "##")
-"""Marks that sentencepiece, byte-level BPE and WordPiece put before a token to say whether a word starts."""
+"""Word marks that sentencepiece, byte-level BPE and WordPiece put before a token."""
 
 
 class HuggingFaceTokenizer:
-    """A fast tokenizer of transformers, a ``TokenizersBackend`` whose special tokens do not depend on the text.
+    """A fast tokenizer of transformers (``TokenizersBackend``) whose special tokens do not depend on the text.
 
     Attributes:
         spaced: put blanks between the characters of a text, in upper case, with X for U, Z, O and B.
-        fingerprint: hex, the same for tokenizers that give the same ids.
-        prefix, suffix: ids that stand before and after every sequence.
-        pad: id that fills padded batches; no attention looks at it.
-        unknown: id of what the vocabulary lacks, or None where nothing is ever unknown.
-        mask: id of a hidden residue, or None where the vocabulary has none.
-        vocabulary_size: the largest id is below it.
-        one_token_per_residue: whether a protein of L residues always gives L tokens. The vocabulary then has the 20
+        fingerprint: hex; equal for tokenizers that give equal ids.
+        prefix, suffix: ids before and after every sequence.
+        pad: id that fills padded batches; attention ignores it.
+        unknown: id of the unknown token, or None if the vocabulary covers all text.
+        mask: id of a masked residue, or None if the vocabulary has none.
+        vocabulary_size: the largest id plus 1.
+        one_token_per_residue: True if a protein of L residues always gives L tokens. The vocabulary then has the 20
             amino acids; any other letter that it lacks is one unknown token.
         known: letters that have a token.
         unknown_letters: the other letters of a clean sequence, and the text of the unknown token.
@@ -76,23 +76,23 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", spaced: bool) -> None:
         self.spaced = spaced
         self._tokenizer: Any = tokenizer
-        # A copy, since what is saved should truncate and pad as it did.
+        # A copy without truncation and padding, so that saving keeps the original settings.
         self._backend: Any = copy.deepcopy(self._tokenizer.backend_tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = self._tokenizer.split_special_tokens
         self.prefix, self.suffix = _around(self._backend)
         model = self._tokenizer.backend_tokenizer.model
-        # Byte-level vocabularies know all, whatever the tokenizer's config names as its unknown token.
+        # Byte-level vocabularies cover all text, even if the configuration names an unknown token.
         knows_all = type(model).__name__ == "BPE" and model.unk_token is None
         self.unknown: int | None = None if knows_all else self._tokenizer.unk_token_id
-        # Its padding token, or any other that stands for no text; attention never looks at it.
+        # The padding token, or another one without text; attention ignores it.
         padding = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         self.pad = next(int(index) for index in padding if index is not None)
         self.mask: int | None = getattr(self._tokenizer, "mask_token_id", None)
-        # No text gives the token of a blank line at the end of a vocabulary.
+        # Skip the empty token, which comes from a blank last line in a vocabulary file.
         self.vocabulary_size = max(index for token, index in self._tokenizer.get_vocab().items() if token) + 1
-        # Without an X of its own, a vocabulary may still have the letters that X would replace.
+        # If the vocabulary has no X, keep the rare letters, which it may have.
         self._rare_to_x = _RARE_TO_X
         if not self.knows("X"):
             self._rare_to_x = {}
@@ -101,25 +101,25 @@ class HuggingFaceTokenizer:
         self.one_token_per_residue = self._table is not None
         letters = "".join(sorted({*STORE_ALPHABET} - {*self.known})) if self.one_token_per_residue else ""
         self.unknown_letters = UnknownLetters(letters, "" if self.unknown is None else str(self._tokenizer.unk_token))
-        # All that ids depend on, and no name: two folders with the same tokenizer share the tokens of a store.
+        # Everything that ids depend on, without names: equal tokenizers in two folders share the tokens of a store.
         settings = [self._backend.to_str(), self.prefix, self.suffix, spaced, self._backend.encode_special_tokens]
-        settings += letters  # the table has an id for each, which the file does not say
+        settings += letters  # the table maps these letters to the unknown token, which the file does not say
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ids of N texts end to end, (T,), without prefix and suffix, and (N,) how many each has.
+        """Return the ids of N texts, concatenated, (T,), without prefix and suffix, and the number per text, (N,).
 
-        Raises DataError for a letter that the vocabulary lacks, if it has no unknown token.
+        Raises DataError for a letter that is not in the vocabulary, if there is no unknown token.
         """
         if self._table is not None and any(MASK_TEXT in text for text in texts):
             texts = [text.replace(MASK_TEXT, _MASKED) for text in texts]
         joined = "".join(texts)
         if self._table is not None and joined.isascii():
-            # By the table, which takes a hundredth of the time.
+            # Table lookup takes a hundredth of the time.
             ids_T = self._table[np.frombuffer(joined.encode("ascii"), dtype=np.uint8)]
             if (ids_T >= 0).all():
                 return ids_T, sequence_lengths(texts)
-        # Byte-pair encoding leaves out in silence what the other models refuse by a bare exception.
+        # Report unknown letters first: BPE would silently drop them, other models raise a bare exception.
         if self._table is not None and self.unknown is None:
             self.unknown_letters.report(texts)
         return self._encode(texts)
@@ -129,7 +129,7 @@ class HuggingFaceTokenizer:
         return end_to_end([encoding.ids for encoding in encodings])
 
     def _attempt(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The ids of :meth:`encode`; none at all if the tokenizer lacks a letter and has no unknown token."""
+        """Return the ids of :meth:`encode`, or no ids if a letter is unknown and there is no unknown token."""
         try:
             return self._encode(texts)
         except Exception:  # noqa: BLE001 - the tokenizers library raises nothing else
@@ -143,13 +143,13 @@ class HuggingFaceTokenizer:
         path.write_text(json.dumps({**settings, _SPACED_KEY: self.spaced}, indent=2) + "\n", encoding="utf-8")
 
     def knows(self, letters: str) -> bool:
-        """Return whether each of these residues has a token, and none is unknown."""
+        """Return whether every one of these residues has a token other than the unknown token."""
         ids = self._attempt([letters])[0].tolist()
         return bool(ids) and self.unknown not in ids
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Texts of the tokens by id; a residue is its letter, without the mark of a word."""
+        """Texts of the tokens by id; a residue is its letter, without a word mark."""
         texts = {index: token for token, index in self._tokenizer.get_vocab().items()}
         if self._table is not None:
             texts |= {int(self._table[ord(letter)]): letter for letter in AMINO_ACIDS}
@@ -159,14 +159,14 @@ class HuggingFaceTokenizer:
         return " ".join(text.upper().translate(self._rare_to_x)) if self.spaced else text
 
     def _residue_table(self) -> NDArray[np.int32] | None:
-        """(256,) the id of each letter, -1 for any other byte; None if it takes more than a table, or an amino acid is
-        unknown.
+        """Return (256,) the id of each letter, -1 for other bytes. None if ids depend on more than the letter, or if an
+        amino acid is unknown.
 
-        Tried out on every pair of known letters and on a long protein: there is nothing else that an id could depend
+        Verified on every pair of known letters and on a long protein, which covers all context that an id could depend
         on.
         """
         ids, lengths = self._attempt([*self.known])
-        # First the cheap look: most tokenizers of text end here.
+        # The cheap test first, which rejects most text tokenizers.
         if not {*AMINO_ACIDS} <= {*self.known} or lengths.size == 0 or (lengths != 1).any():
             return None
         table = np.full(256, -1, dtype=np.int32)
@@ -184,29 +184,29 @@ class HuggingFaceTokenizer:
 
 
 def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
-    """The fast tokenizer of a local folder; see :func:`esmeray.dataset.tokens.base.open_tokenizer`."""
+    """Open the fast tokenizer of a local folder; see :func:`esmeray.dataset.tokens.base.open_tokenizer`."""
     saved = folder / TOKENIZER_CONFIG_FILE
     if spaced == "auto" and saved.is_file():
         spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
     automatic = _auto_tokenizer(folder, key)
     if not _has_single_letters(automatic):
         return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
-    # A setting, or what was saved with the tokenizer, is not second-guessed.
+    # An explicit setting, or the one saved with the tokenizer, is final.
     blanks = (False, True) if spaced == "auto" else (spaced,)
     tokenizers = []
     for reading, between in itertools.product(_readings(folder, automatic, key), blanks):
         tokenizers.append(HuggingFaceTokenizer(reading, between))
         if tokenizers[-1].one_token_per_residue:
             break
-    # Otherwise the first that knows the most, so that a refusal names the letters that no reading finds.
+    # If none has one token per residue, return the one that knows most letters, for a precise error message.
     return max(tokenizers, key=lambda tokenizer: (tokenizer.one_token_per_residue, len(tokenizer.known)))
 
 
 def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
-    """The ways of reading a vocabulary of single letters: as transformers does, by letter case, as the file stands.
+    """Yield ways to read a vocabulary of single letters: as transformers does, with both letter cases, as in the file.
 
-    transformers lower-cases for a BERT whose folder does not say otherwise. It takes its own pre-tokenizer of T5, which
-    marks the start of a word, instead of the one in the tokenizer.json of a T5 for proteins (Ankh).
+    transformers lower-cases text for a BERT unless its folder says otherwise. For T5 it uses its own pre-tokenizer,
+    which marks the start of a word, and ignores the one in the tokenizer.json of a protein T5 (Ankh).
     """
     special = _special_tokens(automatic)
     for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
@@ -216,15 +216,15 @@ def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, Any]:
-    """Special tokens as the vocabulary spells them, e.g. ``<unk>``, if the tokenizer would add its own spelling.
+    """Return special tokens as the vocabulary spells them, e.g. ``<unk>``, if the tokenizer would add another spelling.
 
-    An added token has an id beyond the embedding. None for an unknown, padding or mask token that is not there.
+    An added token would have an id beyond the embedding. A missing unknown, padding or mask token becomes None.
     """
     own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     names = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
     spellings = {role: names[name] for role, known in _ROLES.items() for name in known.split("|") if name in names}
     added = [role for role in _ROLES if str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}]
-    # One that stands around a sequence can't be left out.
+    # Tokens around a sequence can't be left out.
     return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
 
 
@@ -239,10 +239,10 @@ def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **set
             f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
             f"folder with a {TOKENIZER_FILE}"
         )
-    # A flipped bit may leave a tokenizer that opens and gives other ids.
+    # A flipped bit may leave a readable tokenizer with other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
         verified(path)
-    # Warnings about a tokenizer that is refused, or read in another way next, would confuse.
+    # Silenced, because warnings would be confusing if the tokenizer is refused or read in another way.
     with quiet_transformers():
         try:
             kind = getattr(transformers, reader)
@@ -255,19 +255,19 @@ def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **set
 
 
 def end_to_end(ids: Sequence[Sequence[int] | NDArray[np.integer]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(T,) the ids of N texts end to end, and (N,) how many each has."""
+    """Return the ids of N texts, concatenated, (T,), and the number per text, (N,)."""
     lengths_N = sequence_lengths(ids)
     return np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths_N.sum())), lengths_N
 
 
 def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer puts before and after a text; raises ConfigError where it puts them elsewhere."""
+    """Return the ids that the tokenizer puts before and after a text. Raises ConfigError for ids at other positions."""
     try:
         encoding = backend.encode("A", add_special_tokens=True)
     except Exception:  # noqa: BLE001 - neither A nor an unknown token: a reading that knows no residues is not taken
         return (), ()
     own = backend.encode("A", add_special_tokens=False).ids
-    # A vocabulary may have no token for the text, not even an unknown one.
+    # A vocabulary may have no token for the text, not even an unknown token.
     first = encoding.special_tokens_mask.index(0) if own else 0
     prefix, suffix = encoding.ids[:first], encoding.ids[first + len(own) :]
     if [*prefix, *own, *suffix] != encoding.ids:
@@ -278,13 +278,13 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _has_single_letters(tokenizer: Any) -> bool:
-    """Return whether no token but special ones has more than one character."""
+    """Return whether all tokens except special ones have at most one character."""
     special = {*tokenizer.all_special_tokens, *tokenizer.added_tokens_encoder}
     return all(len(_letters(token)) <= 1 for token in tokenizer.get_vocab() if token not in special)
 
 
 def _letters(token: str) -> str:
-    """The token without the mark of a word's start; nothing of what looks like <a special token> or [ANOTHER]."""
+    """Return the token without its word mark; empty for what looks like <a special token> or [ANOTHER]."""
     if len(token) > 2 and (token[0], token[-1]) in (("<", ">"), ("[", "]")):
         return ""
     for mark in _WORD_MARKS:

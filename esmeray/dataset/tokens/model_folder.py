@@ -1,6 +1,6 @@
-"""Hugging Face models as files: a local folder or a name on the hub, fetched and read as data.
+"""Hugging Face models as files: fetch and read local folders or names on the hub as data.
 
-Nothing is imported or unpickled: patterns name what is fetched, and config.json is read as JSON before any class.
+Nothing is imported or unpickled. Patterns select the files to fetch, and config.json is read as plain JSON.
 """
 
 import re
@@ -17,17 +17,17 @@ from esmeray.run_folder.paths import EXPORT, METRICS
 
 CONFIG_FILE = "config.json"
 LEFT_OUT = re.compile(r"(checkpoints|wandb|monitoring)/.*|.*\.(bin|pt|pth|ckpt|pkl)")
-"""Files of a model by URI that are not fetched."""
+"""Files of a model at a URI that are not fetched: checkpoints, logs and pickles."""
 
 
 def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | None:
-    """The folder of the model that ``source`` names, a run's export for a run; None if it is no path.
+    """Return the local folder of the model ``source``, or None if it is not a path.
 
-    ``key`` and ``wanted``, a file, are for messages. Of a URI a copy, without pickles and a run's checkpoints. Raises
-    ConfigError where it is a file, a path that is not there, or a run without an export.
+    For a run, this is its export; for a URI, a local copy without pickles and a run's checkpoints. ``key`` and
+    ``wanted`` (a file) are for messages. Raises ConfigError for a file, a missing path, or a run without an export.
     """
     path = local_path(source, lambda name: not LEFT_OUT.fullmatch(name))
-    # A run is a model wherever one is named, so that its weights can be trained further as well as embedded with.
+    # A run can be used wherever a model is expected, to train its weights further or to embed.
     if (path / EXPORT).is_dir():
         return path / EXPORT
     if (path / METRICS).is_file():
@@ -39,22 +39,22 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
         return path
     if path.exists():
         raise ConfigError(f"{key}: {source} is a file; give the folder that holds {wanted}")
-    # A folder of runs is no owner on the hub, which would be asked for long where it can't be reached.
+    # A name in a folder of runs is not a hub name. Asking the hub would take long if it is unreachable.
     runs = {file.parent.name for file in path.parent.glob(f"*/{METRICS}")}
-    if runs and "/" in source:  # in the folder of runs a size's name is still one
+    if runs and "/" in source:  # without a slash, it may still be the name of a model size
         raise ConfigError(f"{key}: there is no run {source}{did_you_mean(path.name, runs)}")
-    # What is plainly a path is not asked for on the hub, whose names have one slash.
+    # Hub names have one slash, so don't ask the hub for anything that is clearly a path.
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise ConfigError(f"{key}: there is no folder {source}")
     return None
 
 
 def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
-    """Local folder of those files of a repository (owner/name) on the hub that match the globs; fetches no others.
+    """Fetch the files of a hub repository (owner/name) that match the globs; return their local folder.
 
-    Raises ConfigError where there is no such public model, ResourceError where the hub can't be reached.
+    Raises ConfigError if there is no such public model, ResourceError if the hub is unreachable.
     """
-    # Here, since few need them, and importing them takes a while.
+    # Imported here, because few callers need them and they are slow to import.
     import httpx
     from huggingface_hub import errors, snapshot_download
 
@@ -62,19 +62,19 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
-    # Refused, timed out, offline mode, proxy: of any type, since the hub chooses its HTTP client.
+    # Refused, timed out, offline, proxy: the exception's type depends on the hub's HTTP client.
     except Exception as error:
-        # A local one is of the cache alone: it is not known whether the hub has the file.
+        # LocalEntryNotFoundError only means that the cache lacks the file; the hub may have it.
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise ConfigError(f"{key}: {name} on the hub has no {patterns[0]}") from error
-        with naming_variables():  # which may be the reason
+        with naming_variables():  # environment variables may be the reason
             httpx.Client().close()
         unreachable = f"{key}: {name} is not in the local cache and the hub can't be reached; {advice}"
         raise ResourceError(unreachable) from error
 
 
 def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = CONFIG_FILE) -> Path:
-    """The local folder itself, or what a repository on the hub holds of these files.
+    """Return a local folder as it is, or fetch the matching files of a hub repository.
 
     Raises ConfigError or ResourceError as :func:`local_folder` and :func:`fetch`.
     """
@@ -86,8 +86,8 @@ def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = C
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' loading report and progress bars: what matters of it is checked and raised here."""
-    from transformers.utils import logging  # here: it takes seconds
+    """Silence transformers' loading report and progress bars: relevant problems are checked and raised here."""
+    from transformers.utils import logging  # imported here, because it takes seconds
 
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
@@ -102,7 +102,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def check_model(source: str, key: str) -> None:
-    """Refuse a folder or hub name without a config.json, of which no more than that is fetched.
+    """Raise an error if a folder or hub name has no config.json. Fetches only that file.
 
     Raises as :func:`model_folder`.
     """
@@ -110,9 +110,9 @@ def check_model(source: str, key: str) -> None:
 
 
 def read_settings(path: Path, key: str) -> dict[str, Any]:
-    """A JSON file as data, no class named in it is looked up.
+    """Read a JSON file as data, without looking up the classes that it names.
 
-    Raises ConfigError where it is missing, DataError where it is damaged or no dictionary.
+    Raises ConfigError if it is missing, DataError if it is damaged or not a dictionary.
     """
     if not path.is_file():
         raise ConfigError(f"{key}: {path.parent} has no {path.name}; give a Hugging Face model folder")

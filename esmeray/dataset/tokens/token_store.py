@@ -1,12 +1,15 @@
-"""The tokens of every record of a store, on disk: made once for each store and tokenizer, then sliced from a map.
+"""Tokens of all records of a store on disk: made once per store and tokenizer, then read from a memory map.
 
-Tokenizing text takes longer than reading its tokens, and how long a text is in tokens must be known before batches are
-planned. ``manifest.json`` says what the folder holds and carries a SHA-256 of itself; ``tokens.bin`` is the ids of all
-records end to end in the smallest unsigned type that holds the vocabulary, and ``lengths.bin`` uint32 how many each
-has; both little-endian and without special tokens around a record. The folder's name is made of the checksum of the
-store and the fingerprint of the tokenizer.
+Tokenizing takes longer than reading tokens, and planning batches needs the number of tokens of each text. The folder's
+name is built from the checksum of the store and the fingerprint of the tokenizer. It holds:
 
-Shape legend: N records, L tokens of one record, T tokens of all of them.
+- ``manifest.json``: the description of the folder, with a SHA-256 of itself
+- ``tokens.bin``: the ids of all records, concatenated, in the smallest unsigned type that holds the vocabulary
+- ``lengths.bin``: the number of tokens per record, uint32
+
+Both binary files are little-endian. Special tokens around a record are not stored.
+
+Shape legend: N records, L tokens of one record, T tokens of all records.
 """
 
 from contextlib import suppress
@@ -32,13 +35,13 @@ TOKENS_FILE = "tokens.bin"
 LENGTHS_FILE = "lengths.bin"
 
 _BLOCK_BYTES = 4 << 20
-"""Residues or UTF-8 that are tokenized at once: enough for every core, and little memory."""
+"""Bytes of residues or UTF-8 that are tokenized at once: enough work for all cores, and little memory."""
 
 _REMEDY = "remove the folder, so that the tokens are made again"
 
 
 class TokenManifest(BaseModel, extra="forbid", frozen=True):
-    """``manifest.json``; ``dtype`` as NumPy writes it."""
+    """Content of ``manifest.json``; ``dtype`` is a NumPy type string."""
 
     format: Literal["esmeray-tokens"] = "esmeray-tokens"
     format_version: Literal[1] = 1
@@ -55,19 +58,19 @@ class TokenManifest(BaseModel, extra="forbid", frozen=True):
 
 
 class TokenStore:
-    """Read access to the tokens; a pickle carries the path and the manifest, each process maps the files itself.
+    """Read access to tokens. A pickle holds the path and the manifest; each process maps the files itself.
 
-    The manifest's ``prefix`` and ``suffix`` belong before and after each record; :meth:`piece` leaves them out.
+    :meth:`piece` returns tokens without the manifest's ``prefix`` and ``suffix``, which belong around each record.
     """
 
     def __init__(self, path: Path | str, verify: Literal["full", "quick"] = "full") -> None:
-        """Check the manifest and the files' sizes, in full their checksums as well; map nothing yet.
+        """Check the manifest and the files' sizes, and with ``verify`` full also their checksums. Nothing is mapped.
 
-        Raises DataError where it is no token store, one of another format version, or damaged.
+        Raises DataError if the folder is not a token store, is damaged or of another format version.
         """
         self.path = Path(path).absolute()
         self.manifest = read_signed(self.path / MANIFEST_FILE, TokenManifest, _REMEDY, "token store")
-        # Sizes before anything is mapped: reading past the end of a truncated file would end the process by a signal.
+        # Sizes before mapping: reading past the end of a truncated file would end the process by a signal.
         tokens_bytes = self.manifest.num_tokens * np.dtype(self.manifest.dtype).itemsize
         for name, num_bytes, checksum in (
             (TOKENS_FILE, tokens_bytes, self.manifest.tokens_xxh128),
@@ -77,7 +80,7 @@ class TokenStore:
 
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
-        """(N,) uint32: tokens of each record, without those that belong before and after it."""
+        """(N,) uint32: number of tokens per record, without prefix and suffix."""
         return _map_file(self.path / LENGTHS_FILE, "<u4", self.manifest.num_records)
 
     @cached_property
@@ -86,34 +89,34 @@ class TokenStore:
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        """(N+1,) where each record's tokens start, and the end."""
+        """(N+1,) start of each record's tokens, and the end."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def piece(self, record: int, start: int, length: int) -> NDArray[np.unsignedinteger]:
-        """(L,) tokens of one record from ``start`` on, a view of the file; IndexError where it ends before."""
-        # NumPy would clip a slice beyond the record, or count from the end, and give tokens of another one.
+        """Return (L,) tokens of one record from ``start`` on, a view of the file. Raises IndexError beyond its end."""
+        # NumPy would clip an index out of range or count from the end, and return tokens of another record.
         first, end = self._offsets[record : record + 2].tolist()
         if start < 0 or length < 0 or first + start + length > end:
             raise IndexError(f"tokens {start} to {start + length} of record {record}, which has {end - first}")
         return self._tokens[first + start : first + start + length]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickle of a map would carry its content.
+        # Without the maps, whose content would be pickled.
         return {"path": self.path, "manifest": self.manifest}
 
 
 def ensure_tokens(
     store: Store, tokenizer: SequenceTokenizer, root: Path, progress: ProgressCallback = no_progress
 ) -> TokenStore:
-    """The tokens of every record of a store, found under ``root`` or made there.
+    """Return the tokens of all records of a store; make them under ``root`` if they don't exist.
 
-    The first process makes them, others wait for it; a damaged folder is made again. ``progress`` is called after each
-    block of records, with bytes of residues or UTF-8. Raises DataError where the store is damaged, ResourceError where
-    the disk is full or can't be written.
+    The first process makes them, and others wait for it. A damaged folder is rebuilt. ``progress`` is called after each
+    block of records, with bytes of residues or UTF-8. Raises DataError if the store is damaged, ResourceError if the
+    disk is full or not writable.
     """
     target = root.absolute() / f"{store.checksum[:16]}-{tokenizer.fingerprint[:16]}"
     with exclusive(target):
-        with suppress(DataError):  # then made again from the store, whose blocks are checked as they are read
+        with suppress(DataError):  # rebuilt below from the store, whose blocks are verified when they are read
             tokens = TokenStore(target)
             if (tokens.manifest.store_checksum, tokens.manifest.fingerprint) == (store.checksum, tokenizer.fingerprint):
                 return tokens
@@ -130,7 +133,7 @@ def _map_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
 
 
 def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: ProgressCallback) -> None:
-    # A byte for ESM-2's 33 tokens, two for most vocabularies of text: the file is what is read in each epoch.
+    # One byte for ESM-2's 33 tokens, two for most text vocabularies: small, because every epoch reads this file.
     dtype = np.min_scalar_type(tokenizer.vocabulary_size - 1).newbyteorder("<")
     lengths = np.zeros(len(store), dtype="<u4")
     ends = np.cumsum(store.lengths, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Residues that a vocabulary lacks: they are counted next to a job's result, or refused."""
+"""Residues that a vocabulary lacks: count them with a job's result, or refuse them."""
 
 import warnings
 from collections import Counter
@@ -11,28 +11,30 @@ from esmeray.dataset.fasta.alphabet import residues_of
 
 
 class UnknownLetters(NamedTuple):
-    """Letters of clean sequences that a vocabulary of residues lacks, and the token that it reads them as; empty if it
-    has none."""
+    """Letters of clean sequences that a vocabulary of residues lacks, and the unknown token that replaces them.
+
+    The token is empty if the vocabulary has none.
+    """
 
     letters: str = ""
     token: str = ""
 
     def counts_of(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
-        """Count each unknown letter, and all residues."""
+        """Count each unknown letter, and all residues (0 if the vocabulary lacks no letter)."""
         counts: Counter[str] = Counter()
         total = 0
-        if self.letters:  # most vocabularies lack none: the texts are not even read
+        if self.letters:  # most vocabularies lack none, so the texts need not be read
             for text in texts:
                 total += residues_of(text)
                 counts.update({letter: text.count(letter) for letter in self.letters})
         return +counts, total
 
     def report(self, texts: Iterable[str]) -> str | None:
-        """Return the line on the unknown residues of all texts. Returns and raises as :meth:`line`."""
+        """Return the report on unknown residues in all texts. Returns and raises as :meth:`line`."""
         return self.line(*self.counts_of(texts))
 
     def line(self, counts: Counter[str], total: int) -> str | None:
-        """Return the line on a job's unknown residues, None if there are none; ``counts``: by letter.
+        """Return the report on a job's unknown residues, or None if there are none; ``counts`` are per letter.
 
         Raises DataError if there is no unknown token, or if more than half of all residues are unknown.
         """
@@ -50,7 +52,7 @@ class UnknownLetters(NamedTuple):
         return f"{what}, read as {self.token}"
 
     def warn(self, texts: Iterable[str]) -> None:
-        """Warn of the unknown residues in Python, at the call of the caller. Raises as :meth:`line`."""
+        """Issue a Python warning about unknown residues, located at the caller's call. Raises as :meth:`line`."""
         line = self.report(texts)
         if line is not None:
             warnings.warn(line, stacklevel=3)

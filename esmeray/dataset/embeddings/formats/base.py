@@ -1,6 +1,6 @@
-"""Interface of a format of embeddings: write a file block by block, read it, estimate its size, merge values into it.
+"""Interface of an embedding format: write a file in blocks, read it, estimate its size, merge values into it.
 
-Shape legend: N records, n of a block, C channels, L residues of a record, U distinct sequences.
+Shape legend: N records, n records of a block, C channels, L residues of a record, U distinct sequences.
 """
 
 from abc import ABC, abstractmethod
@@ -26,9 +26,9 @@ Values: TypeAlias = NDArray[np.float32]
 
 
 class Block(NamedTuple):
-    """n records: ids, lengths in residues (n,), and values, (n, C) fp32 or an array (L, C) or (L, L) of each record.
+    """n records: ids, lengths in residues (n,), and values: (n, C) fp32, or an array (L, C) or (L, L) per record.
 
-    ``keys``: names of the records' datasets, for formats that have these.
+    ``keys``: names of the records' datasets, for formats that need them.
     """
 
     ids: list[str]
@@ -42,13 +42,13 @@ Append: TypeAlias = Callable[[Block], None]
 
 @dataclass(frozen=True)
 class Source:
-    """Values of one output of N records, to be merged into final files.
+    """Values of one output of N records, to be merged into the final files.
 
     Attributes:
-        blocks: gives them in the order of the records, so many at a time.
-        largest: gives the largest absolute value of each channel, (C,).
-        shards: files of arrays of distinct sequences, in order, where there are any.
-        first_sequences: number of the first sequence of each shard.
+        blocks: yields the values in record order, in blocks of the given number of records.
+        largest: returns the largest absolute value of each channel, (C,).
+        shards: files with the arrays of distinct sequences, in order, if there are any.
+        first_sequences: number of the first sequence in each shard.
     """
 
     records: int
@@ -59,31 +59,31 @@ class Source:
 
 
 class Rows(ABC):
-    """One output of one folder, opened."""
+    """One output of one folder, open for reading."""
 
     @abstractmethod
     def __init__(self, output: OutputManifest, index: Part) -> None:
-        """Open the output of one folder. Raises DataError where a file is damaged."""
+        """Open the output. Raises DataError if a file is damaged."""
 
     @abstractmethod
     def row(self, number: int) -> Values:
-        """A record's values: (C,), (L, C) or (L, L)."""
+        """Return the values of one record: (C,), (L, C) or (L, L)."""
 
     def rows(self, start: int, stop: int) -> Any:
-        """Those of records ``start`` to ``stop``: a list of arrays, or (n, C)."""
+        """Return the values of records ``start`` to before ``stop``: a list of arrays, or (n, C)."""
         return [self.row(number) for number in range(start, stop)]
 
 
 class Format(ABC):
-    """One format.
+    """A file format for embeddings.
 
     Attributes:
-        name: in manifests and settings.
-        suffix: of its files.
-        holds: what may have a row; by default a protein alone.
-        dtypes: in which it stores values; by default those of a table of vectors.
-        has_keys: each record has a dataset of its own, named in the index.
-        read: opens an output.
+        name: name in manifests and settings.
+        suffix: suffix of its files.
+        holds: units that can have a row; by default proteins only.
+        dtypes: dtypes of stored values; by default the dtypes of tables of vectors.
+        has_keys: True if each record has its own dataset, named in the index.
+        read: class that opens an output.
     """
 
     name: ClassVar[str]
@@ -94,38 +94,41 @@ class Format(ABC):
     read: ClassVar[type[Rows]]
 
     def check(self) -> None:  # noqa: B027
-        """Raise ConfigError where the format's library is not installed; by default it needs none."""
+        """Raise ConfigError if the format's library is not installed. By default no library is needed."""
 
     @abstractmethod
     def write(self, path: Path, output: OutputManifest, records: int) -> AbstractContextManager[Append]:
-        """Begin a file of so many records; gives the function that appends a block to it."""
+        """Begin a file of ``records`` records. The context's value is the function that appends a block."""
 
     def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
-        """Bytes of the values, without ids, from the lengths of records and of distinct sequences."""
+        """Return the bytes of the values, without ids, from the lengths of records and of distinct sequences."""
         return num_rows(per, lengths_N) * channels * _BYTES[dtype]
 
     def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
-        """Write the files of an output; its manifest, complete. Raises ResourceError where the disk refuses."""
+        """Write an output's files; return its complete manifest.
+
+        Raises ResourceError if the disk is full or not writable.
+        """
         if output.dtype == "int8" and output.scales is None:
             assert source.largest is not None
-            # Before the first block, since all are divided by the same.
+            # Before the first block, because all blocks share the scales.
             output = output.model_copy(update={"scales": scales_of(source.largest()).tolist()})
         path = folder / (name + self.suffix)
-        # In blocks: the output may be larger than memory.
+        # In blocks, because the output may be larger than memory.
         with writing(path), self.write(path, output, source.records) as append:
             for block in source.blocks(self.block_rows(output)):
                 append(block)
         return output.model_copy(update={"files": [path.name]})
 
     def block_rows(self, output: OutputManifest) -> int:
-        """Records of a block, for memory: one where a record has many rows."""
+        """Return the records per block, bounded by memory: 1 if a record has many rows."""
         if output.per != "protein":
             return 1
         return min(_MOST_ROWS, max(1, _BLOCK_BYTES // (output.channels * _BYTES[output.dtype])))
 
 
 class TableRows(Rows):
-    """(N, C) in one file: ``path`` is its name, ``file`` what is read (:meth:`Part.open`)."""
+    """(N, C) vectors in one file. ``path`` is for messages, ``file`` is read (see :meth:`Part.open`)."""
 
     def __init__(self, output: OutputManifest, index: Part) -> None:
         self.path = index.where(output.files[0])
@@ -145,7 +148,7 @@ class TableRows(Rows):
 
     @abstractmethod
     def stored(self, start: int, stop: int) -> NDArray:
-        """(n, C) as it is stored."""
+        """Return the vectors as stored, (n, C)."""
 
 
 def num_rows(per: Per, lengths: NDArray) -> int:
@@ -153,7 +156,7 @@ def num_rows(per: Per, lengths: NDArray) -> int:
 
 
 def scales_array(output: OutputManifest) -> Values | None:
-    """(C,) scales of int8."""
+    """Return the (C,) int8 scales, or None."""
     return None if output.scales is None else np.array(output.scales, dtype=np.float32)
 
 

@@ -1,7 +1,7 @@
-"""Vectors of proteins as a Lance dataset: a table of LanceDB, whose database is the folder of the output.
+"""Vectors of proteins as a Lance dataset: a LanceDB table whose database is the output folder.
 
-Columns are those of Parquet. The folder ``mean.lance`` is Lance's own. Its library is an extra, esmeray[lance], and
-reads a dataset at a URI by the rows that are asked for, too.
+The columns are the same as in Parquet. The folder ``mean.lance`` is managed by Lance. The library is an extra,
+esmeray[lance]. It also reads single rows of a dataset at a URI.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class _LanceRows(TableRows):
     def __init__(self, output: OutputManifest, index: Part) -> None:
         super().__init__(output, index)
         self.path = index.where(output.files[0].partition("/")[0])
-        # At a URI what Lance reads can't be verified: it has no checksums of its own.
+        # Verify local files only: Lance reads a URI itself and has no checksums.
         if index.uri is None:
             for name in output.files:
                 index.open(name)
@@ -41,7 +41,7 @@ class _LanceRows(TableRows):
 
 
 class Lance(Format):
-    """A row for each record, in input order."""
+    """Lance table with one row per record, in input order."""
 
     name = "lance"
     suffix = ".lance"
@@ -55,7 +55,7 @@ class Lance(Format):
         library = _library()
 
         def append(block: Block) -> None:
-            # A fragment for each block, so that none has to be held back.
+            # One fragment per block, so that no rows need to be buffered.
             library.write_dataset(vector_table(block, output), str(path), mode="append" if path.exists() else "create")
 
         yield append
@@ -68,7 +68,7 @@ class Lance(Format):
 
 def _library() -> Any:
     try:
-        import lance  # here: few need it
+        import lance  # imported here because few users need it
     except ImportError as error:
         raise ConfigError("format lance: needs the package pylance: pip install pylance") from error
     return lance

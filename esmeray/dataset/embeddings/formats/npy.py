@@ -1,4 +1,4 @@
-"""Vectors of proteins as one .npy, memory-mapped; ids stand in the index."""
+"""Vectors of proteins as one memory-mapped .npy; the ids are in the index."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from esmeray.dataset.embeddings.manifest import REMEDY, OutputManifest
 class _NpyRows(TableRows):
     @cached_property
     def _mapped(self) -> NDArray | RangedArray:
-        # A header is Python's syntax, parsed as such. A huge shape is refused, not warned of.
+        # The header is parsed as Python syntax, so parse errors are refused. An overflow of a huge shape must not warn.
         with parsing(self.path, REMEDY, SyntaxError, TokenError), np.errstate(over="ignore"):
             mapped = open_npy(self.file)
             if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
@@ -31,7 +31,7 @@ class _NpyRows(TableRows):
 
 
 class Npy(Format):
-    """(N, C), in input order."""
+    """.npy array (N, C), in input order."""
 
     name = "npy"
     suffix = ".npy"
@@ -39,7 +39,7 @@ class Npy(Format):
 
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
-        # The header first, by hand: np.save takes an array that is there as a whole.
+        # Write the header by hand, because np.save needs the whole array in memory.
         dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
         header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
 

@@ -1,7 +1,7 @@
 """Vectors of proteins as Parquet: columns id, length and embedding, a list of fixed size.
 
-Row groups are of about 8 MB, which are read for a single row, without dictionary or compression, so that a group is
-decoded by taking its bytes.
+Reading one row reads a row group of about 8 MB. Groups have no dictionary and no compression, so decoding a group only
+takes a copy of its bytes.
 """
 
 import json
@@ -36,10 +36,10 @@ class _ParquetRows(TableRows):
                 raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
             if int(self._ends[-1]) != records:
                 raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
-        self._group = lru_cache(maxsize=2)(self._read_group)  # a block may reach over the end of one
+        self._group = lru_cache(maxsize=2)(self._read_group)  # two, because a block may span two groups
 
     def stored(self, start: int, stop: int) -> NDArray:
-        # An empty slice at the end asks for no group, and still needs one for its dtype and channels.
+        # An empty slice at the end still needs a group for the dtype and channels.
         first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right") - 1
         groups = [self._group(int(n)) for n in range(first, min(int(last), self._ends.size - 2) + 1)]
         offset = int(self._ends[first])
@@ -49,13 +49,13 @@ class _ParquetRows(TableRows):
     def _read_group(self, number: int) -> NDArray:
         with parsing(self.path, REMEDY):
             column = self._file.read_row_group(number, columns=["embedding"]).column(0).combine_chunks()
-            # As many as the metadata said: a column of fewer is damaged.
+            # The reshape checks the number of rows in the metadata: a column with fewer is damaged.
             rows = int(self._ends[number + 1] - self._ends[number])
             return column.flatten().to_numpy(zero_copy_only=True).reshape(rows, self.shape[1])
 
 
 class Parquet(Format):
-    """A row for each record, in input order."""
+    """Parquet table with one row per record, in input order."""
 
     name = "parquet"
     suffix = ".parquet"
@@ -64,7 +64,7 @@ class Parquet(Format):
     @contextmanager
     def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
         schema = _schema(output)
-        # No group goes over the end of a block, so that none has to be held back until it is full.
+        # A group never spans blocks, so that no rows need to be buffered.
         group_rows = max(1, _GROUP_BYTES // (output.channels * np.dtype(NUMPY_DTYPES[output.dtype]).itemsize))
 
         def append(block: Block) -> None:
@@ -76,7 +76,7 @@ class Parquet(Format):
 
 
 def vector_table(block: Block, output: OutputManifest) -> pa.Table:
-    """A block as a table: ids, lengths, and vectors as they are stored."""
+    """Return a block as a table: ids, lengths, and vectors as stored."""
     schema = _schema(output)
     values = pa.array(narrowed(block.values, output).reshape(-1))
     vectors = pa.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type)

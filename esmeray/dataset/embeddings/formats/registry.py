@@ -1,4 +1,4 @@
-"""The formats of embeddings, by name: a new one is a line here, or an entry point of another package."""
+"""Embedding formats by name. To add one, add a line here or an entry point of another package."""
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.embeddings.formats.base import Format
@@ -16,7 +16,7 @@ def _checked(name: str, kind: type[Format]) -> Format:
     for attribute, of_type in (("name", str), ("suffix", str), ("holds", frozenset), ("dtypes", tuple), ("read", type)):
         expect(getattr(made, attribute), of_type, attribute)
     if made.name != name:
-        # Manifests name the format by it.
+        # Manifests refer to formats by this name.
         raise ConfigError(f"name is {made.name!r}")
     return made
 
@@ -25,4 +25,4 @@ FORMATS: dict[str, Format] = {kind.name: kind for kind in (Parquet(), Npy(), Hdf
 FORMATS |= added("formats", tuple(FORMATS), type, _checked)
 
 TABLE_FORMATS = [name for name, kind in FORMATS.items() if "protein" in kind.holds and not kind.has_keys]
-"""Names of the formats of vectors that need no names of datasets, as joining takes them."""
+"""Names of formats that store a table of vectors, without named datasets; joining supports these."""

@@ -1,6 +1,6 @@
-"""Values of residues or pairs of distinct sequences end to end: a file for each shard of the job, as it was computed.
+"""Values of residues or pairs of distinct sequences, concatenated: one file per shard, as the job computed it.
 
-``values`` (R, C), ``offsets`` (U + 1,) of the sequences' rows, and ``scales`` (C,) of int8.
+``values`` (R, C), ``offsets`` (U + 1,) of the sequences' first rows, and for int8 ``scales`` (C,).
 """
 
 import math
@@ -23,7 +23,7 @@ class _ShardRows(Rows):
         self._index, self._is_pair = index, output.per == "pair"
         self._files = output.files
         self._first = np.array(output.first_sequences)
-        # A shard is verified when it is opened: an output of all residues of a proteome is never read as a whole.
+        # Verify a shard when it is opened: the residues of a whole proteome are never read at once.
         self._open = lru_cache(maxsize=1024)(lambda name: open_arrays(index.open(name), index.where(name)))
 
     def row(self, number: int) -> Values:
@@ -32,12 +32,12 @@ class _ShardRows(Rows):
             shard = int(np.searchsorted(self._first, sequence, side="right")) - 1
             arrays = self._open(self._files[shard])
             values = as_float32(rows_of(arrays, sequence - int(self._first[shard])), arrays.get("scales"))
-            side = math.isqrt(len(values))  # and not the record's length, which may have been cropped
+            side = math.isqrt(len(values))  # not the record's length, because the record may have been cropped
             return values.reshape(side, side) if self._is_pair else values
 
 
 class Safetensors(Format):
-    """The shards of a job."""
+    """Safetensors files, one per shard of a job."""
 
     name = "safetensors"
     suffix = ".safetensors"
@@ -51,10 +51,10 @@ class Safetensors(Format):
     def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
         with writing(folder):
             for path in source.shards:
-                # A link, since a job's shards are on the same disk and may be a terabyte.
+                # Hard links: shards are on the same disk and may take a terabyte.
                 link(path, folder / name / path.name)
         files = [f"{name}/{path.name}" for path in source.shards]
         return output.model_copy(update={"files": files, "first_sequences": list(source.first_sequences)})
 
     def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
-        return super().size(per, channels, dtype, distinct_U, distinct_U)  # a shard has each sequence once
+        return super().size(per, channels, dtype, distinct_U, distinct_U)  # shards hold each distinct sequence once
