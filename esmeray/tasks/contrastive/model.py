@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GRADIENTS = "gradients"
-"""By sequence, (N, D) float32: gradient of the step's loss by the sequence's vector."""
+"""Key by sequence, (N, D) float32: gradient of the step's loss with respect to the sequence's vector."""
 LOSSES = "losses"
-"""By sequence, (N,) float32: its own part of the step's loss."""
+"""Key by sequence, (N,) float32: the sequence's part of the step's loss."""
 
 
 class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
