@@ -15,7 +15,7 @@
     .first-worker        held by worker 0 if it uses the same folder as the driver
     monitoring/          samples of every worker
     alerts.jsonl         warnings about problems
-    memory_guard.json    number of parts that batches are split into since a step ran out of memory
+    memory_guard.json    number of parts that batches are split into since a step was out of memory
     stop.requested       written by the driver on a signal, read by rank 0
     resize.requested     likewise, to resume with another number of workers
 """

@@ -20,7 +20,7 @@ class MemoryGuardSection(Section):
     """Handling of out of memory in training."""
 
     enabled: bool = True
-    """Repeat a step that ran out of memory with its batches split in halves, and keep the halves from then on. The
+    """Repeat a step that was out of memory with its batches split in halves, and keep the halves from then on. The
     optimizer step and its result stay the same. If workers already wait for each other, training resumes from the last
     checkpoint."""
     max_halvings: NonNegativeInt = 3

@@ -95,7 +95,7 @@ class CheckpointWriter:
     """Writer of this rank's part of each checkpoint. The first of ``ranks`` completes it and calls ``on_complete``.
 
     ``ranks``: the ranks whose parts the store holds, i.e. all workers, the workers of one node, or this worker alone.
-    ``keep_step``: step of a checkpoint that is kept in addition to those of the section.
+    ``keep_step``: step of a checkpoint that is kept in addition to the section's.
     """
 
     def __init__(

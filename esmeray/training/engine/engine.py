@@ -187,7 +187,7 @@ class TrainingEngine:
         return self.stage < 3
 
     def discard_gradients(self) -> None:
-        """Discard all gradients since the last step, including those of a backward pass that failed.
+        """Discard all gradients since the last step, including gradients of a failed backward pass.
 
         For ZeRO-0 to 2. With several workers every worker calls it, and none may have joined a collective of that pass.
         """
@@ -291,7 +291,7 @@ class TrainingEngine:
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
-        # DeepSpeed's collectives belong to the process: this engine's clock would also time those of the next engine.
+        # DeepSpeed's collectives belong to the process: this engine's clock would also time the next engine's collectives.
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()
