@@ -3,7 +3,7 @@
 ``held`` locks the folder. ``differences`` lists the settings in which two jobs differ. An output that appears once it
 is complete is created in ``OUTPUT.partial`` (``unfinished``), which contains:
 
-- ``made_by.txt``: the command. A folder of that name without it belongs to something else.
+- ``made_by.txt``: the command. A folder of that name without it is not Esmeray's.
 - ``job.json``: the job's identity, i.e. everything that the result depends on. ``accept`` refuses the work of another
   job.
 - the results of the job's pieces (``journal``).
@@ -137,7 +137,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     folder = output.with_name(f"{output.name}{PARTIAL}")
     shared = f"{uri}{PARTIAL}"
     record = folder / RECORD_FILE
-    # All checks come before taking the lock, which would create a file in a folder that belongs to something else.
+    # All checks come before taking the lock, which would create a file in a folder that is not Esmeray's.
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
     refuse_foreign(shared, shared_names, RECORD_FILE)
     if folder.is_dir():

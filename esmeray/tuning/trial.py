@@ -1,8 +1,8 @@
 """Measure real tokens per second and peak memory of a configuration, by training with it for some seconds.
 
-Loader, model, engine and steps are the same as in training, but nothing is logged, saved or exported. A window lasts from the
-agreement before one step to the agreement before another, so that it has the same number of data waits and steps.
-Worker 0 ends a window through the agreement that starts every step anyway.
+Loader, model, engine and steps are the same as in training, but nothing is logged, saved or exported. A window lasts
+from the agreement before one step to the agreement before another, so that it has the same number of data waits and
+steps. Worker 0 ends a window through the agreement that starts every step anyway.
 """
 
 import math

@@ -291,7 +291,7 @@ class TrainingEngine:
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
-        # DeepSpeed's collectives belong to the process: this engine's clock would also time the next engine's collectives.
+        # DeepSpeed's collectives belong to the process: this clock would also time the next engine's collectives.
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()

@@ -87,7 +87,7 @@ class StepClock:
         self._steps += 1
 
     def log_due(self, step: int) -> bool:
-        """True if the step that starts at this position is to be logged."""
+        """Test whether the step that starts at this position is to be logged."""
         return (step + 1) % self._every == 0
 
     def read(self) -> dict[str, float]:
