@@ -80,8 +80,8 @@ class SearchSection(Section):
     seed: NonNegativeInt = 0
     """Seed of the choice of configurations."""
     prune_margin: Share = 0.15
-    """Share by which a trial's first window must be slower than the best to stop the trial early. After n windows, an
-    nth of it is enough."""
+    """Relative gap to the fastest speed at which a trial stops early after its first window. After n windows, an nth of
+    the gap is enough."""
 
 
 class TuneConfig(Section):
