@@ -71,7 +71,10 @@ class Observers:
         return self.rank == 0 and self.run.end_requested()
 
     def stop_requested(self) -> bool:
-        """Return True on worker 0 if the driver asked for an immediate end. Checked before each evaluation batch."""
+        """Return True on worker 0 if the run has to stop, checked before each batch of an evaluation.
+
+        A resize waits for the end of the evaluation, since an interrupted evaluation is not repeated.
+        """
         self.watchdog.progress()
         return self.rank == 0 and self.run.stop_requested()
 
