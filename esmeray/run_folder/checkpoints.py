@@ -1,15 +1,15 @@
-"""Checkpoints on disk: those that exist, are intact, are kept.
+"""Checkpoints on disk: listing, verifying and pruning.
 
     checkpoints/
-        step-00000015/           complete: its name was given last, by rename
+        step-00000015/           complete: renamed to its final name as the last step
             manifest.json        position, config, store and each rank's files with size and SHA-256
             deepspeed/...        the shards, written by DeepSpeed
-            label_mappings.json, tokenizer/...   of a classifier: what its outputs and tokens mean
+            label_mappings.json, tokenizer/...   of a classifier: the meaning of its outputs and tokens
         step-00000020.partial/   being written, or left by a process that was killed
-        latest                   name of the newest complete one, for people and other tools
+        latest                   name of the newest complete checkpoint, for people and other tools
 
-A run resumes from the newest folder whose manifest and files hold; neither Ray nor ``latest`` decides that. See
-:mod:`esmeray.training.checkpoints.writer` for how one comes to be.
+A run resumes from the newest folder whose manifest and files are intact. Neither Ray nor ``latest`` decides this.
+Checkpoints are written by :mod:`esmeray.training.checkpoints.writer`.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
 LATEST = "latest"
 MODEL_FILE, OPTIMIZER_FILE = "model_states.pt", "optim_states.pt"
-"""Ends of the names that DeepSpeed gives the shards."""
+"""Suffixes of the file names that DeepSpeed gives the shards."""
 
 PACKAGES = ("torch", "ray", "deepspeed", "transformers", "lmdb", "numpy")
 _NAME = re.compile(r"step-\d{8,}")
@@ -65,7 +65,7 @@ class Position(BaseModel, extra="forbid", frozen=True):
 
 
 class Manifest(BaseModel, extra="forbid", frozen=True):
-    """Contents of a checkpoint. Written last; its own digest guards it against damage."""
+    """Contents of a checkpoint. Written last; its own digest detects damage."""
 
     format_version: Literal[2] = FORMAT_VERSION
     position: Position
@@ -81,7 +81,7 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
     digest: str = ""
 
     def sealed(self) -> "Manifest":
-        # Sorted: the order of keys is none of what is written.
+        # Keys are sorted, since their order is not part of the content.
         content = self.model_dump(mode="json", exclude={"digest"})
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return self.model_copy(update={"digest": digest})
@@ -98,7 +98,8 @@ class CheckpointFolder:
         return int(self.path.name.removeprefix("step-"))
 
     def manifest(self) -> Manifest:
-        """The manifest; raises CheckpointError where it is missing, of another version or not of its own digest."""
+        """Read the manifest. Raises CheckpointError if it is missing, of another version, or does not match its
+        digest."""
         path = self.path / MANIFEST
         try:
             manifest = Manifest.model_validate_json(path.read_bytes())
@@ -114,7 +115,8 @@ class CheckpointFolder:
         return manifest
 
     def settings(self, schema: type[Settings]) -> Settings:
-        """The config that the checkpoint was written with; CheckpointError where this version can't read it."""
+        """Return the config that the checkpoint was written with. Raises CheckpointError if this version can't read
+        it."""
         try:
             return schema.model_validate(self.manifest().config)
         except ValidationError as error:
@@ -124,12 +126,12 @@ class CheckpointFolder:
             ) from error
 
     def verify(self, ranks: Iterable[int] | None = None) -> Manifest:
-        """Check size and SHA-256 of the files of these ranks (all by default), or raise; unpickles nothing."""
+        """Check size and SHA-256 of these ranks' files (default: all) without unpickling. Raises CheckpointError."""
         manifest = self.manifest()
         for rank in manifest.files if ranks is None else ranks:
             for entry in manifest.files.get(rank, []):
                 path = self.path / entry.name
-                # The size first: a file that was cut short need not be read.
+                # Compare the size first: a truncated file need not be read.
                 if not path.exists():
                     raise CheckpointError(f"{path}: missing")
                 if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
@@ -149,16 +151,16 @@ class CheckpointStore:
     root: Path
 
     def complete(self) -> list[CheckpointFolder]:
-        """Folders that bear a final name, newest first. They may still be damaged."""
+        """Return folders with a final name, newest first. They may still be damaged."""
         folders = [path for path in self.root.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
         return [CheckpointFolder(path) for path in sorted(folders, key=lambda path: path.name, reverse=True)]
 
     def folder(self, step: int) -> CheckpointFolder:
-        """The folder of a step, which need not be there."""
+        """Return the folder of a step, whether or not it exists."""
         return CheckpointFolder(self.root / f"step-{step:08d}")
 
     def newest_intact(self) -> CheckpointFolder | None:
-        """The newest complete checkpoint whose manifest can be read; its other files are not looked at."""
+        """Return the newest complete checkpoint whose manifest can be read. Its other files are not checked."""
         for folder in self.complete():
             with suppress(CheckpointError):
                 folder.manifest()
@@ -166,39 +168,40 @@ class CheckpointStore:
         return None
 
     def write_latest(self, folder: CheckpointFolder) -> None:
-        """Point ``latest`` at this checkpoint, by rename."""
+        """Point ``latest`` at this checkpoint, by an atomic rename."""
         write_atomically(self.root / LATEST, folder.path.name + "\n")
 
     def sweep(self) -> None:
-        """Remove what killed processes left half-written."""
+        """Remove half-written checkpoints of killed processes."""
         for path in self.root.glob(f"step-{'[0-9]' * 8}*{PARTIAL_SUFFIX}"):
             shutil.rmtree(path, ignore_errors=True)
 
     def discard_after(self, step: int) -> None:
-        """Move aside folders newer than the one resumed from: they did not hold, and their names are needed."""
+        """Move aside folders newer than the checkpoint resumed from: they were unusable, and their names are needed."""
         newer = [folder for folder in self.complete() if folder.step > step]
-        if newer:  # one generation of them is enough to look into: each is as large as a checkpoint
+        if newer:  # keep one generation for inspection, since each is as large as a checkpoint
             for old in self.root.glob("damaged-step-*"):
                 shutil.rmtree(old)
         for folder in newer:
             folder.path.rename(folder.path.with_name(f"damaged-{folder.path.name}"))
 
     def best(self) -> CheckpointFolder | None:
-        """The complete checkpoint of lowest validation cost; the newest where none was validated."""
+        """Return the complete checkpoint with the lowest validation cost, or the newest if none was validated."""
         return next(iter([*self._ranked(), *self.complete()]), None)
 
     def prune(self, keep_last: int, keep_best: int, keep_step: int | None = None) -> None:
-        """Delete all but the newest ``keep_last``, the ``keep_best`` of lowest validation cost, and one of a step."""
+        """Delete all but the newest ``keep_last``, the ``keep_best`` with the lowest validation cost, and
+        ``keep_step``."""
         folders = self.complete()
         kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:keep_best]} | {keep_step}
         for folder in folders:
             if folder.step not in kept:
-                # The manifest goes first, so that a reader never takes a half-deleted folder for a checkpoint.
+                # The manifest goes first, so that a reader never accepts a half-deleted folder as a checkpoint.
                 (folder.path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(folder.path)
 
     def _ranked(self) -> list[CheckpointFolder]:
-        """Complete checkpoints by validation cost, the lowest first, then the earliest; only those validated."""
+        """Return complete, validated checkpoints by validation cost, lowest first; equal costs by step."""
         scored = []
         for folder in self.complete():
             with suppress(CheckpointError):
@@ -208,7 +211,8 @@ class CheckpointStore:
 
 
 def saved_steps(run: RunFolder) -> tuple[int, str]:
-    """The newest checkpoint's step, 0 without one, and what a run that ended without an outcome has saved, in words."""
+    """Return the newest checkpoint's step (0 without one), and a message about the steps that an interrupted run
+    saved."""
     newest = CheckpointStore(run.checkpoints).newest_intact()
     step = newest.step if newest else 0
     taken = max(
@@ -223,8 +227,8 @@ def saved_steps(run: RunFolder) -> tuple[int, str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that training rests on."""
-    # By their metadata: importing torch and DeepSpeed for this takes seconds.
+    """Return the versions of Python and of the packages that training depends on."""
+    # From package metadata, since importing torch and DeepSpeed takes seconds.
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
@@ -234,8 +238,8 @@ def _first(error: ValidationError) -> str:
 
 
 def check_data(run: RunFolder, sources: list[str], checksum: str) -> None:
-    """Raise CheckpointError for data whose store has another checksum than that of the newest checkpoint."""
-    # By checksum, not by path: the same data may have moved, and other data may have come to its path.
+    """Raise CheckpointError if the newest checkpoint was trained on a store with another checksum."""
+    # Compare checksums, not paths: the same data may have moved, and a path may contain other data now.
     folder = CheckpointStore(run.checkpoints).newest_intact()
     if folder is None or (earlier := folder.manifest()).store_checksum == checksum:
         return

@@ -1,11 +1,14 @@
-"""A job: work in a folder that one process does at a time, that a killed one leaves behind, and that the same command
-resumes.
+"""A job: work in a folder, done by one process at a time and resumed by the same command after an interruption.
 
-``held`` is the lock on the folder, ``differences`` says in which settings two jobs differ, in words. An output that
-appears once it is complete is made in ``OUTPUT.partial`` (``unfinished``): ``made_by.txt`` in it has the command, and
-without it a folder of that name is somebody else's; ``job.json`` is the job's identity, everything that the result
-depends on, ``accept`` refuses the work of another one, and ``journal`` has the results of its pieces. A run of training
-has its ``config.yaml`` and ``outcome.json`` for these (:mod:`esmeray.run_folder.paths`).
+``held`` locks the folder. ``differences`` lists the settings in which two jobs differ. An output that appears once it
+is complete is created in ``OUTPUT.partial`` (``unfinished``), which contains:
+
+- ``made_by.txt``: the command. A folder of that name without it is not Esmeray's.
+- ``job.json``: the job's identity, i.e. everything that the result depends on. ``accept`` refuses the work of another
+  job.
+- the results of the job's pieces (``journal``).
+
+A training run has ``config.yaml`` and ``outcome.json`` instead (:mod:`esmeray.run_folder.paths`).
 """
 
 import fcntl
@@ -39,10 +42,10 @@ log = logging.getLogger(__name__)
 
 JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.tsv"
 PIECES = "rows"
-"""Folder with a file for each piece that is done, of a job whose results are too large for a journal."""
+"""Folder with one file per finished piece, for jobs whose results are too large for a journal."""
 REMEDY = "choose another output, or remove this folder"
 PATIENCE_S = 0.5
-"""A live view of a run holds its lock for a moment now and then."""
+"""Seconds to wait for a lock: a live view of a run briefly holds it now and then."""
 
 
 class Difference(NamedTuple):
@@ -56,12 +59,12 @@ class Difference(NamedTuple):
         return f"{self.key} was {self.old!r}, is now {self.new!r}"
 
     def within(self, names: tuple[str, ...]) -> bool:
-        """Test for a key that is one of these or belongs to one of these sections."""
+        """Test whether the key is one of these names or belongs to one of these sections."""
         return any(self.key == name or self.key.startswith(f"{name}.") for name in names)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[Difference]:
-    """Settings of the new job whose values differ, sections compared setting by setting."""
+    """List the settings of the new job whose values differ; sections are compared setting by setting."""
     changes: list[Difference] = []
     for name, value in new.items():
         key, before = f"{prefix}{name}", old.get(name)
@@ -74,9 +77,10 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep a second process from the folder, which is made. One with nothing but the lock is removed at the end.
+    """Lock the folder against other processes. It is created if missing, and removed at the end if only the lock is in
+    it.
 
-    Raises ResourceError where another process holds it, or it can't be written.
+    Raises ResourceError if another process holds the lock, or the folder can't be written.
     """
     path = folder / LOCK_FILE
     with writing(folder):
@@ -95,16 +99,16 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if [*folder.iterdir()] == [path]:  # the command was refused before it began
-                path.unlink()  # while it is held: whoever waits sees the file gone
+            if [*folder.iterdir()] == [path]:  # the command was refused before it started
+                path.unlink()  # while the lock is held: a waiting process detects that the file is gone
                 folder.rmdir()
         lock.close()
 
 
 def lock_state(folder: Path) -> Literal["held", "left", "unknown"]:
-    """State of a folder's lock: its process, of this host, holds it, or has ended.
+    """State of a folder's lock: held by a living process of this host, left by one that has ended, or unknown.
 
-    A lock that another host holds may not be seen through shared storage; the file ends in that host's name.
+    Locks of other hosts may be invisible on shared storage; then the file ends in the other host's name.
     """
     try:
         with (folder / LOCK_FILE).open() as file:
@@ -113,25 +117,27 @@ def lock_state(folder: Path) -> Literal["held", "left", "unknown"]:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "held"
-    except OSError:  # no such file, or a storage without locks
+    except OSError:  # no such file, or a file system without locks
         return "unknown"
     return "left"
 
 
 @contextmanager
 def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[Path]:
-    """The folder of the work on an output, held; removed when the block ends, or where it raises with nothing to keep.
+    """Yield the locked folder of unfinished work on an output.
 
-    ``made_by``: the command, in other words where it can't resume the work of one of the same name. ``uri``: of the
-    output, where other nodes have the work, too. Raises ConfigError where something else has the folder's name, which
-    is left as it is: what does not hold this command's record, this command did not make.
+    It is removed when the block ends, or when the block raises and there is nothing to keep.
+
+    ``made_by``: the command. It must differ for commands that can't resume each other's work. ``uri``: URI of the
+    output, if other nodes share the work. Raises ConfigError if the folder lacks this command's record; the folder is
+    then not changed.
     """
     output = resolved(output)
     recover(output)
     folder = output.with_name(f"{output.name}{PARTIAL}")
     shared = f"{uri}{PARTIAL}"
     record = folder / RECORD_FILE
-    # All is refused before the lock is taken, which would leave a file in what is somebody else's.
+    # All checks come before taking the lock, which would create a file in a folder that is not Esmeray's.
     shared_names = retried(lambda: listing(shared), shared) if uri else {}
     refuse_foreign(shared, shared_names, RECORD_FILE)
     if folder.is_dir():
@@ -139,7 +145,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     if record.is_file() and record.read_text(errors="replace") != made_by:
         raise other_job(folder, f"of {record.read_text(errors='replace')}, this is {made_by}", REMEDY)
     with held(folder):
-        # Under the lock: a process that ended just now may have removed the folder, or left its work.
+        # Check under the lock: a process that just ended may have removed the folder, or left its work.
         is_new = not (record.exists() or RECORD_FILE in shared_names)
         is_finished = is_refused = False
         try:
@@ -160,37 +166,37 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
             ) from error
         finally:
             is_accepted = any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")])
-            # Refused before anything was computed, a job would only be in the way of the one that is mended.
+            # A job that was refused before it computed anything would only block the corrected command.
             is_useless = is_refused and not _has_pieces(folder)
             if is_finished or is_useless or not is_accepted:
                 discard(folder, output)
-                # What was there before this start may be work that it did not get to see.
+                # Files from before this start may be work that this process has not seen.
                 if uri and (is_finished or is_new):
-                    with suppress(EsmerayError):  # the store is away: what stays there has its record
+                    with suppress(EsmerayError):  # the store is unreachable: the remaining files keep their record
                         retried(lambda: remove(shared, RECORD_FILE), shared)
 
 
 def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> None:
-    """Raise ConfigError for a folder that is not empty and lacks what each of Esmeray's folders has, its ``record``."""
-    # A process that was killed as it began left no more than these.
+    """Raise ConfigError if a folder is not empty and lacks the ``record`` that all folders of Esmeray have."""
+    # A process that was killed at its start leaves only these files.
     others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
     if others and record not in names:
         raise ConfigError(f"{folder}: is in the way, and was not made by Esmeray; move it away, or choose another name")
 
 
 def _has_pieces(folder: Path) -> bool:
-    """Test for results of a job's pieces, or of a job that it began in its folder."""
+    """Test for results of a job's pieces, also of jobs in subfolders."""
     patterns = (JOURNAL_FILE, f"{PIECES}/*.json", MADE_FILE)
     return any(path.stat().st_size for pattern in patterns for path in folder.rglob(pattern))
 
 
 def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
-    """Begin a job in its unfinished folder, or resume it. Raises ConfigError where the work there is of another."""
+    """Start a job in its unfinished folder, or resume it. Raises ConfigError if the folder holds another job's work."""
     path = folder / name
     text = json.dumps(job, indent=1) + "\n"
     if path.is_file():
         before = read_json(path, f"remove {path.parent}, the unfinished work")
-        # Both as JSON gives them: a tuple in a setting would differ from the list that is read.
+        # Compare both after a JSON round trip: otherwise a tuple in a setting would differ from the list that is read.
         if changes := differences(before, json.loads(text)):
             raise other_job(folder, changes[0], REMEDY)
     with writing(path):
@@ -199,15 +205,15 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
 
 
 def other_job(folder: Path, difference: Difference | str, remedy: str) -> ConfigError:
-    """The refusal of a folder that holds the work of another job."""
+    """Return the error for a folder that holds the work of another job."""
     return ConfigError(f"{folder}: holds the work of another job ({difference}); {remedy}")
 
 
 class Journal:
-    """Results of the ``done`` pieces of a job, in its unfinished folder until all are.
+    """Results of a job's pieces, in its unfinished folder. ``done``: number of finished pieces.
 
-    A text file: the lines of each piece, and one with a tab and the XXH3-128 of all lines up to it. What is damaged,
-    and all behind it, is computed again, as is a piece that a kill cut short.
+    A text file: the lines of each piece, then a line with a tab and the XXH3-128 of all lines so far. A damaged or
+    truncated piece, and all pieces after it, are computed again.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -224,17 +230,18 @@ class Journal:
         file.truncate()
 
     def add(self, lines: Iterable[str]) -> None:
-        """Append the lines of the next piece, none of them empty, none that begins with a tab."""
+        """Append the lines of the next piece. Lines must not be empty or begin with a tab."""
         piece = "".join(f"{line}\n" for line in lines).encode()
         self._digest.update(piece)
-        # In one write, flushed: a killed process loses the piece that it was at, and no other.
+        # A single flushed write: a killed process loses only its current piece.
         with writing(self.path):
             self._file.write(piece + f"\t{self._digest.hexdigest()}\n".encode())
             self._file.flush()
         self.done += 1
 
     def lines(self) -> Iterator[str]:
-        """All lines of all pieces, in order, with their line feeds. Raises DataError where they are damaged by now."""
+        """Yield all lines of all pieces in order, with newlines. Raises DataError if they were damaged in the
+        meantime."""
         done = 0
         with self.path.open("rb") as file:
             for lines, _ in _pieces(file):
@@ -245,11 +252,11 @@ class Journal:
 
 
 def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:
-    """The lines of each piece, and the digest of all up to its end; ends at the first that is not sound."""
+    """Yield the lines of each piece, and the digest of all lines up to its end. Stops at the first damaged piece."""
     digest = xxhash.xxh3_128()
     lines: list[bytes] = []
     while line := file.readline():
-        # Lines begin with no tab, which marks the end of a piece: no count has to be believed.
+        # Only the line that ends a piece begins with a tab, so no stored count is needed.
         if not line.startswith(b"\t"):
             digest.update(line)
             lines.append(line)
@@ -262,7 +269,7 @@ def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:
 
 @contextmanager
 def journal(folder: Path) -> Iterator[Journal]:
-    """Open or begin the journal of the job that the folder was accepted for."""
+    """Open or create the journal of the job that the folder was accepted for."""
     path = folder / JOURNAL_FILE
     with writing(path):
         path.touch()

@@ -1,9 +1,9 @@
-"""metrics.jsonl: what a run measured, one JSON object a line; its writer, its reader, and followers of a run.
+"""metrics.jsonl: the measurements of a run, one JSON object per line. Writer, reader, and followers of a run.
 
-Training rank 0 writes it, everything else (progress line, W&B, curves) reads it. A record has a ``kind`` ("train",
+Rank 0 of training writes it; the progress line, W&B and the curves read it. A record has a ``kind`` ("train",
 "validation" or "event"), a ``step`` and a ``time`` (Unix seconds). NaN and infinities, which JSON lacks, become null,
-and the record then carries ``"nonfinite": true``. A line ends in its ``crc32``. The files of samples and alerts are of
-the same make, with records of kinds of their own ("sample", "alert"), of which one step may have many.
+and the record then contains ``"nonfinite": true``. A line ends in its ``crc32``. Files of samples and alerts have the
+same format, with their own kinds ("sample", "alert"); a step may have many of these.
 """
 
 import errno
@@ -31,14 +31,14 @@ Record = dict[str, Any]
 
 
 class MetricLabel(NamedTuple):
-    """The words for a metric of a validation.
+    """Labels of a validation metric.
 
     Attributes:
-        curve: in the picture of the curves.
-        word: in a line of text; None for one that is drawn alone.
-        definition: for a person who does not know the metric.
-        is_loss: drawn with the losses.
-        repeats: another metric that it equals where both are there, so that it is not drawn.
+        curve: label in the plot of the curves.
+        word: label in a line of text; None for a metric that is only plotted.
+        definition: explanation for readers who don't know the metric.
+        is_loss: plotted together with the losses.
+        repeats: another metric that it equals if both exist; then this one is not plotted.
     """
 
     curve: str
@@ -49,40 +49,40 @@ class MetricLabel(NamedTuple):
 
 
 MetricLabels = Mapping[str, MetricLabel]
-"""The words by the metric's name in metrics.jsonl."""
+"""Labels by the metric's name in metrics.jsonl."""
 
 _TIMED = ("sample", "alert")
-"""Kinds of records that are distinguished by their time, not by their step."""
+"""Kinds of records that are distinguished by their time instead of their step."""
 
 HEAD_BYTES = 1 << 16
-"""Bytes of a long file's beginning, which has the number of steps."""
+"""Bytes to read from the beginning of a long file, which contains the number of steps."""
 _CHECKSUM = b',"crc32":'
 _LINE_BYTES = 1 << 16
-"""More than any line has."""
+"""Upper bound on the bytes of a line."""
 
-# Not CLOCK_MONOTONIC, which stands still while the machine sleeps: all later records would be too early.
+# Not CLOCK_MONOTONIC, which stops while the machine sleeps: all later records would be too early.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BEGAN_S = time.time() - time.clock_gettime(_CLOCK)
 
 
 def steady_time() -> float:
-    """The time of day for records: Unix seconds when the process began, and what has passed since.
+    """Return the time for records: Unix seconds at the start of the process plus the time elapsed since.
 
-    Durations, order and the time left are made of these times: no step of the system's clock, by NTP or by hand,
-    changes them within a process.
+    Durations, order and remaining time are computed from it. Clock adjustments, by NTP or by hand, don't change it
+    within a process.
     """
     return _BEGAN_S + time.clock_gettime(_CLOCK)
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """One line of valid JSON, newline included. Non-finite numbers become null and set ``nonfinite``.
+    """Encode a record as one line of valid JSON with a newline. Non-finite numbers become null and set ``nonfinite``.
 
-    Its last value is a checksum of what stands before it.
+    Its last value is a checksum of the preceding bytes.
     """
     try:
         text = _json(record)
-    except ValueError:  # a NaN or an infinity somewhere, which nearly no record has
-        # Python's JSON has them as constants, each of which is read back as null, at any depth.
+    except ValueError:  # the record contains a NaN or an infinity, which is rare
+        # Python's JSON writes them as constants, which are read back as null, at any depth.
         finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
         text = _json({**finite, "nonfinite": True})
     content = text.encode()[:-1]
@@ -94,9 +94,9 @@ def _json(record: Mapping[str, Any]) -> str:
 
 
 def decode_record(line: bytes) -> Record:
-    """The record of a line. Raises ValueError where it is none."""
+    """Decode a line to a record. Raises ValueError if it is not a valid record."""
     content, _, checksum = line.rpartition(_CHECKSUM)
-    # Before the JSON: a flipped bit may still be JSON, of another number.
+    # Check before parsing: JSON with a flipped bit may still be valid, with another number.
     if checksum != b"%d}\n" % zlib.crc32(content):
         raise ValueError("damaged: its checksum does not hold")
     record = json.loads(content + b"}")
@@ -108,17 +108,17 @@ def decode_record(line: bytes) -> Record:
 
 
 def read_metrics(path: Path | str) -> list[Record]:
-    """All records of the file, in order. A partial last line, left by a killed writer, is passed over.
+    """Read all records of the file, in order. A partial last line, left by a killed writer, is skipped.
 
-    Raises DataError where a line before the last is not a record, or the file can't be read.
+    Raises DataError if a line before the last is not a record, or the file can't be read.
     """
     return [record for _, record in _lines_with_records(Path(path))]
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """Appends records to metrics.jsonl, each by a single write: a killed writer leaves one partial line at most.
+    """Append records to metrics.jsonl, each with a single write: a killed writer leaves at most one partial line.
 
-    Opening an existing file drops such a partial line. The file is made, with its folder, if absent. One writer at a
+    Opening an existing file drops a partial line. A missing file is created, with its folder. Only one writer at a
     time.
     """
 
@@ -129,10 +129,10 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self._drop_partial_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record. ``time`` is added where it is missing."""
+        """Write one record. ``time`` is added if it is missing."""
         line = encode_record({**record, "time": record.get("time", steady_time())})
         with naming(self.path):
-            if self._file.write(line) != len(line):  # the system reports a disk that is nearly full in no other way
+            if self._file.write(line) != len(line):  # a short write is the only sign of a nearly full disk
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -142,8 +142,8 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self.write("event", step, event=name, **details)
 
     def rewind(self, step: int) -> int:
-        """Drop the records after ``step``, which the resumed run writes anew. Returns how many were dropped."""
-        # Read twice rather than kept: the lines of a long run are many.
+        """Drop the records after ``step``, which a resumed run writes again. Returns the number of dropped records."""
+        # Read the file twice instead of keeping it in memory: a long run has many lines.
         dropped = sum(record["step"] > step for _, record in _lines_with_records(self.path))
         if dropped:
             self._replace(line for line, record in _lines_with_records(self.path) if record["step"] <= step)
@@ -156,22 +156,22 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self.close()
 
     def _drop_partial_line(self) -> None:
-        with self.path.open("rb") as file:  # a file of samples may have grown for weeks: its last byte suffices
+        with self.path.open("rb") as file:  # files of samples may have grown for weeks: read only the last byte
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             last = file.read()
         if last not in (b"", b"\n"):
             self._replace(_whole_lines(self.path))
 
     def _replace(self, lines: Iterable[bytes]) -> None:
-        """Put ``lines`` in the file's place by rename: a reader sees the old file or the new one, never a mixture."""
+        """Replace the file by ``lines`` with a rename: readers see the old file or the new one, never a mixture."""
         with atomic_file(self.path) as temporary, temporary.open("wb") as file:
             file.writelines(lines)
-        self._file.close()  # it is of the file that was replaced, which nobody reads any more
+        self._file.close()  # it refers to the replaced file, which nobody reads any more
         self._file = self.path.open("ab", buffering=0)
 
 
 def _lines_with_records(path: Path) -> Iterator[tuple[bytes, Record]]:
-    """The file's whole lines and what they hold. Raises as :func:`read_metrics` does."""
+    """Yield the file's complete lines and their records. Raises as :func:`read_metrics`."""
     try:
         for number, line in enumerate(_whole_lines(path), start=1):
             try:
@@ -190,14 +190,14 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 class RecordTail:
-    """Follows a file of records, which may appear later, be replaced by a resumed run, or be out of reach for a while.
+    """Follow a file of records that may appear later, be replaced by a resumed run, or be temporarily unreachable.
 
-    ``skip_present`` leaves out what the file has already. Of a file longer than ``recent_bytes`` only its beginning and
-    this much of its end are read.
+    ``skip_present``: leave out records that are already in the file. ``recent_bytes``: if the file is longer, read only
+    its beginning and this many bytes at its end.
 
     Attributes:
-        problem: the last damaged line in words.
-        failure: why the file could not be read the last time; empty while it can, or is not there.
+        problem: message about the last damaged line.
+        failure: reason why the file could not be read the last time; empty if it could, or does not exist.
     """
 
     def __init__(self, path: Path, *, skip_present: bool = False, recent_bytes: int | None = None) -> None:
@@ -208,15 +208,15 @@ class RecordTail:
         self._offset = 0  # always at the start of a line
         self._last_s = self._given_until_s = -math.inf
         if skip_present:
-            deque(self.poll(), maxlen=0)  # read, not skipped: its last record says what is new
+            deque(self.poll(), maxlen=0)  # read, not skipped: the time of its last record tells new from old
             self._recent_bytes = recent_bytes
             self.problem = self.failure = ""
 
     def poll(self) -> Iterator[Record]:
-        """Yield the records that are new since the last call, in the file's order; a partial last line waits.
+        """Yield the records that are new since the last call, in file order. A partial last line waits.
 
-        The file is read as records are taken, to where it ends now. Of a file that was replaced those are new whose
-        time is later than that of all before: a resumed run repeats steps.
+        The file is read as records are consumed, up to its end at the time of the call. In a replaced file, records are
+        new if their time is later than all times before, since a resumed run repeats steps.
         """
         self.failure = ""
         try:
@@ -238,26 +238,26 @@ class RecordTail:
 
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         status = os.fstat(file.fileno())
-        # Another file, or the same number of one that was removed before it.
+        # A different file, or one that reuses the inode of a removed file.
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._given_until_s = status.st_ino, 0, self._last_s
             if self._recent_bytes is not None and status.st_size > self._recent_bytes + HEAD_BYTES:
                 yield from file.read(HEAD_BYTES).splitlines(keepends=True)[:-1]
                 file.seek(status.st_size - self._recent_bytes)
-                file.readline()  # most likely not whole
+                file.readline()  # most likely a partial line
                 self._offset = file.tell()
         file.seek(self._offset)
-        # Not to the end of the file: sinks write alerts while they read, and a follower would never come to an end.
+        # Stop at the size at the start: sinks write alerts while they read, and a follower would never reach the end.
         while self._offset < status.st_size and (line := file.readline()).endswith(b"\n"):
             self._offset += len(line)
             yield line
 
 
 class RunTail:
-    """Follows the metrics, samples and alerts of a run.
+    """Follow the metrics, samples and alerts of a run.
 
-    ``live`` gives only what is written from now on. ``warn`` is called with one line where a file can't be read, once
-    for each cause.
+    ``live``: yield only records that are written from now on. ``warn`` is called with a message if a file can't be
+    read, once per cause.
     """
 
     def __init__(self, run: RunFolder, live: bool = False, warn: Callable[[str], None] = logger.warning) -> None:
@@ -270,13 +270,13 @@ class RunTail:
         }
 
     def poll(self) -> Iterator[Record]:
-        """Yield what is new since the last call by time, that of one file in the file's order.
+        """Yield new records since the last call by time; the records of one file stay in file order.
 
-        The files are read as records are taken; those that are not taken are lost.
+        Files are read as records are consumed. Records that are not consumed are lost.
         """
         for path in sample_files(self._run.monitoring):
             self._tails.setdefault(path, RecordTail(path))
-        # One record of each file at a time: a history of weeks takes no memory.
+        # One record of each file at a time, so that a history of weeks takes no memory.
         return heapq.merge(*map(self._new_records, self._tails.values()), key=lambda record: record.get("time") or 0.0)
 
     def _new_records(self, tail: RecordTail) -> Iterator[Record]:

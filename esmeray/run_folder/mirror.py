@@ -1,13 +1,13 @@
-"""A run in a store of objects: its folder on a node's disk is a working copy of what lies at the run's URI.
+"""A run in object storage: its folder on a node's disk is a working copy of the files at the run's URI.
 
-    <uri>/config.yaml, metrics.jsonl, logs/, export/ ...   what changed on a node, with each checkpoint and at the end
+    <uri>/config.yaml, metrics.jsonl, logs/, export/ ...   files changed on a node; with each checkpoint and at the end
     <uri>/checkpoints/step-00000015/
         ...                       the files of the workers
-        rank-00002.json           manifest of what the node of worker 2, its first, has uploaded
-        manifest.json             of all, by worker 0, when it has all of these
+        rank-00002.json           manifest of the files that the node of worker 2 (its first worker) has uploaded
+        manifest.json             manifest of all files, written by worker 0 when all parts are there
 
-A checkpoint counts when its manifest is at the URI, which every start reads. Nothing is done where the run lies in a
-folder, which all nodes share.
+A checkpoint counts once its manifest is at the URI, and every start reads the manifests there. If the run is in a
+folder that all nodes share, a mirror does nothing.
 """
 
 import logging
@@ -43,22 +43,23 @@ from esmeray.run_folder.paths import RunFolder
 log = logging.getLogger(__name__)
 
 POLL_S = 5.0
-"""Seconds between looks for what another node has uploaded."""
+"""Seconds between checks for uploads of other nodes."""
 ENDING_S = 10.0
-"""Patience at the end of a run that failed."""
+"""Seconds to wait for the store at the end of a failed run."""
 _METRICS, _OUTCOME, _REQUESTS = "metrics.jsonl", "outcome.json", ("stop.requested", "resize.requested")
 _LEFT_THERE = ("checkpoints/", "export/", "evaluations/", "wandb/", *_REQUESTS)
 
 
 def place_of(run: RunFolder) -> str:
-    """Equal for the processes that see the same folder of a run."""
+    """Return a string that is equal for processes that see the same folder of a run."""
     return "" if run.uri is None else f"{socket.gethostname()}:{run.path}"
 
 
 class RunMirror:
-    """The working copy of this node; ``report`` gets a line where the store is away.
+    """The working copy of this node. ``report`` gets a message if the store is unreachable.
 
-    ``rank`` of a worker that uploads for its node, where those of worker 0 are ``completed``; None for the driver.
+    ``rank``: worker that uploads for its node; None for the driver. ``completed`` is called on worker 0 for each
+    checkpoint that is complete at the URI.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RunMirror:
     ) -> None:
         self.run, self._uri, self._report, self._rank, self._completed = run, run.uri or "", report, rank, completed
         self._root, self._checkpoints = f"{self._uri}/checkpoints", CheckpointStore(run.checkpoints)
-        self._since_s = time.time()  # older files are at the URI
+        self._since_s = time.time()  # older files are already at the URI
         self._followed: Items = {}
         self._asked, self._idle, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._error: EsmerayError | None = None
@@ -78,12 +79,12 @@ class RunMirror:
         self._lock: Lock | None = None
 
     def pull(self, patience_s: float | None = None, checkpoints_only: bool = False) -> None:
-        """Make the working copy anew, as the run is at the URI; of checkpoints only the manifests."""
+        """Replace the working copy by the run's files at the URI; of checkpoints only the manifests are downloaded."""
 
         def work() -> None:
             items = listing(self._uri)
             for path in self.run.path.glob("checkpoints" if checkpoints_only else "[!.]*"):
-                if path != self.run.logs:  # it may have stacks of workers that hung
+                if path != self.run.logs:  # logs may contain stacks of workers that hung
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             kept = [name for name in items if not (checkpoints_only or name.startswith(_LEFT_THERE))]
             self._fetch(items, kept + [name for name in items if name.endswith(f"/{MANIFEST}")])
@@ -91,25 +92,25 @@ class RunMirror:
         self._patiently(work, patience_s)
 
     def fetched(self, folder: CheckpointFolder) -> CheckpointFolder:
-        """The checkpoint with the files of all workers: this node's copy of what the URI has."""
-        if not self._uri or folder.path.parent != self.run.checkpoints:  # all files are there; or a copy in memory
+        """Return the checkpoint with the files of all workers: this node's download from the URI."""
+        if not self._uri or folder.path.parent != self.run.checkpoints:  # a shared folder, or a copy in memory
             return folder
         return CheckpointFolder(local_path(f"{self._root}/{folder.path.name}"))
 
     def begin(self) -> None:
-        """Upload what the driver wrote, forget how an earlier attempt ended, and follow worker 0 on another node."""
+        """Upload the driver's files, remove the outcome of an earlier attempt, and follow worker 0 on another node."""
 
         def work() -> None:
             remove(f"{self._uri}/{_OUTCOME}")
             self._upload_files()
             self._followed = listing(self._uri)
 
-        self._since_s = 0.0  # all: of a new run nothing is at the URI yet
-        self._patiently(work, AT_ONCE_S)  # somebody waits at the terminal
+        self._since_s = 0.0  # upload all files: a new run has none at the URI yet
+        self._patiently(work, AT_ONCE_S)  # short patience, since the user waits at the terminal
         self._start(self._follow)
 
     def with_outcome(self, attempt: Callable[..., None]) -> Callable[..., None]:
-        """The same attempt, at whose end the driver has what worker 0 wrote."""
+        """Wrap an attempt so that the driver has worker 0's files when it ends."""
 
         def wrapped(*arguments: Any) -> None:
             try:
@@ -120,25 +121,27 @@ class RunMirror:
         return wrapped
 
     def start(self, step: int) -> None:
-        """Upload in the background. Worker 0 before removes checkpoints after this step, which are written anew."""
+        """Start uploading in the background. Worker 0 first removes checkpoints after ``step``, which are written
+        again."""
         if self._uri and self._rank == 0:
             self._lock = take_lock(self.run.first_worker)
-            # By name, whose numbers have leading zeros: what is at the URI may not be on this node.
+            # Compare names, whose numbers have leading zeros: checkpoints at the URI may not be on this node.
             newest = self._checkpoints.folder(step).path.name
             self._patiently(lambda: self._drop(lambda name: name > newest))
-            for name in _REQUESTS:  # of an earlier attempt; the driver asks again
+            for name in _REQUESTS:  # requests of an earlier attempt; the driver repeats its own
                 self._patiently(partial(remove, f"{self._uri}/{name}"))
         self._start(self._upload)
 
     def ask(self, folder: CheckpointFolder | None = None) -> None:
-        """Have the thread look now for what there is to upload."""
-        # Asked before idle is cleared: else a look that began earlier ends between the two, and passes for this one.
-        # And after it: the thread may have answered by then.
+        """Wake the thread to check now for files to upload."""
+        # Set before clearing idle: otherwise a check that began earlier could end between the two and count as this
+        # one. Set again afterwards: the thread may have finished the first check by then.
         for act in (self._asked.set, self._idle.clear, self._asked.set):
             act()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Return when all is uploaded. Raises ResourceError where the store is away for longer than the setting."""
+        """Wait until everything is uploaded. Raises ResourceError if the store is unreachable for longer than the
+        setting."""
         if self._thread is None:
             return
         self.ask()
@@ -158,7 +161,7 @@ class RunMirror:
             self._lock = None
 
     def save_files(self, *names: str) -> None:
-        """Upload files that begin so and changed, as well as that goes: the store may be away."""
+        """Upload changed files whose names start with ``names``; a failure is only reported."""
         try:
             self._patiently(lambda: self._upload_files(names or ("",)), ENDING_S)
         except EsmerayError as error:
@@ -169,14 +172,14 @@ class RunMirror:
 
     def _start(self, work: Callable[[], bool | None]) -> None:
         if self._uri:
-            # A daemon: a store that is away must not keep a process from ending.
+            # A daemon thread: an unreachable store must not keep the process from ending.
             self._thread = threading.Thread(target=self._loop, args=(work,), name="run-mirror", daemon=True)
             self._thread.start()
 
     def _loop(self, work: Callable[[], bool | None]) -> None:
         while not self._closing.is_set():
             self._asked.wait(POLL_S)
-            self._asked.clear()  # before the work: what is asked meanwhile is another look
+            self._asked.clear()  # before the work, so that a request during the work leads to another check
             is_left, self._error = False, None
             try:
                 is_left = self._patiently(work)
@@ -187,8 +190,8 @@ class RunMirror:
                 self._idle.set()
 
     def _follow(self) -> None:
-        # Where worker 0 uses this folder, nothing is to be done. Closed also after an error, or no later look would get
-        # the lock.
+        # If worker 0 uses this folder, there is nothing to do. The lock is closed after an error too, so that a later
+        # check can take it.
         with suppress(BlockingIOError), closing(take_lock(self.run.first_worker, 0)):
             items, before = listing(self._uri), self._followed
             followed = [name for name in items if name in (_METRICS, _OUTCOME) or name.endswith(f"/{MANIFEST}")]
@@ -199,19 +202,19 @@ class RunMirror:
                     upload(self.run.path / name, f"{self._uri}/{name}")
 
     def _upload(self) -> bool:
-        """Upload what there is; returns whether worker 0 waits for the part of another node."""
-        if self._rank == 0:  # what is known of a checkpoint is there before it
+        """Upload what is new. Returns whether worker 0 waits for another node's part of a checkpoint."""
+        if self._rank == 0:  # the metrics, with all that is known of a checkpoint, come before it
             upload(self.run.metrics, f"{self._uri}/{_METRICS}")
         manifests, there = {}, listing(self._root)
-        # The oldest first, so that what the store has grows as the run did.
+        # Oldest first, so that the store grows in the order of the run.
         for folder in reversed(self._checkpoints.complete()):
             name, part = folder.path.name, f"{folder.path.name}/rank-{self._rank:05d}.json"
-            with suppress(FileNotFoundError, CheckpointError):  # pruned meanwhile
+            with suppress(FileNotFoundError, CheckpointError):  # pruned in the meantime
                 manifest = folder.manifest()
                 if not {f"{name}/{MANIFEST}", part} & there.keys():
                     for entry in chain(*manifest.files.values()):
                         upload(folder.path / entry.name, f"{self._root}/{name}/{entry.name}")
-                    # Last: it says that the files before it are there whole.
+                    # Last: its presence means that the files before it are complete.
                     write(f"{self._root}/{part}", manifest.model_dump_json(indent=1))
                 manifests[name] = manifest
         if self._rank == 0:
@@ -220,13 +223,13 @@ class RunMirror:
                     (self.run.path / request).touch()
             if not all(self._complete(name, manifest) for name, manifest in manifests.items()):
                 return True
-            # Of a later one another node may be uploading its part.
+            # Only older ones: another node may still be uploading its part of a later one.
             self._drop(lambda name: name not in manifests and name < max(manifests, default=""))
-        self._upload_files()  # how the run ended is there after its last checkpoint
+        self._upload_files()  # after the last checkpoint, so that the outcome follows it
         return False
 
     def _complete(self, name: str, manifest: Manifest) -> bool:
-        """Write the manifest of a checkpoint at the URI if all parts are there; returns whether they are."""
+        """Write the manifest of a checkpoint at the URI if all parts are there. Returns whether they are."""
         there = listing(f"{self._root}/{name}")
         if MANIFEST not in there:
             parts = [
@@ -239,16 +242,16 @@ class RunMirror:
                 return False
             whole = manifest.model_copy(update={"files": files}).sealed()
             write(f"{self._root}/{name}/{MANIFEST}", whole.model_dump_json(indent=1))
-            self._completed(self._checkpoints.folder(manifest.position.step))  # as a rename says on shared storage
+            self._completed(self._checkpoints.folder(manifest.position.step))  # like the rename on shared storage
         return True
 
     def _drop(self, is_dropped: Callable[[str], bool]) -> None:
         for name in filter(is_dropped, {name.partition("/")[0] for name in listing(self._root)}):
-            remove(f"{self._root}/{name}/{MANIFEST}")  # first: what lacks it is no checkpoint
+            remove(f"{self._root}/{name}/{MANIFEST}")  # first: without a manifest it is no checkpoint
             remove(f"{self._root}/{name}")
 
     def _upload_files(self, names: tuple[str, ...] = ("",)) -> None:
-        began_s = time.time() - 1  # times of files are coarse
+        began_s = time.time() - 1  # file times have a coarse resolution
         for path in sorted(self.run.path.rglob("*")):
             name = str(path.relative_to(self.run.path))
             stays = name.startswith((".", "checkpoints/", *_REQUESTS)) or "/." in name or not name.startswith(names)
@@ -261,4 +264,4 @@ class RunMirror:
         wanted = {name: items[name] for name in names if name in items}
         download(self._uri, wanted, self.run.path, afresh=True)
         for name in wanted:
-            os.utime(self.run.path / name, (0, 0))  # nothing to upload
+            os.utime(self.run.path / name, (0, 0))  # marks it as unchanged, so that it is not uploaded

@@ -1,23 +1,23 @@
-"""Paths of a run's files, and the small files by which driver and workers talk.
+"""Paths of a run's files, and the small files for communication between driver and workers.
 
 <storage_path>/<name>/
     config.yaml          the resolved config
-    metrics.jsonl        a line a step, validation and event
+    metrics.jsonl        one line per step, validation and event
     curves.png           the curves
-    checkpoints/         see training.checkpoint
+    checkpoints/         see run_folder.checkpoints
     nonfinite/           record ids of batches that gave NaN
     export/              the Hugging Face folder
-    logs/                what each worker printed
-    tokenizer/, label_mappings.json   of a classifier: what its tokens and classes are called
+    logs/                output of each worker
+    tokenizer/, label_mappings.json   of a classifier: its tokens and the names of its classes
     wandb/, wandb_run_id
     outcome.json         how the run ended
     .lock                held by the process that trains
-    .first-worker        held by worker 0 where it uses the same folder as the driver
-    esmeray/monitoring/          samples of every worker
-    alerts.jsonl         warnings of what went wrong
-    memory_guard.json    into how many parts batches are split since a step was out of memory
-    stop.requested       written by the driver on a signal, seen by rank 0
-    resize.requested     likewise, for another number of workers
+    .first-worker        held by worker 0 if it uses the same folder as the driver
+    monitoring/          samples of every worker
+    alerts.jsonl         warnings about problems
+    memory_guard.json    number of parts that batches are split into since a step was out of memory
+    stop.requested       written by the driver on a signal, read by rank 0
+    resize.requested     likewise, to resume with another number of workers
 """
 
 import json
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer"
 """Folder of a classifier's tokenizer, in a run and in its checkpoints."""
 METRICS = "metrics.jsonl"
-"""In a run's folder alone: by it a run is known from an export of one."""
+"""Only a run's folder contains this file, which distinguishes it from an export."""
 EXPORT = "export"
-"""Folder of a run's model, which the run writes at its end."""
+"""Folder of a run's exported model, written at its end."""
 
 RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
 RESERVE_BYTES = 16_384
-"""Room on the disk that a run keeps while it trains, so that a full disk can be reported."""
+"""Bytes reserved on the disk during training, so that the outcome can be written when the disk is full."""
 
 Status = Literal["finished", "stopped", "resizing", "diverged", "failed"]
 
@@ -59,14 +59,14 @@ class Outcome:
 
 
 class RunFolder:
-    """Paths of one run. Where the storage path is a URI, those of a working copy (:mod:`esmeray.run_folder.mirror`)."""
+    """Paths of one run. If the storage path is a URI, paths of its working copy (:mod:`esmeray.run_folder.mirror`)."""
 
     def __init__(self, storage_path: str | Path, name: str):
         storage = uri_of(storage_path)
         self.uri = storage and f"{storage}/{name}"
         self.path = (work_path(storage) if storage else expanded(storage_path).resolve()) / name
         self.stores = self.path.parent / STORES
-        self.config = self.path / "config.yaml"  # by it a run is known from any other folder
+        self.config = self.path / "config.yaml"  # identifies the folder as a run
         self.metrics = self.path / METRICS
         self.curves = self.path / "curves.png"
         self.checkpoints = self.path / "checkpoints"
@@ -86,11 +86,11 @@ class RunFolder:
         self._resize = self.path / "resize.requested"
 
     def request_stop(self) -> None:
-        """Ask the workers to save and end after the step in progress."""
-        self._stop.touch()  # a file, since workers on any machine see the folder, and nothing else is needed
+        """Ask the workers to save and end after the current step."""
+        self._stop.touch()  # a file is enough, since workers on any machine see the folder
 
     def request_resize(self) -> None:
-        """Ask for the same, so that another number of workers may resume."""
+        """Ask the workers to save and end, so that another number of workers can resume."""
         self._resize.touch()
 
     def stop_requested(self) -> bool:
@@ -100,9 +100,9 @@ class RunFolder:
         return self._stop.exists() or self._resize.exists()
 
     def clear_requests(self) -> None:
-        """Forget how an earlier attempt ended and what was asked of it; keep room for how this one will end."""
-        # Or the new attempt would stop at once, and whoever follows the run would take it for ended. Ray Train fails on
-        # a snapshot of its own that is damaged, or of another version.
+        """Remove the outcome and the requests of an earlier attempt, and reserve space for this one's outcome."""
+        # Otherwise the new attempt would stop at once, and followers would consider the run ended. Ray Train also fails
+        # on its own snapshot if that is damaged or of another version.
         for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT):
             path.unlink(missing_ok=True)
         if self.path.exists():
@@ -111,16 +111,16 @@ class RunFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""
-        self._reserve.unlink(missing_ok=True)  # first: its blocks are what a full disk still has
+        self._reserve.unlink(missing_ok=True)  # first, to free the reserved blocks on a full disk
         write_atomically(self.outcome, json.dumps({**asdict(outcome), "crc32": _checksum(outcome)}, indent=2) + "\n")
 
     def read_outcome(self) -> Outcome | None:
-        """The end of the run, or None while it has not ended."""
+        """Return the outcome of the run, or None if it has not ended."""
         try:
             content = json.loads(self.outcome.read_text())
             checksum = content.pop("crc32")
             outcome = Outcome(**content)
-            if checksum != _checksum(outcome):  # a flipped bit in a digit would be another exit code
+            if checksum != _checksum(outcome):  # a flipped bit in a digit would change the exit code
                 raise ValueError("its checksum does not hold")
             return outcome
         except FileNotFoundError:
@@ -135,15 +135,15 @@ def _checksum(outcome: Outcome) -> int:
 
 
 def sample_file(folder: Path, worker: int) -> Path:
-    """The file of a worker's samples in a run's folder ``monitoring``."""
+    """Return the file of a worker's samples in a run's folder ``monitoring``."""
     return folder / f"worker-{worker:05d}.jsonl"
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The files of all workers' samples, by worker; none while the folder can't be read."""
+    """Return the files of all workers' samples, by worker; none while the folder can't be read."""
     try:
         return sorted(folder.glob("worker-*.jsonl"))
-    except OSError:  # a remote folder that is away for a while
+    except OSError:  # a remote folder that is temporarily unreachable
         return []
 
 

@@ -1,7 +1,6 @@
-"""A task, and one on residues, as the training loop sees it: its batches, its model, its evaluation and its export.
+"""The worker's side of a task: batches, model, evaluation and export, with a base class for tasks on residues.
 
-The driver's side of a task is :mod:`esmeray.tasks.plan`; :mod:`esmeray.tasks.registry` knows both by
-name.
+The driver's side is :mod:`esmeray.tasks.plan`; :mod:`esmeray.tasks.registry` finds both by name.
 """
 
 import math
@@ -37,12 +36,12 @@ Model = TypeVar("Model", bound=TaskModel)
 
 @dataclass(frozen=True)
 class TrainedState:
-    """The weights of a checkpoint, to be exported: those trained, whole and in fp32, by parameter.
+    """The trained weights of a checkpoint, ready to export: whole and in fp32, by parameter name.
 
     Attributes:
-        checkpoint: its settings and names describe the model, as those of the run's folder may be of later data.
-        model, seed: of these settings.
-        resolved_config: all of them, as YAML.
+        checkpoint: its settings and names describe the model. Those in the run's folder may belong to later data.
+        model, seed: from the checkpoint's settings.
+        resolved_config: all of its settings, as YAML.
         facts: run, data, steps and metrics, for the model card.
     """
 
@@ -55,8 +54,9 @@ class TrainedState:
     facts: dict[str, Any]
 
     def put_into(self, model: Model) -> Model:
-        """Load the weights into a model whose other weights came from its source; CheckpointError for another model."""
-        # Not strict: frozen weights are not in the state, but came from the source.
+        """Load the weights into a model whose other weights came from its source. Raises CheckpointError if they don't
+        fit."""
+        # Not strict: frozen weights are not in the state; the model loaded them from its source.
         missing, unexpected = model.load_state_dict(dict(self.weights), strict=False)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if unexpected or trained & set(missing):
@@ -68,28 +68,28 @@ class TrainedState:
 
 
 class Engine(Protocol):
-    """Engine that runs the model: DeepSpeed's, or in a test the module alone."""
+    """Callable that runs the model: the DeepSpeed engine, or in tests the module alone."""
 
     @property
     def module(self) -> Any: ...
     @property
     def device(self) -> torch.device: ...
     def __call__(self, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of one batch."""
+        """Return the loss and metric sums of one batch."""
 
 
 class Experiment(ABC):
-    """One task on its data, as one worker sees it.
+    """One task on its data, as seen by one worker.
 
     Attributes:
-        store: the sequences, whose ids name the records.
+        store: the sequences; their ids name the records.
         batches, validation: see :meth:`take`.
-        cropped: what an epoch crops.
-        checksum: identity of the data, which a checkpoint can't be resumed without.
-        runs_backbone: false where its features are cached.
-        patience: evaluations without a lower cost after which training ends; None for any number.
-        exports_best: a run exports its best checkpoint in place of its last step.
-        names: files that say what the model's inputs and outputs mean, by name; they go into each checkpoint.
+        cropped: sequences and residues that an epoch crops.
+        checksum: identity of the data; a checkpoint resumes only with the same data.
+        runs_backbone: false if the features of the backbone are cached.
+        patience: evaluations without a lower cost after which training ends; None for no limit.
+        exports_best: a run exports its best checkpoint instead of its last step.
+        names: files by name that describe the model's inputs and outputs; each checkpoint contains them.
     """
 
     store: Store
@@ -105,16 +105,16 @@ class Experiment(ABC):
         self.settings = settings
         self.names: dict[str, bytes] = {}
         self._context = context
-        # First: what is copied is read from the node's own disk from here on.
+        # First: everything below reads the copy on the node's own disk.
         if settings.data.stage_dir is not None:
             path = self.stage(path, Path(settings.data.stage_dir))
         self.open_data(path, context, run)
 
     @abstractmethod
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
-        """Open prepared data, staged where it is to be, and :meth:`take` batches; DataError where it can't be read.
+        """Open prepared data (staged, if set) and :meth:`take` batches. Raises DataError if the data can't be read.
 
-        The run has what the plan's ``write_names`` wrote.
+        The run's folder contains the files that the plan's ``write_names`` wrote.
         """
 
     def take(
@@ -127,17 +127,18 @@ class Experiment(ABC):
         num_workers: int = 0,
         groups: tuple[Groups | None, Groups | None] = (None, None),
     ) -> None:
-        """Train on these records of one source, and evaluate on at most ``max_batches`` of those of the other.
+        """Set the batches: train on ``records`` of one source, evaluate on ``held_out_records`` of another.
 
-        ``num_workers``: loader processes of training. ``groups``: of the records, and of the held-out ones, where a
-        batch is to hold several members.
+        ``max_batches``: maximum number of batches per evaluation. ``num_workers``: loader processes of training.
+        ``groups``: groups of the training records and of the held-out ones, if a batch is to contain several members of
+        a group.
         """
         context = self._context
         keywords: dict[str, Any] = {
             "batch": self.settings.batch,
             "rank": context.rank,
             "world_size": context.world_size,
-            # Compiled code has a graph for each shape; on a CPU filling to one would cost as much as real tokens.
+            # Compiled code has a graph per shape. On a CPU, padding to fixed shapes would cost as much as real tokens.
             "fixed_shapes": context.device.type == "cuda",
         }
         self.batches = TrainingSteps(
@@ -155,15 +156,15 @@ class Experiment(ABC):
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
-        """Copy prepared data to this node, once in a process, and return the path to open.
+        """Copy prepared data to this node, once per process, and return the path to open.
 
-        Of a folder that holds more than a store its sequences alone, whose reader looks for the copy. Raises DataError
-        where the data is damaged, ResourceError where the node's disk can't be written.
+        If the folder contains more than a store, only its sequences are copied; their reader finds the copy. Raises
+        DataError if the data is damaged, and ResourceError if the node's disk can't be written.
         """
         sequences = path.absolute() / SEQUENCES_FOLDER
         if not sequences.is_dir():
             return stage_once(path, stage_dir)
-        # The rest is mapped where it is, read into memory, or what all workers share.
+        # The other files are memory-mapped in place, read into memory, or shared by all workers.
         stage_once(sequences, stage_dir)
         return path
 
@@ -172,30 +173,31 @@ class Experiment(ABC):
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
         """Write a Hugging Face folder of a trained model. Needs no data, so a run can be exported anywhere.
 
-        Raises ConfigError where the folder may not be overwritten, CheckpointError where the weights do not fit.
+        Raises ConfigError if the folder must not be overwritten, and CheckpointError if the weights don't fit.
         """
 
     @abstractmethod
     def build_model(self) -> TaskModel:
-        """The model to train, in fp32 on the CPU."""
+        """Return the model to train, in fp32 on the CPU."""
 
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:  # noqa: B027
-        """Make what batches depend on the model for. Every worker calls it, whenever it starts."""
+        """Compute data that batches need from the model. Every worker calls it at each start."""
 
-    def prepare(  # noqa: B027 - most models need to know nothing
+    def prepare(  # noqa: B027 - most models need no statistics
         self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False
     ) -> None:
-        """Measure what the model needs to know of the data before the first step. Every worker calls it.
+        """Measure statistics of the data that the model needs before the first step. Every worker calls it.
 
-        ``brief``: as fast as can be, for timings, which do not depend on the values.
+        ``brief``: as fast as possible, for timings, which do not depend on the values.
         """
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
-        """Share of the learning rate of each parameter; 1 for those that are not named."""
+        """Return multiples of the learning rate by parameter; 1 for parameters that are not in it."""
         return {}
 
     def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
-        """Metrics of the held-out records; none where there are none or a stop was asked for. Every worker calls it."""
+        """Return metrics of the held-out records; empty without records or if a stop was requested. Every worker calls
+        it."""
         totals = self.held_out_sums(engine, control, stop_requested, engine)
         return engine.module.metrics(totals) if totals else {}
 
@@ -207,30 +209,31 @@ class Experiment(ABC):
         stop_requested: Callable[[], bool],
         forward: Callable[[PackedBatch], TaskOutput],
     ) -> dict[str, Tensor]:
-        """Metric sums of ``forward`` over the held-out batches, of which each worker takes some; none as above."""
+        """Return metric sums of ``forward`` over the held-out batches, divided among the workers; empty as in
+        evaluate."""
         engine.module.eval()
         sums = MetricSums()
         stopped = False
         for batches in self.validation.steps():
-            # All together: a worker that left alone would keep the others waiting.
+            # Decide together: if one worker ended alone, the others would wait for it.
             stopped = control.agree(0, 0, stop=stop_requested(), failed=False).stop
             if stopped:
                 break
             for batch in batches:
                 sums.add(forward(batch.to(engine.device, non_blocking=True)).metrics)
         engine.module.train()
-        # Metrics of some of the records would be compared with those of all.
+        # Metrics of only some records would be compared with metrics of all.
         return {} if stopped else control.sum(sums.own)
 
     def cost(self, metrics: dict[str, float]) -> float | None:
-        """The cost that ranks checkpoints, lower being better; None where it is not known."""
+        """Return the cost that ranks checkpoints, lower is better; None if it is unknown."""
         loss = metrics.get("loss")
-        # A NaN would be neither better nor worse than any other, and could stay the best.
+        # A NaN compares neither lower nor higher, and could stay the best forever.
         return loss if loss is not None and math.isfinite(loss) else None
 
     @property
     def cache_hit_rate(self) -> float | None:
-        """Share of the cached features, or predicted structures, that were there when they were needed."""
+        """Share of the cached features, or of the predicted structures, that were available when needed."""
         return None
 
     def close(self) -> None:
@@ -238,17 +241,17 @@ class Experiment(ABC):
 
 
 def experiment_class(model: ModelSection) -> type[Experiment]:
-    """Return the workers' side of the task that the model is of."""
+    """Return the experiment class of the model's task."""
     experiment = part_named(task_named(model.task).experiment)
-    # A task with several experiments names the function that chooses one.
+    # A task with several experiments names a function that chooses one.
     return experiment if isinstance(experiment, type) else experiment(model)
 
 
 class ResidueExperiment(Experiment):
-    """A task on the residues of a store alone."""
+    """A task that needs only the residues of a store."""
 
     def masking(self) -> Masking | None:
-        """Shares of residues that are hidden, which then are the targets; None where every residue is one."""
+        """Return the shares of residues that are masked and become the targets; None if every residue is a target."""
         return None
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
@@ -260,7 +263,7 @@ class ResidueExperiment(Experiment):
         source = ResidueSource(
             store, PreparationSettings(length, self.settings.seed, random_crops=True, masking=masking)
         )
-        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        # Held-out batches don't depend on the run's seed, so that metrics of different runs are comparable.
         fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
         self.cropped = count_cropped(store.lengths[training], length)
         self.take(source, training, fixed, held_out, self.settings.evaluation_batches, self.settings.data.num_workers)
@@ -268,7 +271,7 @@ class ResidueExperiment(Experiment):
     @staticmethod
     @abstractmethod
     def new_model(section: ModelSection, seed: int, *, empty: bool = False) -> ResidueModel:
-        """Return the model to train, in fp32 on the CPU; ``empty``: on the meta device, to be counted."""
+        """Return the model to train, in fp32 on the CPU; ``empty``: on the meta device, to count its parameters."""
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
@@ -279,7 +282,7 @@ class ResidueExperiment(Experiment):
 
 
 def exported(model: ResidueModel, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
-    """Put the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
+    """Load the weights of a checkpoint into the model of its config and export it; see :meth:`Experiment.export`."""
     return export(
         trained.put_into(model),
         folder,

@@ -1,7 +1,7 @@
-"""Models as they are opened from files: by transformers alone, or by the task that exported them.
+"""Open models from files: by transformers alone, or by the task that exported them.
 
-In: a folder, a hub name or a size. Out: backbone, tokenizer and heads, in fp32 on the CPU. A task says how in its
-``opener``.
+The source is a folder, a hub name or a size. The result has the backbone, the tokenizer and the heads, in fp32 on the
+CPU. The function that opens a task's export is the task's ``opener``.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from esmeray.train_config.section import Weights
 
 
 class Opened(NamedTuple):
-    """``heads`` has what computes from the backbone's features, by the name of its task."""
+    """An opened model. ``heads``: modules that compute outputs from the backbone's features, by task name."""
 
     backbone: PackedBackbone
     tokenizer: SequenceTokenizer
@@ -36,7 +36,7 @@ class Opened(NamedTuple):
 
 
 def can_be_streamed(task: str | None, source: str) -> bool:
-    """Test for layers that can be read as they are needed: those of an ESM-2 as transformers stores it."""
+    """Test whether the layers can be read on demand: only ESM-2 in transformers' format."""
     section = BackboneSection(source=source)
     is_network = task is None or (task in task_names() and task_named(task).opener is None)
     is_esm2 = is_network and not has_random_weights(section) and source_type(section) == "esm"
@@ -44,8 +44,8 @@ def can_be_streamed(task: str | None, source: str) -> bool:
 
 
 def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Weights = "stored") -> Opened:
-    """The model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
-    if task == relatives.TASK:  # fitted, and by no task
+    """Open the model that ``task`` exported to ``folder``. Raises DataError for a damaged export or an unknown task."""
+    if task == relatives.TASK:  # a fitted encoder, which no task exports
         backbone, fitted = relatives.load_relatives(folder)
         return Opened(backbone, EsmSequenceTokenizer(), {task: fitted})
     if task not in task_names():
@@ -54,32 +54,32 @@ def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Wei
             "package, or choose another model"
         )
     opener = task_named(task).opener
-    # A folder of transformers, with nothing of Esmeray's that the model needs.
+    # A plain transformers folder: the model needs no file of Esmeray's.
     if opener is None:
         return open_network(str(folder), with_head=True, stream=stream, weights=weights)
     model, tokenizer = part_named(opener)(folder)
     heads: dict[str, Any] = {task: model}
-    # A model of another task may be a masked language model as well, as sequence diffusion is.
+    # Another task's model can also be a masked language model, e.g. sequence diffusion.
     if (head := getattr(model, "lm_head", None)) is not None:
         heads["masked_lm"] = head
     return Opened(model.backbone, tokenizer, heads)
 
 
 def open_network(source: str, *, with_head: bool, stream: bool = False, weights: Weights = "stored") -> Opened:
-    """A folder, hub name or size of transformers, with the head of its masked language model where it has one.
+    """Open a transformers folder, hub name or size, with the head of its masked language model if it has one.
 
-    ``stream``: the layers are read as they are needed; ``weights``: theirs. Raises ConfigError, DataError and
-    ResourceError as :func:`esmeray.model.backbones.loading.build_backbone` does.
+    ``stream``: read the layers on demand. ``weights``: their format. Raises ConfigError, DataError and ResourceError
+    like :func:`esmeray.model.backbones.loading.build_backbone`.
     """
-    # Frozen, as what is opened here is not trained: no activations are kept.
+    # Frozen, since nothing opened here is trained: no activations are kept.
     section = BackboneSection(source=source, frozen=True)
     kind = source_type(section)
-    # Nobody set it here: what packed attention does not know is padded.
+    # Not a user setting here: architectures without packed attention are padded.
     section = section.model_copy(update={"padded": kind != "esm" and kind not in PACKED})
     tokenizer = residue_tokenizer(section)
     vocabulary = tokenizer.vocabulary_size, tokenizer.pad
     if with_head and kind in MASKED_LM_HEADS:
         backbone, head = build_masked_lm(section, 0, *vocabulary, stream=stream, weights=weights)
-        # A head that the folder lacks is random: what it gives would be noise.
+        # If the folder lacks the head, the head is random and its output would be noise.
         return Opened(backbone, tokenizer, {} if head.is_drawn else {"masked_lm": head})
     return Opened(build_backbone(section, 0, *vocabulary, stream=stream, weights=weights), tokenizer, {})

@@ -1,7 +1,7 @@
-"""A task, and one on residues, as the driver sees it: data made ready, sizes of data and model, before any worker.
+"""The driver's side of a task: preparing data, and sizes of data and model, before any worker starts.
 
-The worker's side of a task is :mod:`esmeray.tasks.experiment`. Imports neither torch nor transformers, so that
-a plan and a refusal are there at once; modules of the tasks keep to it.
+The worker's side is :mod:`esmeray.tasks.experiment`. This module imports neither torch nor transformers, so that plans
+and error messages appear at once. The plan modules of the tasks follow the same rule.
 """
 
 import math
@@ -35,11 +35,12 @@ from esmeray.tasks.section import ModelSection
 
 @dataclass(frozen=True)
 class DataSize:
-    """Size of the data to train on: tokens after cropping, special tokens included, and what an epoch crops.
+    """Size of the training data: tokens after cropping, including special tokens, and the part that an epoch crops.
 
-    ``held_out`` are sequences of the validation, ``counts`` what reading changed or left out, where that is known,
-    ``labels`` what is to be learnt of labelled records, in words, and ``unknown`` a line on tokens that the vocabulary
-    lacks.
+    - ``held_out``: number of validation sequences.
+    - ``counts``: changes and omissions while reading, if known.
+    - ``labels``: description of the targets of labelled records.
+    - ``unknown``: message about tokens that the vocabulary lacks.
     """
 
     sequences: int
@@ -53,7 +54,7 @@ class DataSize:
 
 
 class TaskSize(NamedTuple):
-    """Size of the data to train on and of the model."""
+    """Size of the training data and of the model."""
 
     data: DataSize
     parameters: ParameterCount
@@ -61,9 +62,9 @@ class TaskSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskPlan(ABC):
-    """One task of an experiment, resolved, before it is trained.
+    """One task of an experiment, resolved, before training.
 
-    ``in_process``: one worker on the CPU trains in the driver's process, without a cluster.
+    ``in_process``: if one worker on the CPU suffices, train in the driver's process, without a cluster.
     """
 
     in_process = False
@@ -73,43 +74,45 @@ class TaskPlan(ABC):
 
     @property
     def padded(self) -> bool:
-        """Test for a backbone that takes padded batches."""
+        """Test whether the backbone takes padded batches."""
         backbone = self.model.backbone
         return is_padded(backbone, source_type(backbone))
 
     @abstractmethod
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        """Make, or find, the data in a folder of stores and return its own; ConfigError, DataError for a refusal."""
+        """Prepare, or find, the data in a folder of stores and return its path. Raises ConfigError or DataError."""
 
     @abstractmethod
     def location(self, root: Path) -> Path:
-        """Return the folder that :meth:`prepare` uses, whether or not it is there."""
+        """Return the path that :meth:`prepare` uses, whether or not it exists."""
 
     @abstractmethod
     def checksum(self, path: Path) -> str:
-        """Return the identity of prepared data, which a checkpoint can't be resumed without."""
+        """Return the identity of prepared data; a checkpoint resumes only with the same data."""
 
     @abstractmethod
     def measure(self, path: Path) -> TaskSize:
-        """Count prepared data and the model's parameters; ConfigError where the model can't be, or take this data."""
+        """Measure prepared data and the model. Raises ConfigError if the model is impossible or can't take this
+        data."""
 
     def estimate(self) -> TaskSize:
-        """Return the sizes of :meth:`measure`, or about so, with nothing left behind; refuses alike."""
+        """Return the sizes of :meth:`measure`, or estimates of them, and leave no files. Raises the same errors."""
         plan = self
-        if self.data.store is not None and not Path(self.data.store).exists():  # it would stay
+        if self.data.store is not None and not Path(self.data.store).exists():  # otherwise the store would stay
             plan = replace(self, data=self.data.model_copy(update={"store": None}))
         with TemporaryDirectory() as folder:
             return plan.measure(plan.prepare(Path(folder)))
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:  # noqa: B027
-        """Raise CheckpointError for data that its model would read otherwise than before, as with another tokenizer."""
+        """Raise CheckpointError if the model would read the data differently than before, e.g. with another
+        tokenizer."""
 
     def write_names(self, run: RunFolder, path: Path) -> None:  # noqa: B027
-        """Write what names the model's inputs and outputs into the folder of a run that was accepted."""
+        """Write the names of the model's inputs and outputs to the folder of a run that passed its checks."""
 
 
 def task_plan(data: DataSection, model: ModelSection) -> TaskPlan:
-    """Return the driver's side of the task that the model is of."""
+    """Return the plan of the model's task."""
     return part_named(task_named(model.task).plan)(data, model)
 
 
@@ -117,8 +120,8 @@ class ResiduePlan(TaskPlan):
     """A task on a store of residues, whose experiment is a :class:`~esmeray.tasks.experiment.ResidueExperiment`."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        self.location(root)  # refuses sources that are not there at once: counting a model loads torch
-        self._model()  # refuses an impossible model before the data is read
+        self.location(root)  # raises at once for missing sources: counting a model loads torch
+        self._model()  # raises for an impossible model before the data is read
         return ensure_store(self.data, root, progress)
 
     def location(self, root: Path) -> Path:
@@ -132,19 +135,21 @@ class ResiduePlan(TaskPlan):
         return self._checked(size_of_store(store, self.data), store)
 
     def estimate(self) -> TaskSize:
-        """Read the head of the sources."""
+        """Estimate the sizes from the head of the sources."""
         return TaskSize(estimate_size(self.data), count_parameters(self._model()))
 
     def _checked(self, size: DataSize, store: Store) -> TaskSize:
-        """The size with a count of what the vocabulary lacks; raises as :meth:`measure`, DataError if that is most."""
+        """Add the count of unknown letters. Raises as :meth:`measure`, and DataError if most letters are unknown."""
         model = self._model(int(store.lengths.max()))
         unknown = model.backbone.unknown_letters.report(map(store.text, range(len(store))))
         return TaskSize(replace(size, unknown=unknown), count_parameters(model))
 
     def _model(self, longest: int = 0) -> Any:
-        """The model without weights; ConfigError if it can't take sequences of ``longest`` residues, cropped."""
-        source_type(self.model.backbone)  # refuses a wrong source within a second, before torch is loaded
-        # By name, and only now: the experiment's module loads torch. Empty: 15 billion weights would fill the memory.
+        """Return the model without weights. Raises ConfigError if it can't take ``longest`` residues, after
+        cropping."""
+        source_type(self.model.backbone)  # raises for a wrong source within a second, before torch is loaded
+        # Imported by name, and only here: the experiment's module loads torch. Empty, since 15 billion weights would
+        # fill the memory.
         experiment = part_named(task_named(self.model.task).experiment)
         model = experiment.new_model(self.model, seed=0, empty=True)
         check_length(self.data, model.backbone.longest, SPECIAL_TOKENS_PER_SEQUENCE, longest)
@@ -152,13 +157,14 @@ class ResiduePlan(TaskPlan):
 
 
 def check_length(data: DataSection, positions: int | None, special: int, longest: int) -> None:
-    """Refuse a ``data.max_length`` beyond a backbone's ``positions``, and longer texts under the default.
+    """Check that ``data.max_length``, or the longest text under the default, fits into a backbone's ``positions``.
 
-    ``special``: tokens around each text. ``longest``: tokens of the longest text without them. Raises ConfigError.
+    ``special``: special tokens around each text. ``longest``: tokens of the longest text without special tokens. Raises
+    ConfigError.
     """
-    # Here and not by the first batch that holds it, which may come after hours.
+    # Checked here, since the first batch with such a text may come after hours.
     limit = (positions or math.inf) - special
-    # No user chose the default: with short texts it cuts nothing.
+    # The default is no user's choice: with short texts it crops nothing and is accepted.
     is_chosen = data.max_length != DataSection.model_fields["max_length"].default
     if data.max_length > limit and (is_chosen or longest > limit):
         texts = f", and the longest text has {longest}" if longest else ""
@@ -169,19 +175,19 @@ def check_length(data: DataSection, positions: int | None, special: int, longest
 
 
 def size_of_store(store: Store, data: DataSection) -> DataSize:
-    """Count the training part of a store."""
+    """Measure the training part of a store."""
     training, held_out = split_records(store.sequence_hashes, data.validation_share)
     return size_of_lengths(store.lengths[training], data, held_out=held_out.size, counts=store.manifest.counts)
 
 
 def estimate_size(data: DataSection) -> DataSize:
-    """Estimate the size of training on the source, reading no more than the head of the files."""
-    # A store knows its lengths: nothing is estimated.
+    """Estimate the size of the training data from the head of the source files."""
+    # A store contains its lengths, so they are exact.
     if len(data.source) == 1 and ((path := local_path(data.source[0])) / MANIFEST_FILE).is_file():
         return size_of_store(Store(path), data)
     lengths, share_read = _head_lengths(data)
     head = size_of_lengths(np.array(lengths), data)
-    # The head, by its share of the bytes, stands for all that follows.
+    # Scale the head by its share of the bytes.
     scale = (1 - data.validation_share) / share_read
     return DataSize(
         sequences=round(head.sequences * scale),
@@ -195,20 +201,20 @@ def estimate_size(data: DataSection) -> DataSize:
 def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     if data.source == [SAMPLE]:
         sample = data.sample
-        # The sample is made, not read: all of it costs less than a head of a file.
+        # The sample is generated, not read: all of it costs less than the head of a file.
         return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
     source = FastaSource(data.source, data.ingest.max_residues)
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)
-        # Records enough for an estimate.
+        # Enough records for an estimate.
         if len(lengths) >= 50_000:
-            # Never 0, as sizes are divided by it.
+            # At least 1e-9, since sizes are divided by it.
             return lengths, max(source.bytes_read / source.bytes_total, 1e-9)
     return lengths, 1.0
 
 
 def size_of_lengths(lengths_N: np.ndarray, data: DataSection, **known: Any) -> DataSize:
-    """The size of training on records of these lengths (N,), in residues; ``known``: other fields."""
+    """Return the size of training on records of these lengths (N,), in residues. ``known``: other fields."""
     tokens = cropped_lengths(lengths_N, data.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
     return DataSize(lengths_N.size, int(tokens.sum()), count_cropped(lengths_N, data.max_length), exact=True, **known)

@@ -1,4 +1,4 @@
-"""Settings of the model, assembled from those that tasks share and from each task's own."""
+"""Settings of the model: the sections that tasks share, and each task's own section."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +21,11 @@ class SharedModelSection(Section):
 
 
 def _with_tasks() -> Any:
-    """The section with the choice of a task, and with each task's own settings below its name."""
+    """Create the section with the choice of a task and each task's own settings under its name."""
     tasks = {name: task_named(name) for name in task_names()}
     summaries = "; ".join(f"{name}: {task.summary}" for name, task in tasks.items() if task.summary)
     fields: dict[str, Any] = {name: (task.section, task.section()) for name, task in tasks.items()}
-    # A tuple of strings, of which Literal makes the choices that the help shows and a typo is held against.
+    # Literal of a tuple of strings: the help lists these choices, and typos are checked against them.
     fields["task"] = (Literal[tuple(tasks)], Field("autoencoder", description=f"{summaries}."))
     return create_model(
         "ModelSection", __base__=SharedModelSection, __module__=__name__, __doc__=SharedModelSection.__doc__, **fields
@@ -35,7 +35,7 @@ def _with_tasks() -> Any:
 if TYPE_CHECKING:
 
     class ModelSection(SharedModelSection):
-        """A type checker knows the sections that tasks share; a task gives its own their types."""
+        """Section for type checkers, which know only the shared sections; a task types its own."""
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -45,11 +45,11 @@ else:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """An experiment's settings that its task takes.
+    """The settings of an experiment that its task needs.
 
     Attributes:
         seed: of weights, shuffling, cropping and masking.
-        evaluation_batches: packed batches, over all workers, that an evaluation looks at.
+        evaluation_batches: packed batches per evaluation, over all workers.
     """
 
     data: DataSection

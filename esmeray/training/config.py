@@ -1,8 +1,8 @@
-"""Every setting of an experiment: one typed tree that checks the YAML file, the command line and what a checkpoint
-recorded.
+"""All settings of an experiment, as one typed tree.
 
-A function takes the section that it needs, never the whole tree. Each section stands in the room that reads it; the
-text below a setting describes it and names its unit; the command line's help and docs/config.md are generated from it.
+The tree checks the YAML file, the command line and the settings recorded in a checkpoint. A function takes the section
+that it needs, never the whole tree. Each section is defined in the package that reads it. The string below a setting
+describes it and names its unit; the command line's help and docs/config.md are generated from these strings.
 """
 
 from pathlib import Path
@@ -59,7 +59,7 @@ class Config(Section):
 
     @property
     def task_settings(self) -> TaskSettings:
-        """The settings of these that the task takes."""
+        """The settings that the task needs."""
         training = self.training
         return TaskSettings(
             self.data, self.batch, self.model, self.run.seed, training.precision, training.evaluation_batches
@@ -67,26 +67,27 @@ class Config(Section):
 
 
 def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
-    """Read, merge and check an experiment's settings; None for the defaults, without a file.
+    """Read, merge and validate the settings of an experiment. If the path is None, use the defaults.
 
-    ``train_config/NAME.yaml`` is found from any folder, also as NAME. A precision that is not set is known once the
-    nodes are: see :func:`with_precision`. Raises ConfigError with one line a problem, naming file and line, or the
-    option.
+    ``train_config/NAME.yaml`` is found from any folder, also as NAME. If the precision is not set, it is chosen once
+    the nodes are known: see :func:`with_precision`. Raises ConfigError with one line per problem, which names the file
+    and line or the option.
     """
     return load_settings(Config, path, _without_sizes(overrides or {}))
 
 
 def with_precision(config: Config, precision: Precision) -> Config:
-    """The config in this precision, if none was given."""
+    """Return the config with this precision, unless it sets a precision itself."""
     if "precision" in config.training.model_fields_set:
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"precision": precision})})
 
 
 def _without_sizes(overrides: Overrides) -> Overrides:
-    """Drop the file's size of random weights where the command line names trained weights, which have their own."""
+    """Drop the file's size of random weights if the command line names trained weights, which have a size of their
+    own."""
     source = overrides.get(("model", "backbone", "source"))
-    # A name without a slash is a size of random weights, unless a folder has it.
+    # A name without a slash is a size of random weights, unless a folder has this name.
     if not source or not ("/" in source or expanded(source).is_dir()):
         return overrides
     return {**{("model", "backbone", size): None for size in ("layers", "hidden_size", "heads")}, **overrides}

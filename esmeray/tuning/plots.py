@@ -1,4 +1,4 @@
-"""The picture of a search: speed and memory by token budget, and what decides the speed (Optuna's fANOVA)."""
+"""The plot of a search: speed and memory by token budget, and the importance of each setting (Optuna's fANOVA)."""
 
 import textwrap
 from collections.abc import Callable
@@ -28,11 +28,11 @@ _COLOURS = {"bf16": BLUE, "fp32": ORANGE, "fp16": GREEN}
 _FAILURES = {"out_of_memory": "^", "crash": "X", "timeout": "s", "nan": "P", "refused": "|"}
 _THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 _FEWEST_TRIALS = 4
-"""From which importances are estimated."""
+"""Minimum number of trials to estimate importances from."""
 
 
 def draw_search(results: Results, path: Path, title: str) -> None:
-    """Draw speed, memory and importances as one PNG, which is replaced only when the new one is complete."""
+    """Draw speed, memory and importances as one PNG. An existing file is replaced once the new one is complete."""
     with picture(path, 13, 7.6, textwrap.fill(title, 105)) as figure:
         grid = figure.add_gridspec(2, 2, height_ratios=[1.5, 1.0])
         _draw_speed(figure.add_subplot(grid[0, 0]), results)
@@ -41,7 +41,7 @@ def draw_search(results: Results, path: Path, title: str) -> None:
 
 
 def importances(results: Results) -> dict[str, float]:
-    """Return the share of each setting in the differences of speed, the largest first; empty where not known."""
+    """Return each setting's share in the differences of speed, largest first; empty if unknown."""
     measured = results.measured
     words = [{NAMES[name]: value_text(name, getattr(t.settings, name)) for name in NAMES} for t in measured]
     values = {name: sorted({words_of_trial[name] for words_of_trial in words}) for name in NAMES.values()}
@@ -57,7 +57,7 @@ def importances(results: Results) -> dict[str, float]:
     for words_of_trial, speed in zip(words, speeds, strict=True):
         params = {name: words_of_trial[name] for name in varied}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=speed))
-    # fANOVA's forest is drawn by chance: a seed, so that the page of a search is the same each time.
+    # fANOVA's forest is random: a fixed seed makes the page of a search reproducible.
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0))
 
 
@@ -68,7 +68,7 @@ def _draw_speed(axes: Axes, results: Results) -> None:
         failed = [trial.settings.tokens for trial in results.trials if trial.measurement.status == status]
         if failed:
             label = f"{STATUSES[status]} ({len(failed)})"  # type: ignore[index]
-            # At zero, as they have no speed: a curve that ends is explained below its end.
+            # Failures have no speed and are drawn at zero, below the end of the curve that they explain.
             axes.plot(failed, [0.0] * len(failed), marker, color=RED, label=label, clip_on=False)
     axes.yaxis.set_major_formatter(_THOUSANDS)
     legend(axes, over_curves=True)
@@ -80,14 +80,14 @@ def _draw_memory(axes: Axes, results: Results) -> None:
     totals = filter(None, (trial.measurement.total_memory_bytes for trial in results.measured))
     allowed = (1 - results.margin) * min(totals, default=0) / 2**30
     highest = max(((trial.measurement.peak_memory_bytes or 0) / 2**30 for trial in results.measured), default=0.0)
-    if 0 < allowed < 3 * highest:  # not known where there is no GPU; far above, it would flatten the curves
+    if 0 < allowed < 3 * highest:  # unknown without a GPU; a limit far above would flatten the curves
         axes.axhline(allowed, color=RED, linestyle="--", label=f"memory less the margin of {results.margin:.0%}")
         axes.set_ylim(0.0, 1.15 * max(allowed, highest))
     legend(axes, over_curves=True)
 
 
 def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float]) -> None:
-    """Points by precision (colour) and checkpointing (marker), and a line through the highest of each budget."""
+    """Plot points by precision (colour) and checkpointing (marker), and a line through the highest of each budget."""
     style(axes)
     kinds: dict[tuple[str, bool], list[Trial]] = {}
     for trial in results.measured:
@@ -105,7 +105,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
     best = results.best
     if best is not None:
         axes.plot(best.settings.tokens, height(best), "*", color=MAGENTA, markersize=15, zorder=5, label="best")
-    # Ticks at the budgets: a log axis would label powers of ten, which nobody tried.
+    # Ticks at the budgets: a log axis would label powers of ten, which were not tried.
     budgets = [float(tokens) for tokens in results.space.budgets]
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(budgets) / 1.35, max(budgets) * 1.35)
@@ -124,5 +124,5 @@ def _draw_importance(axes: Axes, results: Results) -> None:
         return
     bars = axes.barh(list(shares), list(shares.values()), color=BLUE)
     axes.bar_label(bars, [f" {share:.0%}" for share in shares.values()], color=INK, fontsize=9)
-    axes.set_xlim(0.0, 1.1 * max(shares.values()))  # room for the bars' labels
+    axes.set_xlim(0.0, 1.1 * max(shares.values()))  # space for the bars' labels
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

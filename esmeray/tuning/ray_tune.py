@@ -1,4 +1,4 @@
-"""Trials of a search run by Ray Tune: side by side where the cluster has devices for several, on a CPU one by one."""
+"""Run the trials of a search with Ray Tune: in parallel on a cluster with several devices, one by one on a CPU."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ from esmeray.tuning.trainable import MeasuredTrial, placement
 
 
 class Progress(tune.Callback):
-    """Says what each trial came to, and ends the search when it is asked to or nothing can start."""
+    """Report each trial's result, and end the search on request or if no trial can start."""
 
     def __init__(self, job: Job, space: SearchSpace) -> None:
         self._job = job
@@ -39,13 +39,13 @@ class Progress(tune.Callback):
         self._idle_since = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Raise what ends the search; Ray Tune then leaves its state as it is, to be restored."""
+        """Raise the error that ends the search; Ray Tune then leaves its state as it is, to be restored."""
         if self._job.folder.stop_requested():
             raise StoppedError
         now = time.monotonic()
         if not trials or any(trial.status == trial.RUNNING for trial in trials):
             self._idle_since = now
-        # Ray Tune would wait for ever for resources that others hold.
+        # Ray Tune would wait forever for resources that others hold.
         elif now - self._idle_since > connection.START_TIMEOUT_S:
             raise ResourceError("no trial could start: is the cluster busy?")
 
@@ -66,9 +66,10 @@ class Progress(tune.Callback):
 
 
 def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
-    """Run the trials of a search to its end, or to a signal; return the space and what ended it early, if anything did.
+    """Run the trials of a search until its end or a signal. Return the space, and the error that ended it early, if
+    any.
 
-    ``data_tokens`` are those of all training sequences.
+    ``data_tokens``: tokens of all training sequences.
     """
     folder = job.folder
     search = job.search
@@ -79,7 +80,7 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         job = replace(job, config=with_precision(job.config, precision))
         space = make_space(job, nodes, data_tokens)
         folder.clear_requests()
-        # Written only now, when nothing can be refused any more: the next search is compared with them.
+        # Written only after all checks have passed: the next search is compared with these files.
         write_atomically(folder.config, dump_config(job.config))
         write_atomically(folder.tune, dump_config(search))
         say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
@@ -94,14 +95,14 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
     _prepare_ray_tune()
     folder = job.folder
     sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
-    # Without GPUs a machine is one device: trials that share its cores and memory would measure one another.
+    # Without GPUs a machine is one device: concurrent trials would share its cores and memory and slow each other down.
     devices = sum(node.gpus for node in nodes) or len(nodes)
-    # Never restored from Ray Tune's own state, which may be half-written: the trials' files say what was measured.
+    # Never restored from Ray Tune's own state, which may be half-written: the trials' files hold the measurements.
     tuner = tune.Tuner(
         tune.with_parameters(sized, job=job, workers=space.workers),
         tune_config=tune.TuneConfig(
             search_alg=Search(space, job.search, folder.trials),
-            num_samples=-1,  # the searcher ends it
+            num_samples=-1,  # the searcher decides when to stop
             max_concurrent_trials=max(1, devices // min(space.workers)),
             reuse_actors=True,  # workers take ten seconds to start
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -111,7 +112,7 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
             storage_path=str(folder.path),
             callbacks=[Progress(job, space)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            failure_config=tune.FailureConfig(fail_fast="raise"),  # what fails in a trial is its result
+            failure_config=tune.FailureConfig(fail_fast="raise"),  # failures in a trial are results
             verbose=0,
         ),
     )
@@ -123,20 +124,21 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
 
 
 def _prepare_ray_tune() -> None:
-    # A trial's process imports this code, and Ray Tune (2.60) takes no other environment for it.
+    # A trial's process imports this code, and Ray Tune (2.60) allows no other way to set its environment.
     os.environ["PYTHONPATH"] = python_path()
     class_cache.ENV_VARS_TO_PROPAGATE.add("PYTHONPATH")
-    # It imports wandb (0.31) to count who uses its callback, which makes two temporary folders: a killed search leaves
-    # them. Searches log nothing there, and None is to an import as if it were not installed.
+    # Ray Tune imports wandb (0.31) to count users of its callback, which creates two temporary folders that a killed
+    # search leaves behind. Searches don't log to W&B. With None in sys.modules the import fails as if it were not
+    # installed.
     sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables also with verbose=0
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output prints tables even with verbose=0
     warnings.filterwarnings("ignore", "fail_fast='raise' detected")  # StoppedError leaves nothing behind
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # trials that a signal ends are failures to it
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # it counts trials that a signal ends as failures
 
 
 def _refusal_behind(error: BaseException) -> EsmerayError | None:
-    """The refusal behind an error of Ray Tune's, if there is one."""
-    # A worker's error is the cause of a RayTaskError (``cause``), which Ray Tune raises errors of its own from.
+    """Return the EsmerayError behind an error of Ray Tune, if there is one."""
+    # A worker's error is the ``cause`` of a RayTaskError, which Ray Tune wraps in its own errors.
     inner = getattr(error, "cause", None) or error
     if isinstance(inner, EsmerayError):
         return inner
@@ -144,7 +146,7 @@ def _refusal_behind(error: BaseException) -> EsmerayError | None:
 
 
 def _check_hardware(folder: SearchFolder) -> None:
-    """Refuse to resume a search on other machines by a ConfigError; note those of a new one."""
+    """Record the machines of a new search. Raises ConfigError when resuming a search on other machines."""
     here = connection.hardware()
     before = folder.hardware.read_text().strip() if folder.hardware.exists() else here
     if folder.trials.exists() and before != here:

@@ -1,7 +1,7 @@
-"""Records of a search: the settings of a trial and its measurement, a file each, and the folder and job around them.
+"""Records of a search: one file per trial with its settings and measurement, and the search's folder and job.
 
-A trial's file is written where it ran before Ray Tune hears of its result, and a search resumes from these files: Ray
-Tune (2.60) saves its own state some seconds later, and would repeat what was measured since.
+A trial's file is written on the trial's node before its result is reported to Ray Tune, and a search resumes from these
+files. Ray Tune (2.60) saves its own state some seconds later, and would repeat trials measured since.
 """
 
 import json
@@ -37,7 +37,7 @@ _SETTINGS = {
     "prefetch": ("data.prefetch", "prefetched batches"),
     "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
 }
-"""Key in an experiment's config and words of each setting, those first that usually decide most."""
+"""Key in an experiment's config and label of each setting, in the usual order of importance."""
 
 KEYS = {name: key for name, (key, _) in _SETTINGS.items()}
 NAMES = {name: words for name, (_, words) in _SETTINGS.items()}
@@ -51,12 +51,12 @@ STATUSES: dict[Status, str] = {
     "nan": "NaN",
     "refused": "refused",
 }
-"""Results of a trial, in words."""
+"""Labels of a trial's status."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A configuration of a search; each field stands for one key of the config (:data:`KEYS`)."""
+    """A configuration of a search; each field corresponds to one key of the config (:data:`KEYS`)."""
 
     tokens: int
     batch_size: int | None
@@ -74,12 +74,12 @@ class Measurement:
     """The result of a trial, which took ``seconds``.
 
     Attributes:
-        status: ``pruned``: it could not win any more; ``refused``: the settings can't be run.
-        tokens_per_s: real tokens of all workers; the median of the last two windows, or of all if no two agree.
-        peak_memory_bytes: the largest over the workers.
-        total_memory_bytes: of one device; on the CPU what one worker may take.
-        shares: of the time of a step by phase, mean over the workers.
-        reusable: the workers can take the next trial. After a crash others may wait in a step for ever.
+        status: ``pruned``: the trial could no longer win; ``refused``: the settings can't be run.
+        tokens_per_s: real tokens of all workers; median of the last two windows, or of all if they don't agree.
+        peak_memory_bytes: maximum over the workers.
+        total_memory_bytes: memory of one device; on the CPU the limit of one worker.
+        shares: share of a step's time by phase, mean over the workers.
+        reusable: the workers can take the next trial. After a crash others may be stuck in a step forever.
     """
 
     status: Status
@@ -93,15 +93,15 @@ class Measurement:
     reusable: bool = True
 
     def speed(self, memory_margin: float) -> float:
-        """Tokens per second; 0 where it failed or was too large."""
+        """Return tokens per second; 0 if the trial failed or used too much memory."""
         return (self.tokens_per_s or 0.0) if self.fits(memory_margin) else 0.0
 
     def fits(self, memory_margin: float) -> bool:
-        """Test that it ran and left the margin free."""
+        """Test whether it ran and left the margin free."""
         return self.status in ("ok", "pruned") and (self.memory_share or 0.0) <= 1 - memory_margin
 
     def is_too_large(self, memory_margin: float) -> bool:
-        """Test for out of memory or too little of it left free."""
+        """Test for out of memory, or less than the margin left free."""
         return self.status == "out_of_memory" or (self.memory_share or 0.0) > 1 - memory_margin
 
     @property
@@ -113,7 +113,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration and its result; ``id`` is Ray Tune's, ``number`` counts trials as they ended, from 1."""
+    """A configuration and its result. ``id`` is Ray Tune's; ``number`` counts trials in the order they ended, from
+    1."""
 
     id: str
     number: int
@@ -123,20 +124,20 @@ class Trial:
 
 def write_trial(folder: Path, trial_id: str, settings: Settings, measurement: Measurement) -> None:
     """Write a trial's file; it is on disk when this returns."""
-    # Trials are in the order in which they ended, also those of a resumed search: ids of Ray Tune have no order.
+    # The time gives the order of trials, also in a resumed search, since ids of Ray Tune have no order.
     record = {"time": time.time(), "settings": asdict(settings), "measurement": asdict(measurement)}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{trial_id}.json", json.dumps(record, indent=1) + "\n")
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """Return the trials of a search in the order in which they ended; DataError for a file that holds none."""
+    """Return the trials of a search in the order they ended. Raises DataError for a file without a valid trial."""
     ended = sorted(map(_read, folder.glob("*.json")), key=lambda timed: timed[0])
     return [replace(trial, number=number) for number, (_, trial) in enumerate(ended, start=1)]
 
 
 def _read(path: Path) -> tuple[float, Trial]:
-    """When a trial ended, and the trial; its number follows from the others."""
+    """Read a trial and the time at which it ended. Its number is assigned later."""
     try:
         record = json.loads(path.read_bytes())
         trial = Trial(path.stem, 0, Settings(**record["settings"]), Measurement(**record["measurement"]))
@@ -146,16 +147,17 @@ def _read(path: Path) -> tuple[float, Trial]:
 
 
 class StoppedError(Exception):
-    """The search is to end, and its trials with it."""
+    """Raised to end the search and its trials."""
 
 
 class SearchFolder(RunFolder):
-    """Paths of a search, which lies among the runs."""
+    """Paths of a search, in a folder next to the runs."""
 
     def __init__(self, storage_path: str | Path, name: str) -> None:
         super().__init__(storage_path, name)
         if self.uri is not None:
-            # Trials write where they run, and a search reads them at once: a working copy would show its own alone.
+            # Trials write on their own node, and the search reads at once: a working copy would only contain the node's
+            # own trials.
             raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
@@ -168,10 +170,10 @@ class SearchFolder(RunFolder):
 
 @dataclass(frozen=True)
 class Job:
-    """An experiment and the search over it; ``store_path`` once its data is prepared.
+    """An experiment and the search over it. ``store_path`` is set once its data is prepared.
 
-    ``make_group`` makes of :class:`~esmeray.cluster.placement.Workers` and a job what has the methods of
-    :class:`~esmeray.tuning.workers.WorkerGroup`; None for that itself.
+    ``make_group``: function that creates, from :class:`~esmeray.cluster.placement.Workers` and a job, an object with
+    the methods of :class:`~esmeray.tuning.workers.WorkerGroup`. None: that class itself.
     """
 
     config: Config
@@ -185,13 +187,13 @@ class Job:
 
     @property
     def measured(self) -> Config:
-        """The experiment of trials: what they write is the search's, as a classifier's tokenizer in a run's folder."""
+        """The experiment that trials use, under the search's name: their files, e.g. a tokenizer, go to its folder."""
         return self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": self.search.name})})
 
     def own_settings(self, workers: Workers) -> Settings:
-        """The settings that the experiment has itself. Raises ConfigError where DeepSpeed's can't be read."""
+        """Return the experiment's own settings. Raises ConfigError if DeepSpeed's settings can't be read."""
         values = {name: attrgetter(key)(self.config) for name, key in KEYS.items()}
-        # Settings may be left to DeepSpeed's file, the cluster or the device: those are compared that training takes.
+        # Settings may be left to DeepSpeed's file, the cluster or the device: resolve them as training does.
         values["stage"] = zero_stage(self.config.training, self.config.deepspeed)
         values["workers"] = workers.count
         if values["compile"] is None:
@@ -199,9 +201,9 @@ class Job:
         return Settings(**values)
 
     def trial_config(self, settings: Settings) -> Config:
-        """The experiment of a trial; ConfigError where the settings don't go together.
+        """Return the experiment of a trial. Raises ConfigError if the settings can't be combined.
 
-        With ``keep_global_tokens`` the result of training stays; else a step is one batch of each worker.
+        With ``keep_global_tokens`` the result of training is unchanged. Otherwise a step is one batch per worker.
         """
         plain = self.measured.model_dump(mode="json")
         if not self.search.keep_global_tokens:
@@ -210,7 +212,7 @@ class Job:
             *sections, key = path.split(".")
             reduce(getitem, sections, plain)[key] = getattr(settings, name)
         try:
-            # By validation, not by model_copy: sections check one another, and some settings exclude others.
+            # Validated, unlike model_copy: sections check one another, and some settings exclude others.
             return Config.model_validate(plain)
         except ValidationError as error:
             problems = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
@@ -226,7 +228,7 @@ def value_text(name: str, value: Value) -> str:
 
 
 def settings_text(settings: Settings, names: Iterable[str]) -> str:
-    """In a line: ``token budget 8,192, precision bf16``."""
+    """Return settings as one line of text: ``token budget 8,192, precision bf16``."""
     return ", ".join(f"{NAMES[name]} {value_text(name, getattr(settings, name))}" for name in names)
 
 

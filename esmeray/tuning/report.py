@@ -1,6 +1,6 @@
-"""The report of a search: tune_report.html, one page that needs nothing else, its picture, and the terminal's table.
+"""The report of a search: the self-contained page tune_report.html, its plot, and the table in the terminal.
 
-What limits a configuration follows from its trials, through the one adviser (:mod:`esmeray.monitoring.advice`).
+The trials show what limits a configuration, as judged by :mod:`esmeray.monitoring.advice`.
 """
 
 import base64
@@ -38,15 +38,15 @@ _PHASES = {
     "communication": "communication",
 }
 _SETTINGS = ("tokens", "precision", "gradient_checkpointing", "compile", "num_workers", "stage", "workers")
-"""Settings that the advice names."""
+"""Settings that the advice mentions."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
-"""Topics of advice that are about the configuration's step."""
+"""Topics of advice about the step of a configuration."""
 _UNKNOWN = Advice("unknown", "What limits is not known: no shares of a step were measured")
 
 SHOWN = 5
-"""Trials in the terminal's table."""
+"""Number of trials in the terminal's table."""
 PAGE_WIDTH = 250
-"""Columns of the page's table, in which no reason is broken."""
+"""Columns of the page's table, wide enough for every reason to stay on one line."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -62,24 +62,24 @@ _PAGE = """<!doctype html>
 
 
 def write_tune_report(results: Results, folder: SearchFolder) -> None:
-    """Write the page and the picture; there may be no result."""
+    """Write the page and the plot; the search may have no result."""
     title = f"{folder.path.name}: {_headline(results)}"
     draw_search(results, folder.picture, title)
     console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH)
     console.print("\n".join(_summary(results)), highlight=False, markup=False)
-    others = [trial for trial in results.trials if trial not in results.ranked]  # also failures, with their reasons
+    others = [trial for trial in results.trials if trial not in results.ranked]  # with failures and their reasons
     console.print(_table("Every trial", [*results.ranked, *others], results))
     if results.best is not None:
         console.print(f"python train_ray.py --config {folder.best}", highlight=False, markup=False)
-    # The terminal's own table as HTML: a second layout would be a second thing to keep in step.
+    # Reuse the terminal's table as HTML instead of maintaining a second layout.
     text = console.export_html(code_format="{code}", inline_styles=True)
-    # Inside the page, which then may be sent or attached by itself.
+    # Embedded, so that the page can be sent or attached as a single file.
     picture = base64.b64encode(folder.picture.read_bytes()).decode("ascii")
     write_atomically(folder.report, _PAGE.format(title=escape(title), picture=picture, text=text))
 
 
 def print_table(results: Results, console: Console) -> None:
-    """The fastest that fit, or every token budget of a search over these alone, and what limits the fastest."""
+    """Print the fastest configurations and what limits the best; for a search over budgets alone, every budget."""
     if results.space.varied == ["tokens"]:
         console.print(_table("Token budgets", sorted(results.trials, key=lambda trial: trial.settings.tokens), results))
     else:
@@ -92,7 +92,7 @@ def _headline(results: Results) -> str:
     best = results.best
     if best is None:
         return "no configuration was found that fits"
-    # Nothing was varied where one value of each setting was offered.
+    # Nothing was varied if each setting had one value.
     varied = settings_text(best.settings, results.space.varied) or "the only configuration"
     return f"{speed_text(best.measurement)} with {varied}"
 
@@ -136,16 +136,16 @@ def _table(title: str, trials: Sequence[Trial], results: Results) -> Table:
 
 
 def advice_for(trial: Trial, results: Results) -> list[Advice]:
-    """Return what limits a configuration that was measured to the end, then what else may be done about it."""
+    """Return what limits a fully measured configuration, then other advice."""
     facts = _facts(trial, results)
     limit = what_limits(facts)
-    # The step's own topics compete: of these the one that limits is enough.
+    # Topics of the step exclude one another: only the limiting one is shown.
     further = [advice for advice in advise(facts) if advice.actions and advice.topic not in _SEARCHED]
     return [limit, *further] if limit is not None else [_UNKNOWN]
 
 
 def shares_text(trial: Trial) -> str:
-    """The phases of a step as shares of its time, in a line."""
+    """Return the phases of a step as shares of its time, in one line."""
     shares = trial.measurement.shares
     phases = [f"{text} {shares[name]:.0%}" for name, text in _PHASES.items() if shares.get(name, 0.0) >= 0.005]
     return f"Of a step: {', '.join(phases)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}." if phases else ""
@@ -154,11 +154,11 @@ def shares_text(trial: Trial) -> str:
 def _facts(trial: Trial, results: Results) -> Facts:
     settings = trial.settings
     shares: dict[str, Any] = dict(trial.measurement.shares)
-    if settings.workers == 1:  # the rest are the agreements of a worker with itself
+    if settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
     others = [other.settings for other in results.trials]
     tried = {KEYS[name] for name in NAMES if any(_differs_in(name, settings, other) for other in others)}
-    # Smaller budgets alone don't answer whether a larger one is faster.
+    # Smaller budgets alone don't show whether a larger one is faster.
     if not any(other.tokens > settings.tokens for other in others):
         tried.discard(KEYS["tokens"])
     return Facts(
@@ -179,8 +179,8 @@ def _is_blocked(settings: Settings, results: Results) -> bool:
 
 
 def _rise(trial: Trial, results: Results) -> float | None:
-    """Speed relative to the next smaller budget that was measured with all else alike, minus 1."""
-    # Of the same settings but the budget: the share of another setting in the speed would count as the budget's.
+    """Return the speed relative to the next smaller measured budget with all other settings equal, minus 1."""
+    # All other settings must be equal: otherwise their effect would count as the budget's.
     smaller = [
         other
         for other in results.measured
@@ -192,5 +192,5 @@ def _rise(trial: Trial, results: Results) -> float | None:
 
 
 def _differs_in(name: str, settings: Settings, other: Settings) -> bool:
-    """Test for two configurations that differ in this setting and in no other."""
+    """Test whether two configurations differ in this setting and in no other."""
     return [key for key in NAMES if getattr(settings, key) != getattr(other, key)] == [name]

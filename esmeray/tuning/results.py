@@ -1,4 +1,4 @@
-"""The results of a search: which of its trials are fastest, as far as the noise lets that be said, and best.yaml."""
+"""The results of a search: its fastest trials, within the noise of the measurements, and best.yaml."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace
 
 NOISY = 1.1
-"""Ratio of the fastest window to the slowest from which on a speed is shown with its windows."""
+"""Minimum ratio of the fastest to the slowest window at which a speed is shown with its windows."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """All trials of a search, in order; a share ``margin`` of the memory has to stay free.
+    """All trials of a search, in order; a share ``margin`` of the memory must stay free.
 
-    Speeds that differ by less than ``agreement`` are the same, as far as two windows of one trial show.
+    Speeds that differ by less than ``agreement`` count as equal, given the differences between windows of one trial.
     """
 
     trials: Sequence[Trial]
@@ -34,12 +34,12 @@ class Results:
 
     @property
     def measured(self) -> list[Trial]:
-        """Trials with a speed, those that were stopped early included."""
+        """Trials with a speed, including those that were stopped early."""
         return [trial for trial in self.trials if trial.measurement.tokens_per_s is not None]
 
     @property
     def ranked(self) -> list[Trial]:
-        """Trials that were measured to the end and fit, the fastest first."""
+        """Trials that were fully measured and fit, fastest first."""
         complete = [trial for trial in self.trials if trial.measurement.status == "ok" and self.speed(trial)]
         return sorted(complete, key=self.speed, reverse=True)
 
@@ -61,18 +61,18 @@ class Results:
 
 
 def speed_text(measurement: Measurement) -> str:
-    """Tokens per second, with its windows where they differ: ``900 tokens/s (windows 800 to 990)``."""
+    """Return tokens per second, with the windows if they differ: ``900 tokens/s (windows 800 to 990)``."""
     slowest = min(measurement.windows, default=0.0)
     fastest = max(measurement.windows, default=0.0)
-    # Of steady speeds the windows say nothing that the speed does not.
+    # The windows of a steady speed add no information.
     noise = f" (windows {slowest:,.0f} to {fastest:,.0f})" if fastest > NOISY * slowest else ""
     return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s{noise}"
 
 
 def write_best(best: Trial, results: Results, job: Job) -> None:
-    """Write the experiment with the fastest settings; a comment says how it was found.
+    """Write the experiment with the fastest settings, and a comment on how they were found.
 
-    It runs from any folder, under a name of its own, as its batches are not those of the experiment's checkpoints.
+    It runs from any folder and has its own name, since the experiment's checkpoints have other batches.
     """
     fastest = job.trial_config(best.settings)
     run = job.config.run.model_copy(update={"name": f"{job.config.run.name}-fastest", "resume": "allow"})
@@ -81,7 +81,7 @@ def write_best(best: Trial, results: Results, job: Job) -> None:
 
 
 def noise_lines(results: Results) -> list[str]:
-    """Return which trials are slower than the fastest by no more than windows of one trial differ."""
+    """Return a line with the trials whose speed equals the fastest within the noise of windows."""
     fastest, *others = results.ranked
     lowest = (1 - results.agreement) * results.speed(fastest)
     as_fast = [str(trial.number) for trial in others if results.speed(trial) >= lowest]
@@ -93,27 +93,27 @@ def noise_lines(results: Results) -> list[str]:
 
 def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig) -> list[str]:
     """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
-    # Whether or not it is fast: it is the answer to how much the memory holds.
+    # Reported even if it is slow: it shows the capacity of the memory.
     largest = max(filter(results.speed, results.measured), key=lambda trial: trial.settings.tokens)
     lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
-    # A larger budget that failed was reported with its trial; one that was not tried would look like out of memory.
+    # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
         lines.append(
             "No larger one was tried: --tune.search.max_trials or time_budget_s ended the search, or it would not fit."
         )
-    # Of other searches best.yaml has all that is to be set.
+    # For other searches best.yaml contains all settings.
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines
     if search.inference:
         return [*lines, f"To set where a model predicts: {best.settings.tokens} tokens a batch."]
     at_once = best.settings.tokens * best.settings.workers
-    # A global batch holds whole micro-batches of all workers: the nearest one that does.
+    # A global batch holds whole micro-batches of all workers: round to the nearest multiple.
     steps = max(1, round(global_tokens / at_once))
     return [*lines, f"To set: --batch.tokens {best.settings.tokens} --batch.global_tokens {steps * at_once}"]
 
 
 def _from_any_folder(section: DataSection) -> DataSection:
-    """The data, by absolute paths."""
+    """Return the data section with absolute paths."""
     sources = section.source if section.source == [SAMPLE] else [*map(absolute_path, section.source)]
     store = None if section.store is None else absolute_path(section.store)
     held_out = [*map(absolute_path, section.labels.validation_source)]
@@ -149,9 +149,9 @@ def _comment(best: Trial, results: Results, job: Job) -> str:
 
 
 def nothing_fits(results: Results) -> ResourceError:
-    """The refusal where no configuration ran and left the margin free."""
+    """Return the error if no configuration ran and left the margin free."""
     tried = [trial.measurement for trial in results.trials]
-    # The first of the failures: it is of the experiment's own settings, or of the nearest to them.
+    # The first failure belongs to the experiment's own settings, or to the nearest valid ones.
     reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
         f"no configuration of {len(tried)} fits and leaves {results.margin:.0%} of the memory free "

@@ -4,7 +4,7 @@ Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (
 
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
-    hardware.txt             the machines on which it was measured
+    hardware.txt             the machines that it was measured on
     trials/                  see tuning.records
     ray_tune/                Ray Tune's own results and state
     best.yaml                see tuning.results
@@ -36,21 +36,21 @@ CHANGES_SPEED = (
     *("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker"),
     *("tune.keep_global_tokens", "tune.inference"),
 )
-"""Settings under which a measurement holds; those that are searched may change nevertheless."""
+"""Settings that a measurement depends on; the searched ones among them may still change."""
 
 
 def tune(job: Job) -> int:
-    """Search to the end; returns the exit code, 0 finished, 128 + signal when stopped.
+    """Search to the end. Returns the exit code: 0 if finished, 128 + signal if stopped.
 
-    Raises EsmerayError where it can't start, or no configuration fits.
+    Raises EsmerayError if the search can't start, or no configuration fits.
     """
-    job = replace(job, config=with_absolute_paths(job.config))  # for trials' processes, which run in other folders
+    job = replace(job, config=with_absolute_paths(job.config))  # absolute, since trials run in other working folders
     return until_signal(job.folder, lambda signals: _tune_locked(job, signals), "the search")
 
 
 def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
-    job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # as it was recorded
+    job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # recorded configs have absolute paths too
     data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
     space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
@@ -62,7 +62,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     job = _as_begun(job)
     folder = job.folder
     if find(job.config.ray) == LOCAL:
-        make_space(job, [*local_resources()])  # refuses what it can before anything is prepared
+        make_space(job, [*local_resources()])  # checks as much as possible before anything is prepared
     task = task_plan(job.measured.data, job.measured.model)
     check_stage(task, job.measured.training, job.measured.deepspeed)
     with conversion_bar("preparing the data") as progress:
@@ -78,9 +78,9 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
 
 
 def _as_begun(job: Job) -> Job:
-    """The job in the precision of the search that it resumes, if none is given.
+    """Return the job with the precision of the search that it resumes, if it sets none.
 
-    Raises ConfigError for another experiment, whose measurements would be mixed.
+    Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.
     """
     folder = job.folder
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
@@ -90,7 +90,7 @@ def _as_begun(job: Job) -> Job:
     before = begun.model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
-        # Searched settings may differ: each trial's file has its own.
+        # Searched settings may differ, since each trial's file records its own.
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
                 f"{change}, and the trials of {folder.path} were measured before: set it back, or "
@@ -106,11 +106,11 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     best = results.best
     if best is not None:
         write_best(best, results, job)
-    # Also after a signal: whoever stops a search wants what it has measured.
+    # Written after a signal too: a user who stops a search wants its measurements.
     if results.trials or not signals.received:
         try:
             write_tune_report(results, folder)
-        except (OSError, ValueError, EsmerayError) as failure:  # no reason to hide a result
+        except (OSError, ValueError, EsmerayError) as failure:  # a failed report must not hide the result
             warn(f"{folder.report}: not written ({failure})")
     if signals.received:
         fastest = f", {folder.best} has the fastest so far ({speed_text(best.measurement)})" if best is not None else ""

@@ -1,8 +1,8 @@
-"""The choice of the next configuration to measure: Optuna's sampler, begun with the largest budget that fits.
+"""Choose the next configuration to measure: find the largest budget that fits, then ask Optuna's sampler.
 
-First the experiment's own configuration, and by doubling and bisecting the largest token budget that fits it; then what
-is nearest to what the sampler asks for, among those that were not measured. Nothing is measured that needs at least
-the memory of a configuration that was too large.
+The search starts with the experiment's own configuration, and finds its largest token budget by doubling and bisecting.
+Then it measures the valid, untried configuration nearest to the sampler's suggestion. Configurations that need at least
+the memory of one that was too large are left out.
 """
 
 import math
@@ -21,13 +21,13 @@ from esmeray.tuning.space import ORDERED, SearchSpace, most_trials, needs_at_lea
 from esmeray.tuning.trainable import METRIC
 
 STARTUP_TRIALS = 6
-"""Results that TPE needs before it models."""
+"""Results that TPE needs before it builds a model."""
 
 
 class Search(OptunaSearch):
-    """Ray Tune's searcher by Optuna, over configurations of which only some are valid.
+    """Ray Tune's Optuna searcher, for a space in which only some combinations are valid.
 
-    It learns from the files of the trials: a search that resumes, or has another limit, knows all that was measured.
+    It learns from the trials' files, so that a search that resumes, or has another limit, knows all measurements.
     """
 
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
@@ -54,27 +54,27 @@ class Search(OptunaSearch):
         params = super().suggest(trial_id)
         assert params is not None
         values = {name: self._configurations.values[name][index] for name, index in params.items()}
-        # The sampler knows no dependence between settings: what it asks for may not be valid, or was measured.
+        # The sampler treats settings as independent: its suggestion may be invalid or already measured.
         settings = self._bracket(untried) or self._configurations.nearest(Settings(**values), untried)
         self._running[trial_id] = settings
         return {"settings": asdict(settings), "to_beat": self._to_beat()}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Forget what the sampler asked for: what was measured instead is in the trial's file."""
+        """Discard the sampler's suggestion: the trial's file has the settings that were measured instead."""
         if self._running.pop(trial_id, None) is not None:
             super().on_trial_complete(trial_id, error=True)
 
     def _learn(self) -> None:
-        """Add the trials that ended since the last time to Optuna's study."""
+        """Add the trials that ended since the last call to Optuna's study."""
         space = self._configurations
         for trial in read_trials(self._trials):
             if trial.id in self._results:
                 continue
             self._results[trial.id] = trial
             values = asdict(trial.settings)
-            if all(values[name] in space.values[name] for name in NAMES):  # the space may have become smaller
+            if all(values[name] in space.values[name] for name in NAMES):  # a resumed search may have a smaller space
                 indices = {name: space.values[name].index(values[name]) for name in NAMES}
-                # What failed counts as a speed of 0: the sampler is to stay away from it.
+                # Failures count as a speed of 0, so that the sampler avoids them.
                 self.add_evaluated_point(indices, trial.measurement.speed(self._margin))
 
     @property
@@ -82,7 +82,7 @@ class Search(OptunaSearch):
         return {trial.settings: trial.measurement for trial in self._results.values()}
 
     def _is_over(self) -> bool:
-        # Of measuring alone, so that a search that was stopped for the night has what is left of its time.
+        # Only measuring time counts: a search that was stopped for the night keeps the rest of its time budget.
         seconds = sum(result.seconds for result in self._measurements.values())
         out_of_time = self._search.time_budget_s is not None and seconds >= self._search.time_budget_s
         return out_of_time or len(self._tried()) >= most_trials(self._search, len(self._configurations))
@@ -91,15 +91,15 @@ class Search(OptunaSearch):
         return self._measurements.keys() | set(self._running.values())
 
     def _to_beat(self) -> float | None:
-        """The speed below which a trial need not be measured to the end."""
+        """Return the speed below which a trial can stop early."""
         if self._search.algorithm == "grid":
             return None
-        # Of trials to the end alone: one that was stopped early has the speed of a window that was not confirmed.
+        # Only fully measured trials: the speed of one that was stopped early comes from windows that did not agree.
         complete = (result for result in self._measurements.values() if result.status == "ok")
         return max((result.speed(self._margin) for result in complete), default=0.0) or None
 
     def _untried(self) -> list[Settings]:
-        """Configurations that may fit, as far as is known."""
+        """Return untried configurations that may fit, given the measurements so far."""
         too_large = [s for s, result in self._measurements.items() if result.is_too_large(self._margin)]
         tried = self._tried()
         return [
@@ -111,9 +111,9 @@ class Search(OptunaSearch):
         ]
 
     def _is_expected_too_large(self, settings: Settings) -> bool:
-        """Test by the line through the two largest budgets measured with all else alike.
+        """Extrapolate the memory from the two largest measured budgets with all other settings equal.
 
-        On a CPU a trial that is out of memory could take that of other programs.
+        On a CPU, a trial that runs out of memory could take memory from other programs.
         """
         alike = [
             (other.tokens, result.peak_memory_bytes, result.total_memory_bytes)
@@ -128,14 +128,15 @@ class Search(OptunaSearch):
         return high_bytes + token_bytes * (settings.tokens - high) > total_bytes
 
     def _bracket(self, untried: Sequence[Settings]) -> Settings | None:
-        """Return the next step to the largest budget of the own settings; None while it runs, or once that is known."""
+        """Return the next step of finding the own settings' largest budget; None while one runs, or once it is
+        known."""
         own = self._configurations.default
         measurements = self._measurements
         if own in untried:
             return own
         ladder = self._configurations.ladder(own)
         fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(self._margin)]
-        # What was not measured and is ruled out counts as too large; what runs is not known yet.
+        # Budgets that were ruled out without a measurement count as too large; running ones are still unknown.
         ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
         tokens = next_budget([s.tokens for s in ladder], fitting, [t for t in ended if t not in fitting])
         proposal = replace(own, tokens=tokens or own.tokens)
@@ -149,7 +150,7 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
     between = [tokens for tokens in budgets if largest < tokens < least]
     if not between:
         return None
-    # Without one that fits: down by halves, as the own budget was too large.
+    # If none fits yet, go down by halves, since the own budget was too large.
     if not fitting:
         return next((tokens for tokens in between if 2 * tokens >= least), between[-1])
     if least == math.inf:
@@ -158,10 +159,10 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
 
 
 def _sampler(search: SearchSection, known: int) -> optuna.samplers.BaseSampler:
-    """The sampler of a search that knows so many trials."""
-    seed = search.seed + known  # a search that resumes is not to ask for what it asked for before
+    """Return the sampler of a search that already has ``known`` trials."""
+    seed = search.seed + known  # a resumed search must not repeat its suggestions
     if search.algorithm == "tpe":
-        # Constant liar: trials that run side by side are not to ask for the same.
+        # Constant liar: parallel trials must not get the same suggestion.
         return optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
         )
@@ -169,7 +170,7 @@ def _sampler(search: SearchSection, known: int) -> optuna.samplers.BaseSampler:
 
 
 def _distribution(space: SearchSpace, name: str) -> optuna.distributions.BaseDistribution:
-    """Over the indices of the values, so that their order is known to Optuna where they have one."""
+    """Return a distribution over the indices of the values; an integer one if the values are ordered."""
     last = len(space.values[name]) - 1
     if name in ORDERED and None not in space.values[name]:
         return optuna.distributions.IntDistribution(0, last)

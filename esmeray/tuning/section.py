@@ -1,4 +1,4 @@
-"""Settings of a search for the fastest configuration: what is varied, how each trial is measured, when to stop."""
+"""Settings of a search for the fastest configuration: varied settings, measurement of a trial, and when to stop."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,28 +19,28 @@ _PRECISIONS: list[Precision] = ["bf16", "fp32"]
 
 
 class SpaceSection(Section):
-    """Values that are tried. One value keeps a setting fixed; None keeps that of the experiment."""
+    """Values to try. A single value fixes a setting; none keeps the experiment's value."""
 
     tokens: list[Tokens] | None = None
-    """Token budgets of a packed batch. Default: powers of two from the smallest that holds data.max_length up to the
-    global batch, or with keep_global_tokens false up to a worker's share of the data; four in each doubling where
-    nothing else is searched."""
+    """Token budgets of a packed batch. Default: powers of two, from the smallest that holds data.max_length up to the
+    global batch, or with keep_global_tokens false up to a worker's share of the data. If nothing else is searched, four
+    budgets per doubling."""
     batch_size: list[PositiveInt] | None = None
-    """Most sequences in a packed batch."""
+    """Maximum number of sequences in a packed batch."""
     num_workers: list[NonNegativeInt] | None = Field(default=[0, 1, 2])
-    """Loader processes of each worker."""
+    """Loader processes per worker."""
     prefetch: list[PositiveInt] | None = None
     """Batches that each loader process prepares ahead."""
     precision: list[Precision] | None = Field(default=_PRECISIONS)
-    """Precisions that are measured."""
+    """Precisions of the forward and backward pass."""
     gradient_checkpointing: list[bool] | None = Field(default=[False, True])
-    """Recompute activations in the backward pass, or not."""
+    """Recompute activations in the backward pass (true) or not (false)."""
     compile: list[bool] | None = None
-    """Compile the model, or not."""
+    """Compile the model (true) or not (false)."""
     stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """ZeRO stages that are measured."""
+    """ZeRO stages."""
     workers: list[PositiveInt] | None = None
-    """Training workers, one a device."""
+    """Numbers of training workers, with one device each."""
 
     @field_validator("*")
     @classmethod
@@ -53,16 +53,16 @@ class SpaceSection(Section):
 
 
 class MeasurementSection(Section):
-    """Steps of a trial: those that are not counted, then windows until two agree."""
+    """Steps of a trial: warm-up, then windows until two agree."""
 
     warmup_steps: PositiveInt = 2
-    """Steps before anything is counted."""
+    """Steps before the first window."""
     window_s: PositiveFloat = 2.0
-    """Seconds of a window, at the least; it ends with a step."""
+    """Minimum length of a window in seconds; it ends with a step."""
     agreement: Share = 0.03
-    """Two windows in a row that differ by less end the trial."""
+    """Relative difference of two consecutive windows below which they agree and the trial ends."""
     max_windows: PositiveInt = 6
-    """Windows after which a trial ends all the same."""
+    """Maximum number of windows of a trial, if no two agree."""
     timeout_s: PositiveFloat = 300.0
     """Seconds after which a trial counts as hung."""
 
@@ -71,31 +71,31 @@ class SearchSection(Section):
     """Choice of the configurations."""
 
     algorithm: Literal["tpe", "random", "grid"] = "tpe"
-    """The largest budget that fits first, then: tpe: Optuna's TPE (Bergstra et al. 2011); random: by chance; grid:
-    every configuration, each in full."""
+    """Algorithm after the largest budget that fits is found. tpe: Optuna's TPE (Bergstra et al. 2011); random: random
+    choice; grid: every configuration, each fully measured."""
     max_trials: PositiveInt | None = None
-    """Trials to measure. Default: a fifth of the space, at least 12; all of it for grid."""
+    """Number of trials to measure. Default: a fifth of the space, at least 12; for grid all of it."""
     time_budget_s: PositiveFloat | None = None
-    """Seconds of measuring, of all trials together, after which none is started."""
+    """Seconds of measuring, over all trials, after which no trial starts. none: no limit."""
     seed: NonNegativeInt = 0
-    """Seed from which configurations are chosen."""
+    """Seed of the choice of configurations."""
     prune_margin: Share = 0.15
-    """A trial stops early when its first window is slower than the best by more than this share, or its first n windows
-    by more than an nth of it."""
+    """Relative gap to the fastest speed at which a trial stops early after its first window. After n windows, an nth of
+    the gap is enough."""
 
 
 class TuneConfig(Section):
-    """A search for the most real tokens per second."""
+    """Search for the configuration with the most real tokens per second."""
 
     name: FolderName = "tune_throughput"
     """Folder of the search, in the storage path. The same name resumes the search."""
     memory_margin: Share = 0.08
-    """Share of the device's memory that the fastest configuration has to leave free."""
+    """Share of the device's memory that the fastest configuration must leave free."""
     keep_global_tokens: bool = True
-    """Keep batch.global_tokens, so that speed changes and the result does not; budgets must then divide it. false: one
-    batch of each worker a step."""
+    """Keep batch.global_tokens, so that the result of training is unchanged; budgets must then divide it. false: a step
+    is one batch per worker."""
     inference: bool = False
-    """Measure forward passes alone, without gradients, instead of training."""
+    """Measure only forward passes, without gradients, instead of training."""
     space: SpaceSection = SpaceSection()
     measurement: MeasurementSection = MeasurementSection()
     search: SearchSection = SearchSection()

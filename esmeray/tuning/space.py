@@ -1,4 +1,4 @@
-"""The configurations that a throughput search may take, and which of them need at least the memory of others."""
+"""The configurations of a throughput search, and comparisons of their memory use."""
 
 import itertools
 import math
@@ -16,17 +16,18 @@ from esmeray.tuning.records import NAMES, Job, Settings, Value, value_text
 from esmeray.tuning.section import SearchSection, TuneConfig
 
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
-"""Settings whose values have neighbours."""
+"""Settings whose values are ordered."""
 
 LEAST_TRIALS = 12
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Every valid configuration (``settings``), and the values of each setting, ascending where they are ordered.
+    """All valid configurations (``settings``), and the values of each setting, ascending if they are ordered.
 
-    ``left_out`` counts combinations that can't be or make no difference by reason, ``default`` is the experiment's own
-    configuration or the one most like it, ``workers`` are those of a trial by their number.
+    - ``left_out``: number of combinations that are impossible or make no difference, by reason.
+    - ``default``: the experiment's own configuration, or the nearest valid one.
+    - ``workers``: workers of a trial by their number.
     """
 
     values: Mapping[str, tuple[Value, ...]]
@@ -47,28 +48,28 @@ class SearchSpace:
         return sorted({settings.tokens for settings in self.settings})
 
     def ladder(self, settings: Settings) -> list[Settings]:
-        """``settings`` with every token budget that is valid with its other settings, ascending."""
+        """Return ``settings`` with every token budget that is valid with its other settings, ascending."""
         alike = [other for other in self.settings if replace(other, tokens=settings.tokens) == settings]
         return sorted(alike, key=lambda other: other.tokens)
 
     def nearest(self, settings: Settings, among: Sequence[Settings] = ()) -> Settings:
-        """The configuration most like this one."""
+        """Return the configuration most similar to this one."""
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
     def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, float]:
-        """Settings that differ beside the budget, by how much, then how far the budget is."""
+        """Return the number of differing settings except the budget, their distance, then the budget's distance."""
         differing = [n for n in NAMES if n != "tokens" and getattr(wanted, n) != getattr(other, n)]
         steps = sum(_steps_between(n, getattr(wanted, n), getattr(other, n)) for n in differing)
-        # Of two budgets that are as far the smaller, which is less likely to run out of memory.
+        # Of two equally distant budgets the smaller is nearer: it is less likely to run out of memory.
         above = 0.01 * (other.tokens > wanted.tokens)
         return len(differing), steps, abs(math.log2(other.tokens / wanted.tokens)) + above
 
 
 def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = None) -> SearchSpace:
-    """Every configuration that the experiment can have with the values of ``search.space`` on these machines.
+    """Return all configurations of the experiment with the values of ``search.space`` on these machines.
 
-    ``data_tokens`` are those of all training sequences, where known. Raises ConfigError where no combination is left,
-    ResourceError where the cluster can't hold the experiment's own workers.
+    ``data_tokens``: tokens of all training sequences, if known. Raises ConfigError if no combination is left, and
+    ResourceError if the cluster can't hold the experiment's own workers.
     """
     config, search = job.config, job.search
     placed = place_workers(config.ray, nodes)
@@ -78,8 +79,8 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     if search.space.tokens is None:
         largest = config.batch.global_tokens
         if data_tokens is not None and not search.keep_global_tokens:
-            largest = -(-data_tokens // placed.count)  # a worker's share of them fills no larger batch
-        # Where budgets alone are searched there is time for more of them: the best lies between two powers of two.
+            largest = -(-data_tokens // placed.count)  # a worker's share of the data fills no larger batch
+        # A search over budgets alone has time for more of them: the best is between two powers of two.
         alone = all(len(values[name]) == 1 for name in NAMES)
         values["tokens"] = _budgets(config.data, own.tokens, largest, steps=4 if alone else 1)
     workers = _workers(config.ray, nodes, values["workers"])
@@ -94,21 +95,22 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     if not valid:
         reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
         raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
-    # Values that no valid configuration has are no choice: a sampler would ask for them in vain.
+    # Values without a valid configuration are removed: a sampler would suggest them in vain.
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
     space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
     return replace(space, default=space.nearest(own))
 
 
 _RECOMPUTED: list[bool | str] = [False, "selective", True]
-"""Values of gradient_checkpointing; each needs less memory than the one before."""
+"""Values of gradient_checkpointing; each needs less memory than the previous one."""
 
 
 def needs_at_least(more: Settings, less: Settings) -> bool:
-    """Return whether ``more`` surely needs at least the memory of a device that ``less`` needs.
+    """Return whether ``more`` surely needs at least the device memory that ``less`` needs.
 
-    Nothing is concluded from another ZeRO stage or from compiling, whose buffers may weigh either way, nor from another
-    number of workers, which share a machine's memory on the CPU. Loading does not matter to the device.
+    Nothing is concluded from a different ZeRO stage or from compiling, whose buffers may add or save memory. The same
+    holds for a different number of workers, which share a machine's memory on the CPU. Loading does not affect the
+    device.
     """
     return (
         (more.compile, more.stage, more.workers) == (less.compile, less.stage, less.workers)
@@ -120,7 +122,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
 
 
 def most_trials(search: SearchSection, size: int) -> int:
-    """The number of configurations to measure of a space of this size."""
+    """Return the number of configurations to measure in a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
     return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
@@ -129,7 +131,7 @@ def most_trials(search: SearchSection, size: int) -> int:
 def _refusal(
     settings: Settings, job: Job, workers: Mapping[int, Workers], values: Mapping[str, Sequence[Any]]
 ) -> str | None:
-    """Why a configuration is left out, of those that have these values; None where it is valid."""
+    """Return the reason for leaving a configuration out of a space with these values; None if it is valid."""
     config = job.config
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
     if settings.tokens < needed:
@@ -143,7 +145,7 @@ def _refusal(
         return "fp16, which needs a GPU"
     if settings.stage == 0 and config.deepspeed.offload_optimizer:
         return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
-    # What makes no difference is measured with one of its values: the experiment's own, where that is offered.
+    # A setting without effect is measured with one value: the experiment's own, if it is among the values.
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
     if settings.num_workers == 0 and settings.prefetch != prefetch:
         return "prefetching, which makes no difference without loader processes"
@@ -153,29 +155,29 @@ def _refusal(
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:
-    """The experiment's own budget, and powers of two from the one that holds the longest sequence to the largest.
+    """Return the experiment's own budget, and powers of two from the longest sequence to the largest budget.
 
-    ``steps`` are the budgets of each doubling.
+    ``steps``: number of budgets per doubling.
     """
     smallest = data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    # The step below the smallest power of two may hold budgets of a doubling that do fit the longest sequence.
+    # Start at the power of two below the longest sequence: intermediate budgets of that doubling may still hold it.
     exponents = range(int(math.log2(smallest)), int(math.log2(max(smallest, largest))) + 1)
     budgets = {2**exponent * (steps + step) // steps for exponent in exponents for step in range(steps)}
     return tuple(sorted({own} | {tokens for tokens in budgets if smallest <= tokens <= largest}))
 
 
 def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any]) -> dict[int, Workers]:
-    """The workers of a trial for each count that the cluster holds.
+    """Return the workers of a trial for each count that the cluster can hold.
 
-    With GPUs, each has a device's share of its machine's cores, so that trials side by side find room. Without, those
-    of a trial take the machine: beside another one they would be measured too slow.
+    With GPUs, each worker gets a device's share of its machine's cores, so that concurrent trials fit. Without GPUs, a
+    trial's workers use the whole machine, since concurrent trials would slow each other down.
     """
     if ray.cpus_per_worker == "auto" and any(node.gpus for node in nodes):
         share = min(node.cpus // node.gpus for node in nodes if node.gpus)
         ray = ray.model_copy(update={"cpus_per_worker": max(1, share)})
     workers = {}
     for count in counts:
-        # A count that the cluster can't hold is left out with a reason, not refused: the others are searched.
+        # A count that the cluster can't hold is left out with a reason, and the others are searched.
         with suppress(ResourceError):
             workers[count] = place_workers(ray.model_copy(update={"num_workers": count}), nodes)
     return workers

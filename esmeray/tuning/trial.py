@@ -1,8 +1,8 @@
-"""Real tokens per second and peak memory of a configuration, measured by training with it for some seconds.
+"""Measure real tokens per second and peak memory of a configuration, by training with it for some seconds.
 
-The loader, the model, the engine and the steps are those of training; nothing is logged, saved or exported. A window
-is a stretch of steps from the agreement before one step to that before another, so that it holds as many waits for data
-as computations. Worker 0 says when a window is over, in the agreement that every step begins with anyway.
+Loader, model, engine and steps are the same as in training, but nothing is logged, saved or exported. A window lasts
+from the agreement before one step to the agreement before another, so that it has the same number of data waits and
+steps. Worker 0 ends a window through the agreement that starts every step anyway.
 """
 
 import math
@@ -39,13 +39,13 @@ from esmeray.tuning.records import Measurement, Status
 from esmeray.tuning.section import MeasurementSection, SearchSection
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
-"""Failures of workers, the one that counts last: a crash may be no more than what another worker's failure left."""
+"""Failures of workers, in ascending priority: a crash may only be a consequence of another worker's failure."""
 
 _SHARES = ("data_wait", "forward", "backward", "optimizer", "communication")
 _NORM = "gradient norm"
 _LONG_RUN_STEPS = 1_000_000
 _LATE = Position(step=_LONG_RUN_STEPS)
-"""Where global batches and masks are no longer those of a run's start."""
+"""Position after the start of a run, when ramps of global batches and masks have ended."""
 
 
 def measure_on_worker(
@@ -59,16 +59,15 @@ def measure_on_worker(
     inference: bool = False,
     on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
-    """Train until two windows agree. Every worker calls it; a process group exists.
+    """Train until two windows agree. Every worker calls it; a process group must exist.
 
     The config has the trial's settings and absolute paths. A trial that can't reach ``best_tokens_per_s`` ends before
-    its windows agree. ``inference``: forward passes alone, without gradients. The result is alike on every worker where
-    it is ``reusable``. Raises EsmerayError where the settings or the
-    data are refused.
+    its windows agree. ``inference``: only forward passes, without gradients. A ``reusable`` result is the same on every
+    worker. Raises EsmerayError if the settings or the data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
-    meter.free()  # what the trial before left is not this one's
+    meter.free()  # memory left by the previous trial must not count
     try:
         trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter, on_step)
         torch.manual_seed(config.run.seed)
@@ -83,7 +82,7 @@ def measure_on_worker(
             stage = 0 if inference else zero_stage(training, config.deepspeed)
             prepare_layers(model.backbone, training, context.device, stage)
             if inference:
-                # Without the engine: its optimizer and gradients would count as memory that prediction does not take.
+                # Without the engine, whose optimizer and gradients would count as memory that prediction does not need.
                 return trial.run(_Inference(training.precision, model, context), experiment.batches)
             rate_shares = experiment.rate_shares(model)
             with closing(TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)) as engine:
@@ -91,7 +90,7 @@ def measure_on_worker(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # Inside a step the others may wait for this worker in a collective operation: nobody takes another trial.
+        # The other workers may wait for this one in a collective inside the step: none of them can take another trial.
         return Measurement(
             "out_of_memory",
             f"out of memory: {first_line(error)}",
@@ -100,12 +99,12 @@ def measure_on_worker(
             reusable=False,
         )
     finally:
-        torch.compiler.reset()  # recompilations of several trials would add up to torch's limit
+        torch.compiler.reset()  # otherwise recompilations of several trials add up to torch's limit
         meter.free()
 
 
 class TrainingWork:
-    """Steps as the training loop takes them; ``step`` returns False where one was not finite."""
+    """Steps as in the training loop; ``step`` returns False if one was not finite."""
 
     def __init__(self, engine: TrainingEngine, training: TrainingSection, control: ControlGroup) -> None:
         self._engine = engine
@@ -123,7 +122,7 @@ class TrainingWork:
         sums = self._stepper.forward_backward(step, global_targets)
         with self.clock.phase("optimizer"):
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
-        # As in the loop, results are read a step later on a GPU, and added up in steps that it logs.
+        # As in the loop, results are read a step later on a GPU, and summed over workers in steps that are logged.
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         due = self._unread if self._late and self._unread is not None else values
         self._unread = values
@@ -131,12 +130,12 @@ class TrainingWork:
         skipped = not math.isfinite(float(own.pop(_NORM)))
         totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
         self._steps += 1
-        # With fp16 the first steps are left out until the loss scale fits, which is no failure.
+        # With fp16 the first steps are skipped until the loss scale fits, which is no failure.
         return not (skipped and is_fault(self._settings.precision, result.lowest_scale, totals))
 
 
 class _Inference:
-    """Forward passes in the precision of ``training.precision``, each worker for itself."""
+    """Forward passes in the precision of ``training.precision``, on each worker separately."""
 
     def __init__(self, precision: str, model: TaskModel, context: WorkerContext) -> None:
         self._device = context.device
@@ -169,7 +168,7 @@ class _Trial:
         clock = work.clock
         steps = every_step(batches, _LATE)
         failure: Measurement | None = None
-        # The first window begins after the warm-up; until then none is over.
+        # The first window begins after the warm-up; until then no window can end.
         number, tokens, began = 0, 0, math.inf
         clock.start()
         while True:
@@ -177,10 +176,10 @@ class _Trial:
             try:
                 step = next(steps)
             except EsmerayError as error:
-                # Not raised: the others hear of it in the agreement below, or they would wait for this worker.
+                # Not raised: the agreement below reports it to the others, which would otherwise wait for this worker.
                 failure = failure or Measurement("crash" if error.retryable else "refused", str(error))
             clock.loaded()
-            # After loading: a window holds as many waits for data as steps.
+            # After loading, so that a window has the same number of data waits and steps.
             over = self.context.rank == 0 and time.perf_counter() - began >= self.settings.window_s
             with clock.phase("communication"):
                 targets, own_tokens = (0, 0) if step is None else (step.num_targets, step.num_tokens)
@@ -188,7 +187,7 @@ class _Trial:
             if agreement.failed or step is None:
                 return self._failed(failure)
             if number == self.settings.warmup_steps:
-                clock.read()  # forgets the phases of the warm-up
+                clock.read()  # discards the phases of the warm-up
                 tokens, began = 0, time.perf_counter()
             elif agreement.stop:
                 now = time.perf_counter()
@@ -208,21 +207,21 @@ class _Trial:
     ) -> Measurement | None:
         finite = work.step(step, global_targets)
         try:
-            # The CPU has no allocator that refuses: the peak is compared with the limit after the step.
+            # No CPU allocation fails by itself: the peak is compared with the limit after the step.
             self.meter.check()
         except torch.OutOfMemoryError as error:
             return Measurement("out_of_memory", f"out of memory: {error}")
         return None if finite else Measurement("nan", f"loss or gradient was not finite in step {number}")
 
     def _window(self, rate: float) -> Status | None:
-        """Add a window, as worker 0 timed it; return the result of the trial, or None if it continues."""
-        # Worker 0's for all: by clocks of their own, some could continue while others end, and wait for them for ever.
+        """Add a window as timed by worker 0. Returns the trial's status, or None if it continues."""
+        # Use worker 0's rate on all: with their own clocks, some could continue and wait forever for those that ended.
         rate = self.control.from_rank_0(rate)
         self.windows.append(rate)
         count = len(self.windows)
         if self._agree():
             return "ok"
-        # With more windows a smaller difference to the fastest is enough.
+        # With more windows, a smaller difference to the fastest is enough.
         if statistics.mean(self.windows) < self.to_beat * (1 - self.prune_margin / count):
             return "pruned"
         return "ok" if count >= self.settings.max_windows else None
@@ -231,7 +230,7 @@ class _Trial:
         return len(self.windows) > 1 and agree(self.windows[-2], self.windows[-1], self.settings.agreement)
 
     def _finished(self, status: Status, clock: StepClock) -> Measurement:
-        # Windows before two that agree are of a machine that was not steady yet.
+        # Windows before the two that agree come from a machine that was not steady yet.
         rate = statistics.median(self.windows[-2:] if self._agree() else self.windows)
         reason = f"{rate:,.0f} tokens/s"
         if status == "pruned":
@@ -243,20 +242,20 @@ class _Trial:
         )
 
     def _failed(self, failure: Measurement | None) -> Measurement:
-        """The gravest failure, alike on all workers."""
+        """Return the most severe failure, the same on all workers."""
         failures = filter(None, self.control.gather(failure))
         gravest: Measurement = max(failures, key=lambda failure: FAILURES.index(failure.status))
         return replace(gravest, windows=self.windows, **self._memory())
 
     def _memory(self) -> dict[str, Any]:
-        # One configuration for all workers: it fits if it fits the worker that needs most and the one that has least.
+        # All workers share one configuration: compare the largest peak with the smallest memory.
         peaks, totals = zip(*self.control.gather((self.meter.peak_bytes(), self.meter.total_bytes())), strict=True)
         return {"peak_memory_bytes": max(peaks), "total_memory_bytes": min(totals)}
 
     def _shares(self, clock: StepClock) -> dict[str, float]:
-        clock.stepped(0)  # the wait before the step that is not taken any more
+        clock.stepped(0)  # adds the wait before the step that is not taken
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # or the last phases would not be known yet
+            torch.cuda.synchronize()  # otherwise the last phases are not available yet
         seconds = clock.read()
         own = {name: torch.tensor(seconds[f"{name}_s"] / seconds["step_s"]) for name in _SHARES}
         return {name: float(total) / self.context.world_size for name, total in self.control.sum(own).items()}

@@ -1,7 +1,7 @@
-"""Worker processes that measure one configuration after the other, and outlive what goes wrong in one.
+"""Worker processes that measure one configuration after the other, and survive failures of single trials.
 
-They are Ray actors with a process group, set up as those of training are, each in a bundle of the trial's placement
-group. Starting them takes about ten seconds, so a trial leaves them to the next one.
+They are Ray actors with a process group, set up like training workers, each in a bundle of the trial's placement group.
+Starting them takes about ten seconds, so they stay for the next trial.
 """
 
 import time
@@ -34,23 +34,23 @@ from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 
 GRACE_S = 2.0
-"""Seconds that the other workers may take to end after one crashed: it may have left them inside a step."""
+"""Seconds that the other workers may take to end after one crashed; they may be stuck inside a step."""
 
 POLL_S = 0.5
 
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
-"""Workers that hang are ended by ``measurement.timeout_s``."""
+"""Longer than any trial: ``measurement.timeout_s`` ends workers that hang."""
 
 PROCESS_ENDED = "a worker's process ended"
 NODE_DIED = "its node has died"
-"""In Ray's (2.60) message, and nowhere else in the error."""
+"""Part of the message of Ray (2.60), which identifies this error in no other way."""
 
 
 class WorkerGroup:
-    """Actors of one process group, in the placement group of the process that makes them.
+    """Actors of one process group, in the placement group of the process that creates them.
 
-    Data that is staged is copied to the disks of the nodes now, as a trial has only its timeout. Raises ResourceError
-    where the actors don't start.
+    Staged data is copied to the nodes' disks now, since the copy would count towards a trial's timeout. Raises
+    ResourceError if the actors don't start.
     """
 
     def __init__(self, workers: Workers, job: Job, measure: Callable[..., Measurement] = measure_on_worker) -> None:
@@ -71,11 +71,11 @@ class WorkerGroup:
             raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
 
     def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
-        """Try these settings, as :func:`esmeray.tuning.trial.measure_on_worker` does; what happens is a result.
+        """Measure these settings as :func:`esmeray.tuning.trial.measure_on_worker`. Failures are results as well.
 
-        Where the result is not ``reusable``, the group is to be closed. Raises StoppedError once the search is to stop.
+        If the result is not ``reusable``, the group must be closed. Raises StoppedError once the search is to stop.
         """
-        began = time.monotonic()  # starting workers is no part of a trial
+        began = time.monotonic()  # starting workers is not part of a trial
         search = self._job.search
         try:
             config = self._job.trial_config(settings)
@@ -84,7 +84,7 @@ class WorkerGroup:
         except EsmerayError as error:
             return Measurement("refused", str(error))
         if config.training.cpu_memory_limit_mib is None:
-            # Without a limit of its own, a worker on the CPU may take its share of the machine's memory.
+            # Without a limit in the config, a worker on the CPU may use its share of the machine's memory.
             limit_mib = memory_of_this_machine().total / self._most_on_a_node / 2**20
             training = config.training.model_copy(update={"cpu_memory_limit_mib": limit_mib})
             config = config.model_copy(update={"training": training})
@@ -100,7 +100,7 @@ class WorkerGroup:
         timeout_s = search.measurement.timeout_s
         replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s)
         result = _summary(replies, timeout_s)
-        # After out of memory a GPU has pieces left: the next trial would be out of memory for what it did not take.
+        # Out of memory leaves a GPU's memory fragmented: the next trial could fail because of it.
         in_step = all(reply is not None and reply.reusable for reply in replies)
         fragmented = result.status == "out_of_memory" and self._workers.use_gpu
         return replace(result, reusable=in_step and not fragmented, seconds=time.monotonic() - began)
@@ -111,13 +111,13 @@ class WorkerGroup:
             ray.kill(actor)
 
     def _connect(self) -> None:
-        """Wait for the actors and make their process group."""
+        """Wait for the actors and create their process group."""
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=connection.START_TIMEOUT_S)
         ids = [node for node, _ in nodes]
         own = addresses([address for _, address in nodes])
         self._most_on_a_node = max(Counter(ids).values())
         port = ray.get(self._actors[0].listen.remote(own[0]), timeout=connection.START_TIMEOUT_S)
-        # At once and waited for together: each joins only when all others do.
+        # Started together and waited for together: each joins only when all others do.
         joining = [
             actor.join.remote((own[0], port), own[rank], local_rank=ids[:rank].count(ids[rank]))
             for rank, actor in enumerate(self._actors)
@@ -125,7 +125,7 @@ class WorkerGroup:
         ray.get(joining, timeout=connection.START_TIMEOUT_S)
 
     def _replies(self, references: list[Any], timeout_s: float) -> list[Measurement | None]:
-        """Each worker's measurement; None of those that did not end in time."""
+        """Return each worker's measurement; None for workers that did not end in time."""
         waiting = {reference: rank for rank, reference in enumerate(references)}
         replies: list[Measurement | None] = [None] * len(references)
         deadline = time.monotonic() + timeout_s
@@ -135,16 +135,16 @@ class WorkerGroup:
             done, _ = ray.wait(list(waiting), timeout=min(max(0.0, deadline - time.monotonic()), POLL_S))
             for reference in done:
                 reply = replies[waiting.pop(reference)] = _reply(reference)
-                if not reply.reusable:  # of those that agreed a machine under load may take its time to let go
+                if not reply.reusable:  # workers that agreed may take longer to return on a loaded machine
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return replies
 
 
 class _MeasuringActor:
-    """One worker; its methods are those of the group."""
+    """One worker; its methods correspond to the group's."""
 
     def __init__(self, rank: int, workers: Workers) -> None:
-        torch.set_num_threads(workers.cpus_each)  # torch would take every core of the machine
+        torch.set_num_threads(workers.cpus_each)  # by default torch uses every core of the machine
         self._rank = rank
         self._workers = workers
         self._context = WorkerContext(rank, workers.count)
@@ -159,14 +159,14 @@ class _MeasuringActor:
     def join(self, meeting: tuple[str, int], address: str, local_rank: int) -> None:
         from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 
-        # Ray shows an actor its own GPU alone, as the first one.
+        # Ray makes only the actor's own GPU visible, as the first one.
         device = choose_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._context = WorkerContext(self._rank, self._workers.count, local_rank, device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
-        prepare_deepspeed(device)  # may compile: not in the time of the first trial
+        prepare_deepspeed(device)  # may compile operators, outside the first trial's time
 
     def stage(self, store_path: str, model: ModelSection, stage_dir: str) -> None:
         experiment_class(model).stage(Path(store_path), Path(stage_dir))
@@ -176,7 +176,7 @@ class _MeasuringActor:
             return call(context=self._context)
         except EsmerayError as error:
             return Measurement("crash" if error.retryable else "refused", str(error), reusable=False)
-        except Exception as error:  # noqa: BLE001 - a result, too
+        except Exception as error:  # noqa: BLE001 - also a result
             return Measurement("crash", f"{type(error).__name__}: {last_line(error)}", reusable=False)
 
 
@@ -185,8 +185,8 @@ def _options(workers: Workers, rank: int) -> dict[str, Any]:
     return {
         "num_cpus": workers.cpus_each,
         "num_gpus": int(workers.use_gpu),
-        "max_restarts": 0,  # a process that is started anew has no process group
-        # In the bundle of its rank, which the trial reserved; outside of a trial wherever there is room.
+        "max_restarts": 0,  # a restarted process would have no process group
+        # In the bundle of its rank, which the trial reserved; outside a trial on any node with free resources.
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank) if group is not None else "DEFAULT",
         "runtime_env": connection.worker_environment(),
     }
@@ -198,19 +198,19 @@ def _reply(reference: Any) -> Measurement:
     except OutOfMemoryError as error:
         return Measurement("out_of_memory", f"out of memory: Ray ended the worker ({last_line(error)})", reusable=False)
     except (RayActorError, RayTaskError) as error:
-        if NODE_DIED in str(error):  # which no setting did
+        if NODE_DIED in str(error):  # not caused by any setting
             raise ResourceError("a machine of the cluster was lost: the same command resumes the search") from error
         return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})", reusable=False)
 
 
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
-    """One result from those of the workers."""
+    """Return one result from the results of the workers."""
     known = [reply for reply in replies if reply is not None]
     failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
     if not failed:
         hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung
-    # Where a process ended, the others lost their peer: they report a crash without its cause.
+    # If a process ended, the others lost their peer and report a crash without its cause.
     worst = max(failed, key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED)))
     peaks = [reply.peak_memory_bytes for reply in known if reply.peak_memory_bytes is not None]
     return replace(worst, peak_memory_bytes=max(peaks, default=None))

@@ -1,1 +1,1 @@
-"""The ESM-2 autoencoder: features of each residue of a store to a latent and back."""
+"""The ESM-2 autoencoder: compress the features of each residue to a latent and reconstruct them."""

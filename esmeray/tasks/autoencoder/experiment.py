@@ -1,4 +1,4 @@
-"""The autoencoder as the training loop sees it: its normalisation is measured before the first step."""
+"""The autoencoder's experiment; it measures the feature normalization before the first step."""
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.model.heads.normalization import FeatureStatistics
@@ -15,19 +15,19 @@ class AutoencoderExperiment(ResidueExperiment):
     def prepare(self, model: TaskModel, context: WorkerContext, control: ControlGroup, *, brief: bool = False) -> None:
         """Measure mean and scale of the features; from a single step if ``brief``."""
         assert isinstance(model, ESM2Autoencoder)
-        # Before the engine, which moves it otherwise: that takes the parameters as they are by then.
+        # Move it now: the engine, which is built later, takes the parameters as they are then.
         model.to(context.device)
         wanted = 1 if brief else self.settings.model.autoencoder.normalization_tokens
-        # Fixed from the first steps of the first epoch, all workers together, so that their number changes nothing.
+        # Use the first steps of the first epoch over all workers, so that the result does not depend on their number.
         statistics = FeatureStatistics(model.normalization.mean.numel(), context.device)
         seen = 0
         for step in self.batches.epoch(0):
             for batch in step.batches:
                 model.measure(batch.to(context.device), statistics)
-            # Tokens of all workers: one that stopped alone would leave the others waiting in the next sum.
+            # Count the tokens of all workers: if one stopped alone, the others would wait in the next sum.
             seen += control.agree(0, step.num_tokens, stop=False, failed=False).tokens
             if seen >= wanted:
                 break
-        # Added up before mean and scale are taken: each worker must normalise alike.
+        # Sum over the workers before computing mean and scale: each worker must normalize alike.
         statistics.sums = control.sum(statistics.sums)
         model.normalization.set(statistics)

@@ -1,11 +1,11 @@
-"""The autoencoder: each residue's features to a small latent and back.
+"""The autoencoder: compresses the features of each residue to a small latent and reconstructs them.
 
-Features are normalised per channel, squeezed through bias-free layers with GELU between them, and expanded by the
-mirror image; a bias-free linear head reads the residues off. The features are a detached target: a backbone that trains
-along could otherwise lower the loss by making them constant. R² is against the variance that the features have now.
+Features are normalized per channel, compressed through bias-free layers with GELU between them, and expanded by the
+mirrored layers. A bias-free linear head predicts the residues. The features are a detached target: otherwise a
+trainable backbone could lower the loss by making them constant. R² is relative to the current variance of the features.
 
-Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent,
-K tokens of the vocabulary.
+Shape legend: T tokens in the batch, L residues of one sequence, D channels of the backbone, Z channels of the latent, K
+tokens of the vocabulary.
 """
 
 import itertools
@@ -52,18 +52,18 @@ features, residue_logits = autoencoder.decode(latents)
 """
 
 _GELU_GAIN = 1.0 / math.sqrt(0.4252)
-"""1 / sqrt(E[gelu(x)²]) for x ~ N(0, 1): weights of variance gain²/fan_in keep the scale through a layer."""
+"""1 / sqrt(E[gelu(x)²]) for x ~ N(0, 1): weights of variance gain²/fan_in preserve the scale through a layer."""
 
 _FIRST_OUTPUT_SCALE = 0.1
-"""Scale of what an untrained decoder gives: near the mean, so that training starts at an error of 1 and not 2.
+"""Scale of an untrained decoder's output: near the mean, so that training starts at an error of 1 instead of 2.
 
 Measured on frozen features of a random 3-layer backbone, UniRef90, 128 steps of 2,048 tokens, one run each: R² 0.69,
-against 0.57 without it, and 0.30 with PyTorch's own initialisation of linear layers.
+compared with 0.57 without it and 0.30 with PyTorch's default initialization of linear layers.
 """
 
 
 class ESM2Autoencoder(ResidueModel):
-    """Compresses residue features to ``section.hidden_sizes[-1]`` channels."""
+    """Autoencoder that compresses residue features to ``section.hidden_sizes[-1]`` channels."""
 
     task = "autoencoder"
 
@@ -76,18 +76,18 @@ class ESM2Autoencoder(ResidueModel):
         self.encoder = _bias_free_stack([channels, *section.hidden_sizes])
         self.decoder = _bias_free_stack([*reversed(section.hidden_sizes), channels])
         with torch.no_grad():
-            # The last layer alone: those before it keep the scale that GELU wants.
+            # Only the last layer: the earlier ones keep the scale that suits GELU.
             for weight in self.decoder[-1].parameters():
                 weight.mul_(_FIRST_OUTPUT_SCALE)
         self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
-        if not section.residue_loss_weight:  # no loss would reach it, and weight decay alone must not move it
+        if not section.residue_loss_weight:  # no loss reaches the head, and weight decay alone must not change it
             self.residue_head.requires_grad_(False)
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
-        """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
-        with drawn(seed + 1):  # not the backbone's stream again
+        with drawn(seed + 1):  # a different random stream than the backbone's
             return cls(backbone, section.autoencoder).train()
 
     @property
@@ -99,20 +99,20 @@ class ESM2Autoencoder(ResidueModel):
         return self.backbone.hidden_size / self.latent_size
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Weighted loss summed over the residues, those tokens that have a target.
+        """Compute the weighted loss, summed over the residues, i.e. the tokens that have a target.
 
-        All T tokens go through the layers and the few without a target are masked out of the sums: on CUDA that costs
-        less than waiting for the device to count them. Metrics are scalars, but for ``feature_sum`` (D,).
+        All T tokens go through the layers, and the few without a target are masked out of the sums. On CUDA this costs
+        less than a sync to count them. Metrics are scalars, except ``feature_sum`` (D,).
         """
         targets_T = batch.targets
         normal_TD = self.normalization(self.backbone(batch))
-        wanted_TD = normal_TD.detach()  # see the module: no gradient makes the target easier
+        wanted_TD = normal_TD.detach()  # see the module docstring: no gradient may make the target easier
         decoded_TD = self.decoder(self.encoder(self._cast(normal_TD)))
         logits_TK = self.residue_head(decoded_TD).float()
-        decoded_TD = decoded_TD.float()  # a squared error of bf16 values would be of their rounding
+        decoded_TD = decoded_TD.float()  # in bf16 the squared error would mostly measure rounding
         terms = {
             "feature_loss": (decoded_TD - wanted_TD).square().mean(-1),
-            # eps: a decoder that gives zeros has no direction, and a division by its length no gradient.
+            # eps: if a decoder outputs zeros, the cosine and its gradient stay defined.
             "cosine": functional.cosine_similarity(decoded_TD, wanted_TD, dim=-1, eps=1e-6),
             "residue_loss": functional.cross_entropy(
                 logits_TK, targets_T, ignore_index=IGNORED_TARGET, reduction="none"
@@ -126,12 +126,12 @@ class ESM2Autoencoder(ResidueModel):
         ]
         # Terms of weight 0 stay out of the graph.
         loss_T = torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
-        # where and not a product: a NaN at a token without a target would come through as NaN times 0.
+        # torch.where instead of a product: a NaN at a token without a target times 0 is NaN.
         loss_T = torch.where(has_target_T, loss_T, 0.0)
         with torch.no_grad():
             terms["correct"] = logits_TK.argmax(-1) == targets_T
             terms["feature_square"] = wanted_TD.square().mean(-1)
-            # A sum over the tokens with a target, whatever the others hold.
+            # Sum over the tokens with a target, whatever the others contain.
             metrics = {
                 name: torch.where(has_target_T, term_T.detach(), 0).sum(dtype=torch.float64)
                 for name, term_T in terms.items()
@@ -142,17 +142,17 @@ class ESM2Autoencoder(ResidueModel):
         return TaskOutput(loss_T.sum(), has_target_T.sum(), metrics)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the metrics per residue, features in normalised units.
+        """Return metrics per residue, with features in normalized units.
 
-        ``feature_r2`` is 1 - SSE / SST over all channels, SST about the channel means of the residues summed over; it
-        is left out if these don't vary. ``cosine`` is between normalised features and reconstruction.
+        ``feature_r2`` is 1 - SSE / SST over all channels, with SST about the channel means of the same residues. It is
+        left out if the features don't vary. ``cosine`` is between normalized features and their reconstruction.
         """
         values = scalar_sums(sums)
         count = values["targets"]
         if count == 0:
             return {}
         mean_D = sums["feature_sum"].double() / count
-        # Mean of squares less square of means: exact enough in fp64, and both are sums that add up over workers.
+        # Mean of squares minus square of means: exact enough in fp64, and both are sums that add up over workers.
         total_variance = values["feature_square"] / count - mean_D.square().mean().item()
         metrics = {
             "loss": values["loss"] / count,
@@ -172,11 +172,11 @@ class ESM2Autoencoder(ResidueModel):
 
     @torch.no_grad()
     def encode(self, sequences: Sequence[str] | PackedBatch, max_tokens: int = 16384) -> list[Tensor]:
-        """(L, Z) fp32 latents of each sequence's residues, in the order given; special tokens are left out.
+        """Return (L, Z) fp32 latents of each sequence's residues, in input order, without special tokens.
 
-        ``sequences``: a list of str, cleaned as commands clean them and taken in batches of at most ``max_tokens``; or
-        a batch of tokens on any device. Raises DataError for a sequence that a command would refuse, ConfigError if
-        ``sequences`` is no list.
+        ``sequences``: a list of str, cleaned as in commands and processed in batches of at most ``max_tokens``; or a
+        batch of tokens on any device. Raises DataError for a sequence that a command would refuse, and ConfigError if
+        ``sequences`` is not a list.
         """
         refuse_forked("autoencoder")
         if isinstance(sequences, PackedBatch):
@@ -187,14 +187,15 @@ class ESM2Autoencoder(ResidueModel):
         return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
 
     def latents(self, features_TD: Tensor) -> Tensor:
-        """(T, Z) fp32: the latents of every token's features."""
+        """Return the latents (T, Z) of every token's features, in fp32."""
         return self.encoder(self._cast(self.normalization(features_TD))).float()
 
     @torch.no_grad()
     def decode(self, latents: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Features (L, D) in the backbone's own scale, and residue logits (L, K), of each sequence's latents (L, Z).
+        """Return features (L, D) in the backbone's own scale and residue logits (L, K) for each sequence's latents (L,
+        Z).
 
-        Both in fp32; logits are over the ESM vocabulary. Raises DataError for latents of another shape.
+        Both are fp32; logits are over the ESM vocabulary. Raises DataError for latents of a wrong shape.
         """
         refuse_forked("autoencoder")
         tensors = [torch.as_tensor(latent) for latent in checked_list(latents, "latents", "tensors")]
@@ -204,7 +205,7 @@ class ESM2Autoencoder(ResidueModel):
         if not tensors:
             return [], []
         lengths = [len(tensor) for tensor in tensors]
-        # End to end: layers work on each row alone, so that lengths need no padding.
+        # Concatenated: the layers treat each row separately, so lengths need no padding.
         latent_TZ = torch.cat([tensor.to(self._device) for tensor in tensors])
         decoded_TD = self.decoder(self._cast(latent_TZ))
         features = self.normalization.inverse(decoded_TD).split(lengths)
@@ -231,7 +232,7 @@ class ESM2Autoencoder(ResidueModel):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "ESM2Autoencoder":
-        """An exported autoencoder, in fp32 on the CPU, in evaluation mode.
+        """Load an exported autoencoder, in fp32 on the CPU, in evaluation mode.
 
         Raises DataError (no autoencoder, another format version, damaged files) or ConfigError (its backbone).
 
@@ -248,7 +249,7 @@ class ESM2Autoencoder(ResidueModel):
             "autoencoder",
             lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
         )
-        with drawn(0):  # random weights are overwritten; the caller's random state must not move
+        with drawn(0):  # random weights are overwritten; the caller's random state must not change
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
         model.load_own_weights(folder / WEIGHTS_FILE)
         return model.eval()
@@ -264,30 +265,31 @@ class ESM2Autoencoder(ResidueModel):
         latent_TZ = self.latents(self.backbone(batch))
         tokens_T = batch.tokens
         residue_T = (tokens_T != CLS) & (tokens_T != EOS) & (tokens_T != PAD)
-        # From a running sum: a sequence without residues has a length of 0, where a search would skip it.
+        # Lengths from a running sum, so that a sequence without residues has length 0; searching for residues would
+        # skip it.
         residues_before = functional.pad(residue_T.cumsum(0), (1, 0))
         residues_N = residues_before[batch.cu_seqlens.long()].diff()
-        return latent_TZ[residue_T].split(residues_N.tolist())  # CPU-GPU sync point, for a caller who wants rows
+        return latent_TZ[residue_T].split(residues_N.tolist())  # CPU-GPU sync point: the caller wants rows
 
 
 def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
-    """Batches of consecutive sequences within ``max_tokens``; a longer sequence gets a batch of its own."""
-    # In their order, not sorted by length: latents are given back as sequences came, with nothing to put back.
+    """Yield batches of consecutive sequences within ``max_tokens``. A longer sequence gets its own batch."""
+    # Not sorted by length, so that latents come back in input order.
     for start, end in stretches(sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE, max_tokens):
         yield pack_sequences(sequences[start:end])
 
 
 def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:
-    """Linear layers without bias through ``sizes``, GELU between them and nothing after the last."""
+    """Build linear layers without bias through ``sizes``, with GELU between them and nothing after the last."""
     modules: list[nn.Module] = []
     for index, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(fan_in, fan_out, bias=False)
-        # The first layer's inputs are normalised features, not outputs of GELU.
+        # The first layer's inputs are normalized features, not outputs of GELU.
         nn.init.normal_(linear.weight, std=(_GELU_GAIN if index else 1.0) / math.sqrt(fan_in))
         modules += [linear] if index == 0 else [nn.GELU(), linear]
     return nn.Sequential(*modules)
 
 
 def open_autoencoder(folder: Path) -> tuple[ESM2Autoencoder, SequenceTokenizer]:
-    """An exported autoencoder, as :meth:`ESM2Autoencoder.from_pretrained` has it, and its tokenizer."""
+    """Open an exported autoencoder by :meth:`ESM2Autoencoder.from_pretrained`, with its tokenizer."""
     return ESM2Autoencoder.from_pretrained(folder), EsmSequenceTokenizer()

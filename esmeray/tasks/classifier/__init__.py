@@ -1,1 +1,1 @@
-"""The classifier: classes, labels or numbers of each labelled record, or a class of each residue."""
+"""The classifier: classes, labels or numbers per record, or a class per residue."""

@@ -1,7 +1,7 @@
 """Model card of a classifier.
 
-Its lines give the classifier's outputs without Esmeray, by transformers, torch, safetensors and, for an adapter that
-was not merged, peft. They document the head to a reader of the folder, and tests run them.
+The code in the card computes the classifier's outputs without Esmeray, with transformers, torch and safetensors, and
+peft for an adapter that was not merged. It documents the head for readers of the folder, and tests run it.
 """
 
 from collections.abc import Mapping
@@ -76,13 +76,13 @@ _RESULTS = {
 
 @dataclass(frozen=True)
 class Opening:
-    """Facts of the folder that the lines need.
+    """Facts about the folder that the code in the card needs.
 
     Attributes:
-        text: an example, as the tokenizer takes it.
-        base: of an adapter: folder or hub name of its base as Python source.
-        has_head: transformers opens the head, too; for any other head it would draw random weights.
-        max_length: tokens of a text, without special ones, that are used; None for all.
+        text: example text in the form that the tokenizer takes.
+        base: base of an adapter, a folder or hub name as Python source; None without an adapter.
+        has_head: transformers opens the head as well; it would replace any other head by random weights.
+        max_length: maximum number of tokens used of a text, without special tokens; None for all.
     """
 
     text: str
@@ -93,7 +93,7 @@ class Opening:
 
 
 def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any]) -> str:
-    """README.md of the exported folder; facts as of :func:`model_card`."""
+    """Return README.md of the exported folder; ``facts`` as in :func:`model_card`."""
     kind = model.label_space.kind
     text = (
         "With Esmeray, `esmeray classify predict FOLDER --predict.input FILE --predict.output predictions.csv`, or\n\n"
@@ -105,15 +105,15 @@ def classifier_card(model: Classifier, opening: Opening, facts: Mapping[str, Any
 
 
 def _lines(model: Classifier, opening: Opening) -> str:
-    """Python that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
+    """Return Python code that computes ``logits`` and ``result`` of one text from the folder named FOLDER."""
     from esmeray.model.backbones.huggingface_loading import transformers_network
 
     network = transformers_network(model.backbone.model, merged_state(model.backbone.model))
     opener, call = opening_call(network, opening.base or "folder")
-    if opening.has_head:  # without a report of tensors that are not used
+    if opening.has_head:  # avoids transformers' report of unused tensors
         opener = "AutoModelForTokenClassification"
         call = f"{opener}.from_pretrained(folder).base_model"
-    crop = ""  # without Esmeray, too, a text is cropped as the run's validation cropped it
+    crop = ""  # without Esmeray, too, texts are cropped as in the run's validation
     if opening.max_length is not None:
         crop = _CROP.format(
             whole=model.num_prefix + opening.max_length + model.num_suffix,
@@ -122,13 +122,13 @@ def _lines(model: Classifier, opening: Opening) -> str:
     return _WITHOUT_ESMERAY.format(
         peft="from peft import PeftModel\n" if opening.base else "",
         opener=opener,
-        # An adapter is put around its base, which may lie in another folder.
+        # An adapter wraps its base, which may be in another folder.
         network=f"PeftModel.from_pretrained({call}, folder)" if opening.base else call,
         text=opening.text,
         crop=crop,
         prefix=model.num_prefix,
         suffix=model.num_suffix,
-        # Inside the lines' no_grad block.
+        # Indented, since it is inside the no_grad block.
         pooling=indent(_pooling(model), "    "),
         result=_RESULTS.get(model.label_space.kind, "logits.softmax(-1)  # a probability for each of names"),
     )
@@ -137,24 +137,24 @@ def _lines(model: Classifier, opening: Opening) -> str:
 def _pooling(model: Classifier) -> str:
     pooled = _POOLING[model.section.pooling]
     if model.per_residue:
-        # The setting is mean there, which is refused otherwise, and nothing is pooled.
+        # Per-residue classifiers require the setting mean, and pool nothing.
         pooled = "pooled = features[inner]  # one row for each residue\n"
     if model.section.head == "linear":
         return pooled
-    # The hidden layer after light attention is the paper's, with ReLU and a norm.
+    # The hidden layer after light attention follows the paper, with ReLU and a norm.
     is_attentive = model.light_attention is not None
     return pooled + (_HIDDEN.format(activation="relu") + _NORM if is_attentive else _HIDDEN.format(activation="gelu"))
 
 
 def _cropping(model: Classifier, opening: Opening) -> str:
-    """A paragraph on the crop of longer texts."""
+    """Return a paragraph about the cropping of longer texts."""
     if opening.max_length is None:
         return ""
     head = head_length(opening.max_length, opening.crop)
-    # None where the beginning alone is kept.
+    # 0 if only the beginning is kept.
     tail = opening.max_length - head
     used = f"the first {head:,} and the last {tail:,}" if tail else f"the first {head:,}"
-    # Else a reader would take row i for residue i.
+    # Otherwise a reader would take row i for residue i.
     rows = " A residue that is left out has no row in `result`." if model.per_residue else ""
     return (
         f"Of a text of more than {opening.max_length:,} tokens, special ones not counted, {used} are used, as in the "
@@ -164,9 +164,9 @@ def _cropping(model: Classifier, opening: Opening) -> str:
 
 def _description(model: Classifier) -> str:
     kind, names = model.label_space.kind, model.label_space.names
-    # Thousands of terms would hide what the card says otherwise.
+    # Thousands of terms would hide the rest of the card.
     more = f" and {len(names) - _SHOWN_NAMES} more (label_mappings.json)" if len(names) > _SHOWN_NAMES else ""
-    # Residues are not pooled, whatever the setting says.
+    # Residues are not pooled, whatever the setting is.
     pooling = "" if model.per_residue else f", {model.section.pooling} pooling"
     outputs = {"regression": "Numbers", "per_residue": "Letters of each residue"}.get(kind, "Classes")
     return (

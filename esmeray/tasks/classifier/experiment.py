@@ -1,7 +1,7 @@
-"""The classifier as the training loop sees it: labelled records, one output a label, exact metrics.
+"""The classifier's experiment: labelled records, one output per label, exact metrics.
 
-Metrics of an evaluation are computed from the predictions of all workers together, not from means of each.
-Shape legend: N sequences, C labels.
+Metrics of an evaluation are computed from the predictions of all workers together, not from means over workers. Shape
+legend: N sequences, C labels.
 """
 
 from abc import abstractmethod
@@ -38,40 +38,40 @@ from esmeray.tasks.experiment import Engine, Experiment, TrainedState
 
 
 class LabelledExperiment(Experiment):
-    """A task on labelled records: their sources of batches, and the metric that chooses the best checkpoint."""
+    """A task on labelled records: its sources of batches, and the metric that chooses the best checkpoint."""
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, seed = self.settings.data, self.settings.seed
         self._section = self.settings.model.classifier
         self._labelled = self.opened(path)
-        # The run's copy, which the plan wrote: no node fetches or trains one of its own.
+        # The run's copy, which the plan wrote: no node downloads or trains its own.
         self._tokenizer = open_tokenizer(run.tokenizer)
-        # Into each checkpoint: those in the run's folder may be of later data.
+        # Part of each checkpoint, since the files in the run's folder may belong to later data.
         self.names = {MAPPINGS_FILE: (run.path / MAPPINGS_FILE).read_bytes()} | {
             f"{TOKENIZER}/{file.name}": file.read_bytes() for file in sorted(run.tokenizer.iterdir())
         }
         self.store, self.checksum = self._labelled.store, self._labelled.checksum
-        # Made once, beside the store: an epoch reads slices of them, and tokenizes nothing.
+        # Tokenized once and stored next to the store: an epoch reads slices and tokenizes nothing.
         tokens = ensure_tokens(self.store, self._tokenizer, path.parent)
         space = self._labelled.label_space
         labels = Labels(self._labelled.targets, space.kind == "per_residue", self._labelled.weights)
         training = LabelledSource(tokens, labels, max_length=data.max_length, crop=data.crop, seed=seed)
-        # Fixed windows: evaluations would else differ by their crops alone.
+        # Fixed windows: otherwise evaluations would differ by random crops.
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
         self._held_out = held_out
         self._features = path.parent / "features"
         self._hit_rate: float | None = None
         self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
-        # Without held-out records no checkpoint is known to be better than the last.
+        # Without held-out records, no checkpoint is known to be better than the last.
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
         self._take(training, held_out, data.num_workers)
 
     @abstractmethod
     def opened(self, path: Path) -> LabelledData:
-        """The prepared data."""
+        """Open the prepared data."""
 
     def cost(self, metrics: dict[str, float]) -> float | None:
-        """The value of ``classifier.best_metric``, negated where higher is better; None where it is not defined."""
+        """Return the value of ``classifier.best_metric``, negated if higher is better; None if it is undefined."""
         name = best_metric(self._section, self._labelled.label_space.kind)
         if name not in metrics:
             return None
@@ -82,7 +82,7 @@ class LabelledExperiment(Experiment):
 
 
 class ClassifierExperiment(LabelledExperiment):
-    """On a labelled store."""
+    """The classifier on a labelled store."""
 
     def opened(self, path: Path) -> LabelledData:
         stage_dir = self.settings.data.stage_dir
@@ -98,9 +98,9 @@ class ClassifierExperiment(LabelledExperiment):
         )
 
     def open(self, model: TaskModel, context: WorkerContext, control: ControlGroup) -> None:
-        """Compute the features of a frozen backbone, or find them, and take batches of these.
+        """Compute the features of a frozen backbone, or find them in the cache, and use batches of features.
 
-        Raises ConfigError where sequences are cropped at random, so that no features can be kept of them.
+        Raises ConfigError if sequences are cropped at random, since their features can't be cached.
         """
         backbone, data = self.settings.model.backbone, self.settings.data
         if not (backbone.frozen and backbone.cache_features):
@@ -113,9 +113,9 @@ class ClassifierExperiment(LabelledExperiment):
                 "to false"
             )
         precision = self.settings.precision
-        # By content, so that equal sequences share their features, in any store.
+        # Keys are content hashes, so that equal sequences share their features, in any store.
         keys_R2 = self.store.sequence_keys(np.arange(len(self.store)))
-        # For the operations that are counted: a step is the head's alone from here on.
+        # For counting FLOPs: from here on a step computes only the head.
         self.runs_backbone = False
         features, self._hit_rate = ensure_features(
             model,
@@ -128,7 +128,7 @@ class ClassifierExperiment(LabelledExperiment):
             context=context,
             control=control,
         )
-        # One source for both: windows are fixed, so that nothing of an epoch is random.
+        # One source for training and evaluation: windows are fixed, so epochs contain nothing random.
         source = FeatureSource(self._held_out, features, keys_R2, pooled=is_pooled(model))
         self._take(source, source)
 
@@ -149,7 +149,7 @@ class ClassifierExperiment(LabelledExperiment):
         return self._hit_rate
 
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
-        """Layer-wise decay of the backbone's learning rate."""
+        """Return the layer-wise decay of the backbone's learning rate."""
         decay = self.settings.model.backbone.layer_decay
         if decay == 1.0:
             return {}
@@ -157,7 +157,7 @@ class ClassifierExperiment(LabelledExperiment):
         return dict(decayed_rates(model.backbone, decay))
 
     def evaluate(self, engine: Engine, control: ControlGroup, stop_requested: Callable[[], bool]) -> dict[str, float]:
-        """Metrics of all held-out records, each counted once, from the predictions of all workers."""
+        """Return metrics of all held-out records, each counted once, from the predictions of all workers."""
         model, kind = engine.module, self._labelled.label_space.kind
         predicted: list[Tensor] = []
         wanted: list[Tensor] = []
@@ -166,9 +166,9 @@ class ClassifierExperiment(LabelledExperiment):
         def predict(batch: PackedBatch) -> TaskOutput:
             logits, output = model.predict(batch)
             targets = batch.targets
-            # Fillers and unlabelled rows have no target, and count for nothing.
+            # Filler and unlabelled rows have no target and are not counted.
             judged = has_target(targets)
-            # CPU-GPU sync point, for which the device keeps no predictions.
+            # CPU-GPU sync point: predictions are moved off the device.
             predicted.append(probabilities(logits[judged], kind).float().cpu())
             wanted.append(targets[judged].cpu())
             if WEIGHTS in batch.by_sequence and kind != "per_residue":
@@ -182,7 +182,7 @@ class ClassifierExperiment(LabelledExperiment):
         targets = control.gather_rows(torch.cat(wanted))
         weights_N = control.gather_rows(torch.cat(weights)) if weights else None
         metrics: dict[str, float] = {}
-        # One worker's for all: what stops early or is best must be decided alike on each.
+        # Worker 0 computes the metrics for all: early stopping and the best checkpoint must be decided alike on each.
         if control.rank == 0:
             metrics = model.metrics(sums) | classification_metrics(kind, probabilities_NC, targets, weights_N)
         return control.from_rank_0(metrics)
@@ -191,16 +191,16 @@ class ClassifierExperiment(LabelledExperiment):
 def _class_weights(labelled: LabelledData) -> Tensor:
     space, training = labelled.label_space, labelled.training
     if space.kind == "per_residue":
-        assert isinstance(labelled, LabelledStore)  # no other labels are of residues
+        assert isinstance(labelled, LabelledStore)  # only labelled stores have labels of residues
         blocks = iter([np.concatenate([labelled.residue_targets(index) for index in training.tolist()])])
-    else:  # some at a time: those of thousands of labels are sparse
+    else:  # in blocks: targets of thousands of labels are sparse
         blocks = (labelled.targets[records] for records in np.array_split(training, training.size // 1024 + 1))
     return balanced_class_weights(space.kind, map(torch.from_numpy, blocks), space.num_outputs)
 
 
 def _target_scale(labelled: LabelledData) -> tuple[Tensor, Tensor]:
-    """(C,) means and (C,) standard deviations of the training targets; 0 and 1 for a column without a number."""
-    # Of training records alone: what is held out must not leak into the scale.
+    """Return means (C,) and standard deviations (C,) of the training targets; 0 and 1 for a column without numbers."""
+    # Training records only: held-out records must not leak into the scale.
     targets_NC = labelled.targets[labelled.training].astype(np.float64)
     known_NC = np.isfinite(targets_NC)
     count_C = np.maximum(known_NC.sum(axis=0), 1)

@@ -1,17 +1,17 @@
-"""A trained classifier as a Hugging Face folder that others can open, and nothing of it pickled.
+"""Export a trained classifier as a Hugging Face folder that other tools can open, without pickles.
 
-config.json, model.safetensors    the backbone, as AutoModel opens it; a linear head on each residue with it, as
-                                  AutoModelForTokenClassification opens both, with the names of the classes
-or adapter_config.json, adapter_model.safetensors  an adapter, as peft opens it, of the base that it names
-base/                             that base, where its weights were random and so can't be had elsewhere
+config.json, model.safetensors    the backbone, for AutoModel. With a linear head on each residue also the head and
+                                  the class names, for AutoModelForTokenClassification
+or adapter_config.json, adapter_model.safetensors  an adapter, for peft, which names its base
+base/                             the adapter's base, if its weights were random and exist nowhere else
 classifier.safetensors, classifier_config.json  weights and settings of pooling and head
 label_mappings.json               kind of the labels and names of the classes
 modules.json ...                  pooling for sentence-transformers (esmeray/model/export/sentence_modules.py)
-tokenizer files                   as AutoTokenizer opens them
-README.md                         model card, with the lines that rebuild the outputs without Esmeray
+tokenizer files                   for AutoTokenizer
+README.md                         model card, with code that computes the outputs without Esmeray
 config.yaml                       the run's resolved config
-esmeray_model.json                the task, by which Esmeray opens it
-esmeray.json                      list of these files, by which an export is known (common.publishing)
+esmeray_model.json                the task that opens the folder in Esmeray
+esmeray.json                      list of these files, which identifies an export (common.publishing)
 """
 
 import re
@@ -51,7 +51,7 @@ from esmeray.tasks.classifier.model import Classifier, LabelModel
 BASE_FOLDER = "base"
 
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
-"""Folder of a download in the hub's cache (huggingface_hub's documented layout)."""
+"""Folder of a download in the hub's cache (layout as documented by huggingface_hub)."""
 
 _WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
@@ -64,11 +64,11 @@ def export_classifier(
     facts: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write ``model`` as a Hugging Face folder; an adapter is merged or left as such, as its settings say.
+    """Write ``model`` as a Hugging Face folder. An adapter is merged or kept separate, depending on its settings.
 
-    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
-    ``model``: with whole (not partitioned) weights; left as it is. ``resolved_config``: the card's lines crop texts as
-    it says. ``facts``: sections of the card on data, steps, metrics and versions.
+    Returns the absolute path of the folder. Raises like :func:`~esmeray.model.export.exported_folder.exported_folder`.
+    ``model``: with whole (not partitioned) weights; it is not changed. ``resolved_config``: config with the cropping
+    for the card's code. ``facts``: sections of the card on data, steps, metrics and versions.
     """
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         base = None
@@ -76,7 +76,7 @@ def export_classifier(
         if model.backbone.lora_export == "adapter":
             base = _write_adapter(model, building)
         else:
-            # Merged in a copy: the model's own adapter stays apart.
+            # Merge in a copy: the model's own adapter stays separate.
             has_head = _write_network(model, building, merged_state(model.backbone.model), with_head=True)
             write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
         write_head(
@@ -95,19 +95,20 @@ def export_classifier(
 
 
 def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
-    """The classifier of :func:`export_classifier`, in fp32 on the CPU, in evaluation mode, and its tokenizer.
+    """Load a classifier written by :func:`export_classifier`, with its tokenizer; in fp32 on the CPU, in evaluation
+    mode.
 
-    An adapter that was left as such is in place, not merged. Raises DataError (no classifier, another format version,
-    damaged files, or the base of its adapter is gone) or ResourceError (the hub, which has it, can't be reached).
+    An adapter that was kept separate is loaded but not merged. Raises DataError (no classifier, another format version,
+    damaged files, or a missing base of its adapter) or ResourceError (the hub, which has the base, can't be reached).
     """
     folder = expanded(folder).absolute()
-    # The small files first: damage to them is found before gigabytes are read.
+    # Small files first: damage to them is found before gigabytes are read.
     settings = read_settings(folder)
     tokenizer = open_tokenizer(folder)
     label_space = LabelSpace.load(folder)
     adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
     source = _base_folder(folder) if adapted else folder
-    with drawn(0):  # random weights are overwritten; the caller's random state must not move
+    with drawn(0):  # random weights are overwritten; the caller's random state must not change
         section = BackboneSection(source=str(source), padded=settings.padded)
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
         if adapted:
@@ -124,7 +125,7 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
 
 
 def write_head(model: LabelModel, folder: Path, architecture: str, **network: Any) -> None:
-    """Weights and settings of pooling and head, and the names of the classes; ``network``: what they say of it."""
+    """Write weights and settings of pooling and head, and the class names. ``network``: settings of the backbone."""
     model.save_own_weights(folder / WEIGHTS_FILE)
     settings = ClassifierSettings(architecture=architecture, classifier=model.section, **network)
     write_settings(folder / CONFIG_FILE, settings.model_dump(mode="json"))
@@ -132,10 +133,10 @@ def write_head(model: LabelModel, folder: Path, architecture: str, **network: An
 
 
 def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *, with_head: bool = False) -> bool:
-    """config.json and model.safetensors of the backbone, and of the head if a class of transformers computes the same.
+    """Write the backbone as config.json and model.safetensors, with the head if a transformers class computes the same.
 
-    Returns whether the head is there. Names of classes are in config.json in that case only: for another head
-    transformers would draw one at random, under these names.
+    Returns whether the head is included. Only then config.json contains the class names: for any other head
+    transformers would create a random one with these names.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING  # here: it takes seconds
 
@@ -154,7 +155,7 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *,
             f"classifier.{name}": tensor for name, tensor in model.head.get_submodule("output").state_dict().items()
         }
         expected = whole.state_dict().keys()
-        if expected <= own.keys():  # heads of decoders are others
+        if expected <= own.keys():  # e.g. heads of decoders have other parameters
             save_network(whole, folder, {name: own[name] for name in expected})
             return True
     save_network(network, folder, state)
@@ -162,15 +163,15 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *,
 
 
 def _write_adapter(model: Classifier, folder: Path) -> str:
-    """Write the adapter, and its base where that is nowhere else; return the base as Python source, for the card.
+    """Write the adapter, and its base if that exists nowhere else. Returns the base as Python source, for the card.
 
-    The base has a folder of its own: beside a config.json, transformers loads an adapter without being asked.
+    The base has its own folder: next to a config.json, transformers would load the adapter unasked.
     """
-    # transformers notes there what it loaded; nothing where weights were drawn.
+    # transformers stores the source of loaded weights there; it is empty for random weights.
     source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
     snapshot = _SNAPSHOT.search(source)
     if snapshot is not None:
-        # By name and revision: another machine has no such path in its cache.
+        # Use name and revision, since another machine's cache has other paths.
         name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
         save_adapter(model.backbone, folder, base=name, revision=revision)
         return f"{name!r}, revision={revision!r}"
@@ -178,7 +179,7 @@ def _write_adapter(model: Classifier, folder: Path) -> str:
         base = str(Path(source).absolute())
         save_adapter(model.backbone, folder, base=base)
         return repr(base)
-    (folder / BASE_FOLDER).mkdir()  # its weights were random
+    (folder / BASE_FOLDER).mkdir()  # the weights were random
     _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
     save_adapter(model.backbone, folder, base=BASE_FOLDER)
     return f'f"{{folder}}/{BASE_FOLDER}"'
@@ -189,17 +190,17 @@ def _base_folder(folder: Path) -> Path:
     settings = read_json(verified(path), REMEDY)
     with parsing(path, REMEDY):
         source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
-    # In the export first: the same name may be a folder of where the process runs.
+    # Look in the export first: the working directory may contain a folder of the same name.
     for candidate in (folder / source, Path(source)):
         if candidate.is_dir():
             return candidate
-    # It was a folder then, and the hub knows nothing of it.
+    # Without a revision the base was a folder, so the hub does not have it.
     if revision is None:
         raise DataError(
             f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
         )
     try:
-        # Patterns leave out pickles and code.
+        # The patterns exclude pickles and code.
         return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
     except (OSError, HTTPError) as error:
         raise ResourceError(
@@ -209,7 +210,7 @@ def _base_folder(folder: Path) -> Path:
 
 
 def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
-    """Tokens of a text that are used, None for all of them, and the part of a longer text."""
+    """Return the maximum number of tokens used of a text (None for all), and which part of a longer text is used."""
     if resolved_config is None:
         return None, "start"
     data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))

@@ -1,6 +1,6 @@
-"""Features of a frozen backbone, computed by all workers before the first step and cached for every run after it.
+"""Features of a frozen backbone, computed by all workers before the first step and cached for later runs.
 
-Each worker computes a share of what is missing and writes it shard by shard; what an interrupted run has written stays.
+Each worker computes a share of the missing features and writes it shard by shard. Shards of an interrupted run stay.
 Shape legend: R records of the source, N sequences, T tokens of a batch, D channels.
 """
 
@@ -26,16 +26,16 @@ from esmeray.model.forward_loop import ForwardLoop, Indices, each
 from esmeray.tasks.classifier.model import Classifier
 
 SHARD_BYTES = 128 << 20
-"""Features of a shard, which are held in memory until it is written: what is lost at most when a worker is."""
+"""Bytes of features per shard. A shard is held in memory until it is written, and is lost with its worker."""
 
 
 def is_pooled(model: Classifier) -> bool:
-    """Test for a head that needs one vector a sequence, as it pools without weights of its own."""
+    """Test whether the head needs only one vector per sequence, because its pooling has no weights."""
     return not model.per_residue and model.light_attention is None
 
 
 def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, precision: str) -> str:
-    """Identity of what is computed, hex: weights, architecture, tokens, cropping, precision and pooling."""
+    """Return the identity of the features, hex: weights, architecture, tokens, cropping, precision and pooling."""
     pooling = model.section.pooling if is_pooled(model) else "tokens"
     weights = weights_fingerprint(model.backbone)
     return features_fingerprint(
@@ -55,30 +55,30 @@ def ensure_features(
     context: WorkerContext,
     control: ControlGroup,
 ) -> tuple[FeatureStore, float]:
-    """Compute what is missing, all workers together, and open all there is. Every worker calls it.
+    """Compute the missing features on all workers together, and open the store. Every worker calls it.
 
-    ``records`` (N,) are those wanted of the source, which crops without chance; ``keys_R2`` are of all its sequences,
-    ``path`` is the folder of this fingerprint, ``max_tokens`` the budget of a batch. Returns the features and the share
-    of the records whose features were there already. Raises DataError where those are damaged, ResourceError where the
-    disk can't be written.
+    ``records`` (N,): records of the source, whose crops must be fixed. ``keys_R2``: keys of all its sequences.
+    ``path``: folder of this fingerprint. ``max_tokens``: token budget of a batch. Returns the features and the share of
+    the records whose features were already there. Raises DataError if existing features are damaged, and ResourceError
+    if the disk can't be written.
     """
-    # Equal sequences are computed once, and stand once in the cache.
+    # Equal sequences are computed and stored once.
     distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
     hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
-    control.all_true(True)  # nobody writes before everybody has looked
+    control.all_true(True)  # nobody writes before all have looked
     if missing.any():
         wanted = records[first][missing]
-        # The longest first, and neighbours to different workers, so that all have about as much to do.
+        # Longest first, and neighbours go to different workers, so that all have about the same work.
         wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
         # A copy: the model stays in fp32 on the CPU until the engine takes it.
         backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
         lengths_N = source.token_lengths(wanted)
         rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
-        # Four bytes a channel: features are kept in fp32, whatever computes them.
+        # Four bytes per channel: features are stored in fp32, whatever the compute precision.
         for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
             shard = wanted[indices]
-            # After its keys: workers, and runs at once, never write other content under one name.
+            # Named after its keys, so that workers and concurrent runs never write different content under one name.
             name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
             rows = dict(_computed(model, backbone, source, shard, rows_N[indices], max_tokens, context.device))
             write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
@@ -95,12 +95,12 @@ def _computed(
     max_tokens: int,
     device: torch.device,
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Each record's index among ``records``, and its (1, D) or (tokens, D) features, so many rows."""
+    """Yield each record's index in ``records`` and its features, (1, D) or (tokens, D), as ``rows_N`` states."""
     lengths_N = source.token_lengths(records)
 
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
-        # Of epoch 0, as crops are fixed and any other would be the same.
+        # Crops are fixed, so every epoch is the same; use epoch 0.
         (made,) = source.batches([(0, records[indices])])
         batch = made.batch.to(device, non_blocking=True)
         features_TD = backbone(batch)

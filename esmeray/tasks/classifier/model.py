@@ -1,9 +1,9 @@
-"""Sequence classification: a class, several labels or numbers for each sequence, or a class for each residue.
+"""Sequence classification: a class, several labels or numbers per sequence, or a class per residue.
 
-In: packed batches with the targets of the label space's kind. Out: outputs in fp32, and their loss summed over the
-targets (sequences, or residues), each multiplied by the weights of its class and sequence; the divisor is the *number*
-of targets, so that weights that are 1 on average leave the learning rate as it is. Shares of right answers are
-unweighted. Numbers are learnt, and their loss is counted, in units of their own standard deviation.
+The input is packed batches with targets of the label space's kind. The result is outputs in fp32 and their loss, summed
+over the targets (sequences, or residues), each multiplied by the weights of its class and sequence. The divisor is the
+*number* of targets, so that weights with mean 1 don't change the effective learning rate. Shares of correct answers are
+unweighted. Numbers are learnt, and their loss is computed, in units of their standard deviation.
 
 Shape legend: T tokens in the batch, N sequences, M targets' rows (N, or T for ``per_residue``), D channels of the
 backbone, K outputs.
@@ -32,11 +32,11 @@ from esmeray.model.task_model import TaskModel, TaskOutput, scalar_sums
 from esmeray.tasks.section import ModelSection
 
 _LEAST_VARIATION = 1e-12
-"""Least share of a column's sum of squares that its sum about the mean is: below it there is rounding alone."""
+"""Minimum ratio of a column's sum of squares about the mean to its sum of squares; below it there is only rounding."""
 
 
 class LabelModel(TaskModel):
-    """A head that gives outputs of a label space, and their loss; what its inputs are a subclass says."""
+    """A head that computes outputs of a label space, and their loss. Subclasses define the inputs."""
 
     task = "classifier"
 
@@ -53,20 +53,20 @@ class LabelModel(TaskModel):
         *,
         light_attention: bool = False,
     ) -> None:
-        """Add head and loss, after the modules that give the head its ``channels``.
+        """Add head and loss, after the modules that compute the head's ``channels``.
 
-        A model's order of parameters is that of the optimizer's state in a checkpoint, and of the random weights.
+        The order of a model's parameters determines the optimizer state in a checkpoint and the random weights.
 
-        ``class_weights``: (K,) of the classes, or of multilabel's positives, ``label_weights``: (K,) of multilabel's
-        labels; None counts all alike. ``target_scale``: (K,) means and standard deviations of a regression's training
-        targets; None for 0 and 1.
+        ``class_weights``: (K,) weights of the classes, or of the positives of multilabel. ``label_weights``: (K,)
+        weights of multilabel's labels. None: all equal. ``target_scale``: (K,) means and standard deviations of a
+        regression's training targets; None for 0 and 1.
         """
         self.section = section
         self.label_space = label_space
         self.loss = TargetLoss(section, label_space.kind, class_weights, label_weights)
         self.head = build_head(section, channels, label_space.num_outputs, light_attention=light_attention)
         self.target_scale: Normalization | None = None
-        if label_space.kind == "regression":  # a head learns temperatures of 40 to 80 degrees as fast as shares
+        if label_space.kind == "regression":  # so that degrees (40 to 80) are learnt as fast as shares
             self.target_scale = Normalization(label_space.num_outputs, *(target_scale or ()))
 
     @property
@@ -75,28 +75,30 @@ class LabelModel(TaskModel):
 
     @abstractmethod
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid."""
+        """Return outputs (N, K) in fp32, or (T, K) for ``per_residue``, before any softmax or sigmoid."""
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         return self.output_of(self.logits(batch), batch)
 
     def output_of(self, outputs_MK: Tensor, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of the outputs.
+        """Compute the loss and metric sums of the outputs.
 
         The batch has targets: (N,) int64 classes, (N, K) float32 labels or numbers, or (T,) int64 classes of the
-        residues; and maybe weights of the sequences. Raises ValueError (targets do not go with the label space).
+        residues. It may have weights of the sequences. Raises ValueError if the targets don't match the label space.
 
-        Metrics: ``targets`` and ``loss``. Classes: ``correct``. Multilabel: ``correct``, sequences of which every known
-        label is right at a threshold of 0.5, and ``hits``, ``predicted`` and ``positives``, labels that are predicted
-        and true, predicted, or true. Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``,
-        (K,) of known numbers.
+        Metrics, always ``targets`` and ``loss``:
+
+        - Classes: ``correct``.
+        - Multilabel: ``correct``, the number of sequences whose known labels are all right at a threshold of 0.5.
+          ``hits``, ``predicted`` and ``positives``: labels that are predicted and true, predicted, or true.
+        - Regression: ``values``, ``squared_error``, ``value_sum`` and ``value_square``, (K,) over known numbers.
         """
         targets = self._targets(batch, outputs_MK)
-        # In units of the standard deviation: a column in degrees would drown one of shares.
+        # In units of the standard deviation: otherwise a column in degrees would dominate a column of shares.
         scale = self.target_scale or nn.Identity()
         losses_M = self.loss(scale(outputs_MK), scale(targets))
         weights_N = batch.by_sequence.get(WEIGHTS)
-        # After the loss and before the sum; the number of targets, its divisor, stays as it is.
+        # Weights apply after the loss and before the sum; the divisor stays the number of targets.
         if weights_N is not None:
             losses_M = losses_M * (weights_N[batch.segment_ids()] if self.per_residue else weights_N)
         known_M = has_target(targets)
@@ -107,11 +109,13 @@ class LabelModel(TaskModel):
         return TaskOutput(losses_M.sum(), num_targets, sums)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """``loss`` for each target, and by kind:
+        """Return ``loss`` per target, and other metrics by kind.
 
-        Classes: ``accuracy``. Multilabel: ``accuracy``, the share of sequences with all labels right, and
-        ``f1_micro`` over all labels, left out where none is predicted or true. Regression: ``mse`` over all numbers,
-        and ``r2``, the mean over columns of 1 - SSE / SST, left out if a column does not vary.
+        - Classes: ``accuracy``.
+        - Multilabel: ``accuracy``, the share of sequences with all labels right, and ``f1_micro`` over all labels.
+          The latter is left out if no label is predicted or true.
+        - Regression: ``mse`` over all numbers, and ``r2``, the mean over columns of 1 - SSE / SST. The latter is
+          left out if a column does not vary.
         """
         values = scalar_sums(sums)
         count = values["targets"]
@@ -125,10 +129,10 @@ class LabelModel(TaskModel):
         return metrics | (_number_metrics(sums) if "squared_error" in sums else {})
 
     def own_state(self) -> dict[str, Tensor]:
-        """Weights learnt beside the backbone; the scale of numbers is taken into the last layer."""
+        """Return all weights except the backbone's; the scale of numbers is folded into the last layer."""
         state = super().own_state()
         if self.target_scale is not None:
-            # So that the head alone gives numbers in their own units, also to who opens the folder without Esmeray.
+            # The head alone then outputs numbers in their own units, also for readers of the folder without Esmeray.
             names = "head.output.weight", "head.output.bias"
             weight_KD, bias_K = self.target_scale.folded(*(state[name] for name in names))
             state |= dict(zip(names, (weight_KD, bias_K), strict=True))
@@ -138,7 +142,7 @@ class LabelModel(TaskModel):
         targets = batch.targets
         by_column = self.label_space.kind in ("multilabel", "regression")
         wanted = outputs_MK.shape if by_column else outputs_MK.shape[:1]
-        # torch would broadcast or cast, and train on something else without a word.
+        # Checked here: torch would silently broadcast or cast, and train on wrong targets.
         if targets.shape != wanted or targets.is_floating_point() != by_column:
             raise ValueError(
                 f"targets of {self.label_space.kind} must be {'float32' if by_column else 'int64'} of shape "
@@ -157,7 +161,7 @@ class LabelModel(TaskModel):
 class Classifier(LabelModel):
     """A backbone, a pooling and a head, with the weights and scales of :meth:`LabelModel.add_head`.
 
-    Raises ConfigError (pooling or loss do not go with targets, tokenizer or backbone).
+    Raises ConfigError if pooling or loss don't suit the targets, the tokenizer or the backbone.
     """
 
     backbone: PackedBackbone
@@ -175,7 +179,7 @@ class Classifier(LabelModel):
         num_suffix: int = 1,
     ) -> None:
         super().__init__()
-        # Here and not with the settings: tokenizer and backbone are known only now.
+        # Checked here instead of in the settings: tokenizer and backbone are known only now.
         check_pooling(section, label_space.kind, num_prefix=num_prefix, causal=backbone.causal)
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
         self.backbone = backbone
@@ -186,23 +190,23 @@ class Classifier(LabelModel):
             self.light_attention = LightAttention(
                 channels, section.light_attention_kernel, section.dropout, num_prefix, num_suffix
             )
-            channels *= 2  # the weighted mean and the maximum, side by side
+            channels *= 2  # the weighted mean and the maximum, concatenated
         self.add_head(
             section, label_space, channels, class_weights, target_scale, label_weights, light_attention=attentive
         )
 
     def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
-        """Results of :meth:`logits` and :meth:`forward`, from one pass through the backbone."""
+        """Return the results of :meth:`logits` and :meth:`forward` from one pass through the backbone."""
         outputs_MK = self.logits(batch)
         return outputs_MK, self.output_of(outputs_MK, batch)
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """(N, K) fp32, or (T, K) for ``per_residue``: outputs, before any softmax or sigmoid.
+        """Return outputs (N, K) in fp32, or (T, K) for ``per_residue``, before any softmax or sigmoid.
 
-        The backbone is not run where the batch brings features: (T, D) of the tokens; or (N, D), pooled by :meth:`pool`
-        without weights. Raises ValueError (the head takes no pooled ones).
+        If the batch contains features, the backbone is not run. They are (T, D) per token, or (N, D) pooled by
+        :meth:`pool` without weights. Raises ValueError if the head can't take pooled features.
         """
-        # Stored features come pooled where pooling has no weights, which is one row a sequence to read and to keep.
+        # If pooling has no weights, cached features are already pooled: one row per sequence to read and store.
         features_MD = batch.by_sequence.get(FEATURES)
         if features_MD is None:
             features_MD = batch.by_token.get(FEATURES)
@@ -216,7 +220,7 @@ class Classifier(LabelModel):
         return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
 
     def pool(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """(N, D) fp32, or (N, 2 D) for light attention: one vector for each sequence, from (T, D)."""
+        """Return one vector per sequence, (N, D) fp32 or (N, 2 D) for light attention, from features (T, D)."""
         if self.light_attention is not None:
             return self.light_attention(features_TD, batch)
         pooling = self.section.pooling
@@ -230,7 +234,8 @@ class Classifier(LabelModel):
 
 def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[str, Tensor]:
     positive_NK = targets_NK > 0.5
-    # Unknown labels are neither predicted nor positive. A logit may be above 0 and its probability in fp32 still 0.5.
+    # Unknown labels are neither predicted nor positive. Compare the probability, as it may round to 0.5 for a logit
+    # above 0.
     predicted_NK = predicted_positive(logits_NK.sigmoid()) & ~targets_NK.isnan()
     wrong_N = (predicted_NK != positive_NK).any(-1)
     return {
@@ -243,7 +248,7 @@ def _label_sums(logits_NK: Tensor, targets_NK: Tensor, known_N: Tensor) -> dict[
 
 def _number_sums(outputs_NK: Tensor, targets_NK: Tensor) -> dict[str, Tensor]:
     known_NK = ~targets_NK.isnan()
-    # fp64 before the squares: r2 is a difference of sums that may agree in seven digits.
+    # fp64 before squaring: r2 is a difference of sums that may agree in seven digits.
     values_NK = torch.where(known_NK, targets_NK, 0.0).double()
     errors_NK = torch.where(known_NK, outputs_NK.double() - values_NK, 0.0)
     return {
@@ -259,7 +264,7 @@ def _number_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     metrics = {"mse": (errors_K.sum() / counts_K.sum()).item()}
     squares_K = sums["value_square"].double()
     variation_K = squares_K - sums["value_sum"].double().square() / counts_K
-    if (variation_K > _LEAST_VARIATION * squares_K).all():  # false as well where a column has no number
+    if (variation_K > _LEAST_VARIATION * squares_K).all():  # also false if a column has no number
         metrics["r2"] = (1 - errors_K / variation_K).mean().item()
     return metrics
 
@@ -275,13 +280,13 @@ def build_classifier(
     *,
     empty: bool = False,
 ) -> Classifier:
-    """The classifier to train, in fp32 on the CPU, in training mode; ``empty``: on the meta device, to be counted.
+    """Build the classifier to train, in fp32 on the CPU, in training mode; ``empty``: on the meta device, to count it.
 
-    Random weights depend on ``seed`` alone; the global random state is left as it was. Raises as :class:`Classifier`,
+    Random weights depend on ``seed`` only; the global random state is not changed. Raises as :class:`Classifier`,
     :func:`~esmeray.model.backbones.lora.adapt` and :func:`~esmeray.model.backbones.loading.build_backbone`.
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    with drawn(seed + 1, empty=empty):  # not the backbone's stream again
+    with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
         adapt(backbone, section.backbone.lora)
         return Classifier(
             backbone,

@@ -1,6 +1,6 @@
-"""The data of a classifier before training: prepared, counted, and held against the model that is to take it.
+"""The driver's side of a classifier: prepare and measure its data, and check the data against the model.
 
-Imports neither torch nor transformers until the model is counted, so that a refusal is there at once.
+Imports neither torch nor transformers until the model is counted, so that error messages appear at once.
 """
 
 import shutil
@@ -34,12 +34,12 @@ class ClassifierPlan(TaskPlan):
     """A classifier of labelled sequences."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        # Before the data, whose conversion may take hours.
+        # Before the data is prepared, which may take hours.
         self.check_settings(self.data.labels.kind)
         labelled = LabelledStore(ensure_labelled_store(self.data, self.model.tokenizer, root, progress))
         if (weights := self.model.classifier.label_weights) is not None:
-            read_label_weights(Path(weights), labelled.label_space)  # refuses those that do not go with its labels
-        # Here, where progress is shown: workers find the tokens beside the store.
+            read_label_weights(Path(weights), labelled.label_space)  # raises if the weights don't match the labels
+        # Tokenize here, where progress is shown: workers find the tokens next to the store.
         ensure_tokens(labelled.store, tokenizer_of(self.model, labelled), labelled.path.parent, progress)
         return labelled.path
 
@@ -47,16 +47,16 @@ class ClassifierPlan(TaskPlan):
         return labelled_store_location(self.data, self.model.tokenizer, root)
 
     def opened(self, path: Path) -> LabelledData:
-        """The prepared data."""
+        """Open the prepared data."""
         return LabelledStore(path)
 
     def checksum(self, path: Path) -> str:
         return self.opened(path).checksum
 
     def check_resumed(self, checkpoint: CheckpointFolder, path: Path) -> None:
-        """Refuse another tokenizer than the checkpoint was trained with."""
+        """Raise CheckpointError if the checkpoint was trained with another tokenizer."""
         before = open_tokenizer(checkpoint.path / TOKENIZER)
-        # By content: a name on the hub, or a folder, may hold another by now.
+        # Compare the content: the hub name or folder may contain another tokenizer by now.
         if before.fingerprint != tokenizer_of(self.model, self.opened(path)).fingerprint:
             raise CheckpointError(
                 f"model.tokenizer: {checkpoint.path} was trained with another tokenizer than that of "
@@ -65,19 +65,19 @@ class ClassifierPlan(TaskPlan):
 
     def write_names(self, run: RunFolder, path: Path) -> None:
         labelled = self.opened(path)
-        # Files that an earlier attempt's tokenizer had and this one lacks would be read along.
+        # Remove leftover files of an earlier attempt's tokenizer: they would be read as part of this one.
         shutil.rmtree(run.tokenizer, ignore_errors=True)
         run.tokenizer.mkdir(parents=True)
         tokenizer_of(self.model, labelled).save(run.tokenizer)
         labelled.label_space.save(run.path)
 
     def check_settings(self, kind: TargetKind) -> None:
-        """Refuse what the config alone shows to be impossible for targets of this kind."""
+        """Raise an error if the config alone shows that targets of this kind are impossible."""
         section = self.model.classifier
         best_metric(section, kind)
         loss_name(section, kind)
         check_pooling(section, kind)
-        source_type(self.model.backbone)  # refuses a source that is not there before its weights are read
+        source_type(self.model.backbone)  # raises for a missing source before its weights are read
 
     def measure(self, path: Path) -> TaskSize:
         labelled = self.opened(path)
@@ -85,7 +85,7 @@ class ClassifierPlan(TaskPlan):
         tokens = ensure_tokens(labelled.store, tokenizer, labelled.path.parent)
         special = len(tokenizer.prefix) + len(tokenizer.suffix)
         lengths_N = cropped_lengths(tokens.lengths, self.data.max_length) + special
-        # No run sees the test part, whose lengths refuse nothing.
+        # No run uses the test part, so its lengths don't matter.
         judged_N = np.concatenate([labelled.training, labelled.validation])
         model = self.empty_model(labelled, tokenizer)
         if model.backbone is not None:
@@ -103,21 +103,21 @@ class ClassifierPlan(TaskPlan):
         return TaskSize(size, count_parameters(model))
 
     def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> "LabelModel":
-        """The model, without memory for its weights. Raises ConfigError where its parts do not go together."""
+        """Return the model without memory for its weights. Raises ConfigError if its parts don't fit together."""
         from esmeray.tasks.classifier.model import build_classifier  # here: it loads torch
 
         return build_classifier(self.model, 0, labelled.label_space, tokenizer, empty=True)
 
 
 def tokenizer_of(model: ModelSection, labelled: LabelledData) -> SequenceTokenizer:
-    """The config's tokenizer; one that is trained on the labelled store is saved beside it."""
+    """Return the config's tokenizer. A tokenizer trained on the labelled store is saved next to it."""
     path, section = labelled.path, model.tokenizer
-    # Beside the data and named after its size: runs on the same data share it.
+    # Next to the data and named after its size, so that runs on the same data share it.
     trained = path.with_name(f"{path.name}-tokenizer-{section.vocabulary_size}")
     return load_tokenizer(
         section,
         model.backbone.source,
-        # Read only where a tokenizer is to be trained.
+        # A function, since the texts are only read if a tokenizer must be trained.
         lambda: [labelled.store.text(index) for index in labelled.training.tolist()],
         trained,
     )

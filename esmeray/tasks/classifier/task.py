@@ -16,7 +16,7 @@ TASK = Task(
         "mcc": MetricLabel(
             "MCC", "MCC", "Matthews' correlation of predicted and true classes; 0 is chance, 1 is perfect"
         ),
-        # Where a record has one class, micro F1 is the accuracy.
+        # With one class per record, micro F1 equals the accuracy.
         "f1_micro": MetricLabel("micro F1", repeats="mcc"),
         "spearman": MetricLabel("Spearman", "Spearman", "rank correlation of predicted and measured values"),
         "r2": MetricLabel(

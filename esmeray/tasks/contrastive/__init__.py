@@ -1,1 +1,1 @@
-"""Contrastive learning: vectors that lie close for proteins of one group, whose labels may be nested."""
+"""Contrastive learning: proteins of one group, whose labels may be nested, get similar vectors."""

@@ -1,4 +1,4 @@
-"""Contrastive learning as the training loop sees it: steps, and held-out batches, of several members of a group."""
+"""The experiment of contrastive learning: steps and held-out batches contain several members of a group."""
 
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,10 @@ class ContrastiveExperiment(ResidueExperiment):
             raise ConfigError(
                 "model.contrastive.group_level: no two training records share a group, so there is nothing to learn"
             )
-        # Side by side as well: relatives have to be in one batch, which is evaluated by itself.
+        # Grouped as well: relatives must be in one batch, since each held-out batch is evaluated by itself.
         held_out, held_out_groups = by_level(labelled.validation)
         cropped = PreparationSettings(data.max_length, self.settings.seed, random_crops=True, masking=None)
-        # Held-out batches depend on no run's seed, so that metrics of runs compare.
+        # Held-out batches don't depend on the run's seed, so that metrics of different runs are comparable.
         fixed = PreparationSettings(data.max_length, 0, random_crops=False, masking=None)
         training, validation = (GroupSource(self.store, settings, groups_RML) for settings in (cropped, fixed))
         self.cropped = count_cropped(self.store.lengths[labelled.training], data.max_length)

@@ -1,12 +1,14 @@
-"""Supervised contrastive learning: a sequence's vector is close to those of its groups, far from all others.
+"""Supervised contrastive learning: a sequence's vector is close to those in its groups and far from all others.
 
-The vector is the mean of a sequence's residues, which ``embed`` gives of the export as the output ``mean``. The loss is
-that of Khosla et al. 2020 (Supervised contrastive learning, equation 2), where two sequences count by the closest level
-at which they share a group. It is one of all sequences of a step, of which a batch holds a part: the vectors come
-first, without gradients, and each batch then gets the gradient of the loss by its own (Gao et al. 2021, "Scaling deep
-contrastive learning batch size under memory limited setup"). So memory is that of one batch.
+The vector is the mean over a sequence's residues; ``embed`` computes it from the export as output ``mean``. The loss is
+equation 2 of Khosla et al. 2020 (Supervised contrastive learning). Two sequences are weighted by the closest level at
+which they share a group.
 
-Shape legend: N sequences, D channels, M labels of a sequence at most, L levels.
+The loss relates all sequences of a step, while a batch holds only a part. Therefore all vectors are computed first,
+without gradients, and each batch then gets the gradient of the loss by its own vectors (Gao et al. 2021, "Scaling deep
+contrastive learning batch size under memory limited setup"). The memory use equals a single batch's.
+
+Shape legend: N sequences, D channels, M maximum number of labels of a sequence, L levels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +31,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GRADIENTS = "gradients"
-"""By sequence, (N, D) float32: of the step's loss by the sequence's vector."""
+"""Key by sequence, (N, D) float32: gradient of the step's loss with respect to the sequence's vector."""
 LOSSES = "losses"
-"""By sequence, (N,) float32: its own part of the step's loss."""
+"""Key by sequence, (N,) float32: the sequence's part of the step's loss."""
 
 
 class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
     """A backbone whose mean vectors are compared.
 
-    What all vectors have in common is taken off them: from random weights it is nearly all of a vector, so that every
-    cosine is near 1, and Adam's steps along it add to it. An export has that in the bias of its last norm; a network
-    without such a norm is trained as it is.
+    The mean of all vectors is subtracted. With random weights it makes up nearly all of a vector, so that every cosine
+    is near 1, and Adam's steps along it add to it. An export contains it in the bias of its last norm; a network
+    without such a norm is trained without subtraction.
     """
 
     task = "contrastive"
@@ -55,25 +57,25 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ContrastiveModel":
-        """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone = residue_backbone(section.backbone, seed, empty=empty)
-        with drawn(seed + 1, empty=empty):  # not the backbone's stream again
+        with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
             adapt(backbone, section.backbone.lora)
             return cls(backbone, section.contrastive).train()
 
     def vectors(self, batch: PackedBatch) -> Tensor:
-        """(N, D) fp32, the means of the residues; those of fillers last."""
+        """Return the means over residues, (N, D) fp32; filler sequences come last."""
         return mean_over_residues(self.backbone(batch), batch)
 
     def related(
         self, batches: Sequence[PackedBatch], vectors: Sequence[Tensor], gather: Callable[[Any], list[Any]], rank: int
     ) -> list[PackedBatch]:
-        # Without fillers, which come last, have no record, and are no one's negatives.
+        # Drop fillers: they come last, have no record, and must not be negatives.
         counts = [batch.records.numel() for batch in batches]
         own_ND = torch.cat([rows_ND[:count].cpu() for rows_ND, count in zip(vectors, counts, strict=True)])
         groups = torch.cat([batch.targets[:count].cpu() for batch, count in zip(batches, counts, strict=True)])
         workers = gather((own_ND, groups, torch.cat([batch.records.cpu() for batch in batches])))
-        # In host memory, a few hundred rows, as the batches still are.
+        # In host memory like the batches; only a few hundred rows.
         vectors_ND, groups_NML, records_N = (torch.cat(rows) for rows in zip(*workers, strict=True))
         with torch.enable_grad():
             vectors_ND.requires_grad_()
@@ -82,13 +84,13 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
             losses_N = contrastive_losses(centred_ND, groups_NML, records_N, self.section)
             (gradients_ND,) = torch.autograd.grad(losses_N.sum(), vectors_ND)
         if self.training:
-            # A running mean, in which the newest step has a share of a twentieth.
+            # A running mean, with a weight of 0.05 for the newest step.
             self.centre.lerp_(mean_D.detach().to(self.centre.device), 0.05)
         first = sum(len(worker[0]) for worker in workers[:rank])
         batches_with_gradients = []
         for batch, count in zip(batches, counts, strict=True):
             own_rows = slice(first, first + count)
-            # Rows of zeros for the fillers.
+            # Fillers get rows of zeros.
             padded_ND = functional.pad(gradients_ND[own_rows], (0, 0, 0, batch.num_sequences - count))
             padded_N = functional.pad(losses_N.detach()[own_rows], (0, batch.num_sequences - count))
             batches_with_gradients.append(batch.adding(by_sequence={GRADIENTS: padded_ND, LOSSES: padded_N}))
@@ -96,16 +98,17 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
         return batches_with_gradients
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """A sum whose gradient is that of the step's loss; of a batch alone, where none was given.
+        """Return a sum with the gradient of the step's loss, or of this batch's loss if no gradient was given.
 
-        Metrics: ``targets``, which are sequences, and ``loss``.
+        Metrics: ``targets``, the number of sequences, and ``loss``.
         """
         vectors_ND = self.vectors(batch)
         if batch.named(GRADIENTS) is None:
             (related,) = self.related([batch], [vectors_ND.detach()], lambda own: [own], 0)
             batch = related.to(vectors_ND.device)
         count = batch.records.numel()
-        # All vectors, so that each parameter has a gradient; a filler's, which may be a copy of another, is 0.
+        # Include all vectors, so that each parameter has a gradient. Fillers may be copies of other sequences: theirs
+        # is set to 0.
         is_own_N1 = (torch.arange(batch.num_sequences, device=vectors_ND.device) < count).unsqueeze(1)
         loss_sum = (vectors_ND * batch.by_sequence[GRADIENTS] * is_own_N1).sum()
         num_targets = torch.full((), count, device=vectors_ND.device)
@@ -115,7 +118,7 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
     def network(self) -> "PreTrainedModel":
         from esmeray.model.backbones.huggingface_loading import transformers_network
 
-        # In place, and once: an export's model is its own.
+        # Merge in place, and once: the model is used for the export only.
         merge(self.backbone)
         if self.is_centred:
             self.backbone.model.encoder.emb_layer_norm_after.bias.data -= self.centre
@@ -130,7 +133,7 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
         return Card("feature-extraction", ("contrastive",), description, network_code("features", "last_hidden_state"))
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """``loss`` per sequence; none without one."""
+        """Return ``loss`` per sequence; empty without sequences."""
         values = scalar_sums(sums)
         return {"loss": values["loss"] / values["targets"]} if values["targets"] else {}
 
@@ -138,25 +141,25 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
 def contrastive_losses(
     vectors_ND: Tensor, groups_NML: Tensor, records_N: Tensor, section: ContrastiveSection
 ) -> Tensor:
-    """(N,) fp32, the loss of each sequence; 0 where no other one shares a group with it."""
+    """Return the loss of each sequence, (N,) fp32; 0 if no other sequence shares a group with it."""
     weights_NN = torch.zeros(len(records_N), len(records_N), device=vectors_ND.device)
-    # The closest level last, whose weight counts.
+    # The closest level comes last, so that its weight overrides the others.
     for level, weight in reversed(list(enumerate(section.level_weights))):
         weights_NN = weights_NN.masked_fill(sharing(groups_NML[:, :, level]), weight)
-    # A record that stands twice in a step, as each pair of it does, is neither its own relative nor foreign to itself.
+    # A record may occur twice in a step, e.g. once per group. It is neither its own relative nor its own negative.
     is_same_NN = records_N[:, None] == records_N
     weights_NN = weights_NN.masked_fill(is_same_NN, 0.0)
     unit_ND = functional.normalize(vectors_ND, dim=1)
     similarities_NN = unit_ND @ unit_ND.T / section.temperature
-    # A large number and not infinity: a row may have nothing else, and its 0 times infinity would be NaN.
+    # A large number instead of infinity: for a row without other entries, 0 times infinity would be NaN.
     surprise_NN = -similarities_NN.masked_fill(is_same_NN, -1e9).log_softmax(1)
     return (weights_NN * surprise_NN).sum(1) / weights_NN.sum(1).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def sharing(groups_NM: Tensor) -> Tensor:
-    """(N, N) bool: which sequences share a group; negative ones are none."""
+    """Return which sequences share a group, (N, N) bool; negative ids are no groups."""
     shared_NN = torch.zeros(len(groups_NM), len(groups_NM), dtype=torch.bool, device=groups_NM.device)
-    # One label of all sequences at a time: with all at once memory would grow with the square of their number.
+    # One label of all sequences at a time: all labels at once would multiply the memory by their number.
     for ids_N in groups_NM.T:
         is_equal_NNM = (ids_N[:, None, None] == groups_NM) & (ids_N >= 0)[:, None, None]
         shared_NN |= is_equal_NNM.any(2)

@@ -1,4 +1,4 @@
-"""Contrastive learning as the driver sees it: a labelled store, and the size of the model."""
+"""The driver's side of contrastive learning: a labelled store and the size of the model."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class ContrastivePlan(ResiduePlan):
     in_process = True
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        # Before the data, whose conversion may take long.
+        # Before the data is prepared, which may take long.
         if self.data.labels.kind not in _KINDS or self.model.tokenizer.content == "text":
             raise ConfigError(
                 f"data.labels.kind {self.data.labels.kind}, model.tokenizer.content {self.model.tokenizer.content}: "
@@ -43,5 +43,5 @@ class ContrastivePlan(ResiduePlan):
         )
         return self._checked(size, labelled.store)
 
-    # Not by the head of the sources, which has no labels: all of them are prepared, and nothing is left behind.
+    # Not estimated from the head of the sources, which has no labels: all data is prepared in a temporary folder.
     estimate = TaskPlan.estimate

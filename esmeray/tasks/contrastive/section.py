@@ -9,17 +9,18 @@ from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, Posit
 
 class ContrastiveSection(Section):
     """Supervised contrastive learning of the backbone's mean vectors (Khosla et al. 2020), over all sequences of a
-    step. The groups are data.labels, of kind multiclass, or multilabel where a protein is in several, as in pairs."""
+    step. The groups are data.labels, of kind multiclass, or multilabel if a protein is in several groups, e.g.
+    pairs."""
 
     temperature: PositiveFloat = 0.07
-    """Cosines are divided by it: the lower, the more do the nearest count."""
+    """Divisor of the cosines. The lower it is, the more the nearest sequences dominate the loss."""
     level_weights: list[NonNegativeFloat] = Field(default=[1.0], min_length=1)
-    """Weights of two sequences that share the label, that share all but its last part, all but its last two, and so on.
-    Parts are separated by dots: of b.82.2.13, 1 0.5 0.1 are family, superfamily and fold."""
+    """Weights of a pair of sequences, by level: the label is equal, all but its last part, all but its last two parts,
+    and so on. Parts are separated by dots: for b.82.2.13, weights 1 0.5 0.1 apply to family, superfamily and fold."""
     group_level: NonNegativeInt = 0
-    """Level, from 0, whose groups a step has several members of."""
+    """Level, from 0, whose groups steps are planned by: a step contains several members of a group."""
     group_members: Annotated[int, Field(ge=2)] = 4
-    """Members of a group that stand beside each other in a step."""
+    """Number of members of a group that are adjacent in a step."""
 
     @model_validator(mode="after")
     def _level_is_weighted(self) -> Self:

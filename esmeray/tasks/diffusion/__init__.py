@@ -1,1 +1,1 @@
-"""Sequence diffusion: hidden residues of a structure store, predicted from the structure and from the others."""
+"""Sequence diffusion: predict hidden residues of a structure store from the structure and the other residues."""

@@ -1,9 +1,9 @@
-"""Batches of sequences with structures, some of whose residues are hidden: what sequence diffusion learns from.
+"""Training batches of sequence diffusion: sequences with structures, some of whose residues are hidden.
 
-Which residues are hidden, which structures are dropped and the noise on coordinates are functions of (seed, epoch,
-record) alone, so that a resumed run sees what one that never stopped does.
+Hidden residues, dropped structures and the noise on coordinates depend only on (seed, epoch, record). A resumed run
+therefore sees the same data as an uninterrupted one.
 
-Shape legend: T tokens, N sequences, L residues of one.
+Shape legend: T tokens, N sequences, L residues of one sequence.
 """
 
 from typing import Any
@@ -27,9 +27,10 @@ _TIME, _HIDDEN, _NO_STRUCTURE, _NO_LABEL, _NOISE = range(11, 16)
 
 
 class StructureSource(BatchSource):
-    """Batches of a structure store, in training with noise, dropped conditions and random crops.
+    """Batches of a structure store. In training with noise, dropped conditions and random crops.
 
-    ``seed``: of all that is random; in validation not the run's, so that metrics of runs compare.
+    ``seed``: seed of all random choices. Validation does not use the run's seed, so that metrics of runs are
+    comparable.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class StructureSource(BatchSource):
             starts_N = crop_starts(whole_N, self._max_length, records_N, self._seed, epoch)
         tokens_T = tokenize_pieces(self._store.store.windows(records_N, starts_N, lengths_N))
         cu_seqlens = cumulative_lengths(lengths_N + SPECIAL_TOKENS_PER_SEQUENCE)
-        # In (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
+        # Times are in (0, 1]: at time 0 nothing would be hidden, and nothing learnt.
         times_N = (self._bits(_TIME, epoch, records_N).astype(np.float64) + 1) / 2.0**64
-        # Bounded below, as a weighting divides by it.
+        # Bounded below, since a weighting divides by the share.
         shares_N = np.maximum(hidden_share(times_N, self._section.schedule), 1e-3)
         bits_T = positional_bits(self._bits(_HIDDEN, epoch, records_N), cu_seqlens)
         below_T = np.array([threshold(share) for share in shares_N.tolist()]).repeat(np.diff(cu_seqlens))
         hidden_M = chosen_positions(bits_T, tokens_T, cu_seqlens, below_T)
         targets_T = np.full(tokens_T.size, IGNORED_TARGET)
         targets_T[hidden_M] = tokens_T[hidden_M]
-        # After the targets were taken from there.
+        # Only after the targets were copied.
         tokens_T[hidden_M] = MASK
-        # Bits of its own: a sequence may lose its label and keep its structure.
+        # Separate random bits: a sequence may lose its label and keep its structure.
         unlabelled_N = self._dropped(_NO_LABEL, epoch, records_N)
         coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
         batch = packed_from_tokens(
@@ -83,28 +84,29 @@ class StructureSource(BatchSource):
     def _structures(
         self, epoch: int, records_N: Indices, starts_N: Indices, lengths_N: Indices, cu_seqlens: NDArray[np.int32]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(T, 4, 3) coordinates and (T,) chains, with NaN for special tokens and where a structure is dropped."""
+        """Return coordinates (T, 4, 3) and chains (T,). Coordinates are NaN for special tokens and dropped
+        structures."""
         coordinates = np.full((int(cu_seqlens[-1]), 4, 3), np.nan, dtype=np.float32)
         chains = np.zeros(int(cu_seqlens[-1]), dtype=np.int64)
         dropped_N = self._dropped(_NO_STRUCTURE, epoch, records_N)
         windows = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
         for number, (record, start, length, first) in enumerate(windows):
-            # Behind <cls>, which has no coordinates.
+            # The rows after <cls>, which has no coordinates.
             rows = slice(first + 1, first + 1 + length)
             atoms, confidence, chains[rows] = self._store.atoms(record, start, length)
-            # Chains stay: that there are several is no secret of the structure.
+            # Dropped structures keep their chains: the number of chains is no structural information.
             if dropped_N[number]:
                 continue
             known = confidence >= self._section.min_confidence
             coordinates[rows] = np.where(known[:, None, None], atoms, np.nan)
             if self._training and self._section.noise:
-                # A generator for each record, so that noise does not depend on what else is in the batch.
+                # A generator per record, so that noise does not depend on the other records in the batch.
                 random = np.random.default_rng(self._bits(_NOISE, epoch, records_N[number : number + 1]))
                 coordinates[rows] += self._section.noise * random.standard_normal((length, 4, 3), dtype=np.float32)
         return coordinates, chains
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:
-        # Held-out sequences keep their conditions: the model measures itself without them as well.
+        # Held-out sequences keep their conditions: the model evaluates the loss without them itself.
         share = self._section.drop_share if self._training else 0.0
         return self._bits(purpose, epoch, records_N) < threshold(share)
 
@@ -113,13 +115,13 @@ class StructureSource(BatchSource):
 
 
 def hidden_share(times: Any, schedule: str) -> Any:
-    """Share of hidden residues at times in [0, 1], a number or an array."""
+    """Return the share of hidden residues at times in [0, 1], a number or an array."""
     return times if schedule == "linear" else 1 - np.cos(times * np.pi / 2)
 
 
 def loss_weights(shares_N: NDArray[np.float64], section: DiffusionSection) -> NDArray[np.float64]:
-    """(N,) weight of each sequence, whose mean over hidden residues is 1 for the linear schedule."""
+    """Return the weight (N,) of each sequence; its mean over hidden residues is 1 for the linear schedule."""
     if section.weighting == "none":
         return np.ones_like(shares_N)
-    # Means over residues hidden with share m of a uniform time: of 1 - m it is 1/3, of 1 / m it is 2.
+    # Means over residues that are hidden with share m, at uniform times: 1/3 for 1 - m, and 2 for 1 / m.
     return 3 * (1 - shares_N) if section.weighting == "linear" else 1 / (2 * shares_N)

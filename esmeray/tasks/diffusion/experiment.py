@@ -1,4 +1,4 @@
-"""Sequence diffusion as the training loop sees it."""
+"""The experiment of sequence diffusion."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.tasks.experiment import Experiment, TrainedState, exported
 
 LABELS_FILE = "diffusion_labels.json"
-"""The classes that sequences are conditioned on."""
+"""Name of the file with the classes that sequences are conditioned on."""
 
 
 class DiffusionExperiment(Experiment):
@@ -23,19 +23,19 @@ class DiffusionExperiment(Experiment):
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         data, section = self.settings.data, self.settings.model.diffusion
-        # Where stage() has put the sequences: what is there is not copied again.
+        # The sequences that stage() copied; existing files are not copied again.
         sequences = path.absolute() / SEQUENCES_FOLDER
         staged = None if data.stage_dir is None else stage_once(sequences, Path(data.stage_dir))
         self._predictions = predictions_of(data)
         self._structures = structures = StructureStore(path, sequences=staged, predictions=self._predictions)
         self.store, self.checksum = structures.store, structures.manifest.checksum
-        # The label embedding has a row for each: without the names, in order, nobody could choose one.
+        # The label embedding has a row per class: choosing a class requires the names in this order.
         self.names = {LABELS_FILE: json.dumps(structures.manifest.label_names).encode()}
         length = data.max_length
         training = StructureSource(structures, section, max_length=length, seed=self.settings.seed, training=True)
-        # Of no run's seed, so that metrics of runs compare.
+        # A fixed seed, so that metrics of different runs are comparable.
         held_out = StructureSource(structures, section, max_length=length, seed=0, training=False)
-        # Predicted structures are waited for, and counted, where they are asked for.
+        # With predicted structures, the process that asks for them waits for them and counts hits: no loader processes.
         num_workers = 0 if self._predictions is not None else data.num_workers
         self.cropped = count_cropped(structures.store.lengths[structures.training], length)
         max_batches = self.settings.evaluation_batches

@@ -1,8 +1,8 @@
-"""Sequence diffusion: predict hidden residues from the others and from a backbone structure.
+"""Sequence diffusion: predict hidden residues from the other residues and from a backbone structure.
 
-A masked language model gives features of each residue, the structure encoder others; an adapter as in LM-Design (Zheng
-et al. 2023) lets each residue look at the structure, before the language model's own head. A new adapter adds nothing:
-training starts from what the language model predicts.
+A masked language model and a structure encoder each compute features per residue. With an adapter as in LM-Design
+(Zheng et al. 2023), each residue attends to the structure before the language model's own head. A new adapter is the
+identity, so that training starts from the language model's predictions.
 
 Shape legend: T tokens in the batch, M tokens with a target, N sequences, D channels of the backbone, H of the structure
 encoder, K tokens of the vocabulary.
@@ -45,7 +45,7 @@ or `esmeray design generate FOLDER --generate.structures FILE --generate.output 
 class SequenceDiffusion(MaskedLM):
     """A masked language model on packed batches, with an adapter between backbone and head.
 
-    ``labels``: names of the classes that sequences may be conditioned on.
+    ``labels``: names of the classes that sequences can be conditioned on.
     """
 
     task = "diffusion"
@@ -59,7 +59,7 @@ class SequenceDiffusion(MaskedLM):
         self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
         self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
-        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # 0 for none, and for those left out in training
+        self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # row 0: no label, or label dropped in training
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
         )
@@ -68,27 +68,28 @@ class SequenceDiffusion(MaskedLM):
     def build(
         cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
     ) -> "SequenceDiffusion":
-        """The model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
-        with drawn(seed + 1, empty=empty):  # not the backbone's stream again
+        with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
             return cls(backbone, head, section.diffusion, labels).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Weighted cross entropy summed over the targets.
+        """Compute the weighted cross entropy, summed over the targets.
 
-        Metrics: ``targets``, ``loss`` (not weighted) and ``correct``; in evaluation also ``unconditional_loss``, of the
-        same batch without structures and labels.
+        Metrics: ``targets``, ``loss`` (not weighted) and ``correct``. In evaluation also ``unconditional_loss``, the
+        loss of the same batch without structures and labels.
         """
         positions_M, targets_M = hidden_residues(self.backbone, batch)
         features_TD, conditions_TH = self.backbone(batch), self.conditions(batch)
-        # The head at the targets alone, as in masked language modelling; the adapter needs all, for each looks at all.
+        # Compute the head only at the targets, as in masked language modelling. The adapter needs all tokens, as it
+        # attends to all.
         logits_MK = self._logits(features_TD, conditions_TH, batch, positions_M)
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         weights_N, weighted_M = batch.by_sequence.get(WEIGHTS), losses_M
         if weights_N is not None:
             weighted_M = losses_M * weights_N[batch.segment_ids().index_select(0, positions_M)]
         num_targets, metrics = residue_sums(losses_M, logits_MK, targets_M)
-        # The backbone is not run again: it sees no structure. In training this would be a second adapter's cost.
+        # The backbone sees no structure, so its features are reused. In training this would cost a second adapter pass.
         if not self.training:
             logits_MK = self._logits(features_TD, self.no_conditions(batch), batch, positions_M)
             losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
@@ -96,21 +97,21 @@ class SequenceDiffusion(MaskedLM):
         return TaskOutput(weighted_M.sum(), num_targets, metrics)
 
     def logits(self, batch: PackedBatch, conditions_TH: Tensor, guidance: float = 1.0) -> Tensor:
-        """(T, K) fp32 logits of every token.
+        """Return logits (T, K) of every token, in fp32.
 
-        ``conditions_TH``: of :meth:`conditions`, which are the same in every step of a generation. ``guidance`` g:
-        unconditional + g (conditional - unconditional), of logits (Ho and Salimans 2022, with their w = g - 1); 1 is
-        the conditional model.
+        ``conditions_TH``: from :meth:`conditions`; they are the same in every step of a generation. ``guidance`` g:
+        unconditional + g (conditional - unconditional), applied to logits (Ho and Salimans 2022, with their w = g - 1).
+        1 is the conditional model.
         """
         features_TD = self.backbone(batch)
         conditional = self._logits(features_TD, conditions_TH, batch)
-        if guidance == 1.0:  # the line's end, for half the work
+        if guidance == 1.0:  # same result at half the cost
             return conditional
         unconditional = self._logits(features_TD, self.no_conditions(batch), batch)
         return unconditional + guidance * (conditional - unconditional)
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
+        """Return ``loss`` and ``perplexity`` per hidden residue, ``residue_recovery``, and ``unconditional_loss``."""
         values = scalar_sums(sums)
         metrics = residue_metrics(values)
         if metrics and "unconditional_loss" in values:
@@ -118,13 +119,13 @@ class SequenceDiffusion(MaskedLM):
         return metrics
 
     def conditions(self, batch: PackedBatch) -> Tensor:
-        """(T, H): features of the structures of a batch, and of its labels."""
+        """Return the features of a batch's structures plus labels, (T, H)."""
         labels_N = batch.by_sequence[LABELS]
-        # + 1: a sequence without a label has -1.
+        # + 1, since a sequence without a label has -1.
         return self.structure_encoder(batch) + self.label_embedding(labels_N + 1)[batch.segment_ids()]
 
     def no_conditions(self, batch: PackedBatch) -> Tensor:
-        """(T, H): the same of sequences without structures and labels."""
+        """Return the features of sequences without structures and labels, (T, H)."""
         nothing = self.structure_encoder.unknown + self.label_embedding.weight[0]
         return nothing.expand(batch.num_tokens, -1)
 
@@ -149,7 +150,7 @@ class SequenceDiffusion(MaskedLM):
 
 
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
-    """An exported model, in fp32 on the CPU, in evaluation mode.
+    """Open an exported model, in fp32 on the CPU, in evaluation mode.
 
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
@@ -160,19 +161,20 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
         lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
     )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
-    with drawn(0):  # random weights are overwritten; the caller's random state must not move
+    with drawn(0):  # random weights are overwritten; the caller's random state must not change
         model = SequenceDiffusion(backbone, head, section, labels)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
-    """A model that :func:`open_diffusion` opens, and the tokenizer of residues."""
+    """Open a model by :func:`open_diffusion`, with the tokenizer of residues."""
     return open_diffusion(folder), EsmSequenceTokenizer()
 
 
 class _Adapter(nn.Module):
-    """Residues look at the structure of all their sequence, then a feed-forward. It begins as the identity."""
+    """Attention of residues to the structure of their sequence, then a feed-forward layer. Initialized as the
+    identity."""
 
     def __init__(self, channels: int, structure_channels: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -184,13 +186,13 @@ class _Adapter(nn.Module):
         self.output = nn.Linear(channels, channels)
         self.feed_forward = nn.Sequential(nn.Linear(channels, inner), nn.GELU(), nn.Linear(inner, channels))
         self.inner_norm = nn.LayerNorm(channels)
-        # Zeros at both ends of a residual: the language model's prediction is where training starts.
+        # Both residual branches end in zero weights, so that training starts from the language model's prediction.
         for weight in (*self.output.parameters(), *self.feed_forward[-1].parameters()):
             nn.init.zeros_(weight)
 
     def forward(self, features_TD: Tensor, structure_TH: Tensor, batch: PackedBatch) -> Tensor:
         structure_TH = self.structure_norm(structure_TH)
-        # A residue's own structure reaches it directly, that of the others by attention.
+        # A residue's own structure reaches it directly, the structure of the other residues through attention.
         queries_TD = self.norm(features_TD) + self.own(structure_TH)
         query, key, value = (
             rows.unflatten(-1, (self.heads, -1))

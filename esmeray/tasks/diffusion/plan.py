@@ -1,4 +1,4 @@
-"""Sequence diffusion before training: a structure store, and the size of the model."""
+"""The driver's side of sequence diffusion: a structure store and the size of the model."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ class DiffusionPlan(TaskPlan):
     """Sequence diffusion."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        self._parameters(0)  # refuses an impossible model before the data is read
+        self._parameters(0)  # raises for an impossible model before the data is read
         path = ensure_structure_store(self.data, root, progress)
         predictions = predictions_of(self.data)
         if predictions is not None:
             structures = StructureStore(path)
             predictions.check(structures.store.sequence_keys(structures.unknown_records))
-        # Measured structures have confidence 100: the threshold would leave out nothing, without a word.
+        # Measured structures have confidence 100: the threshold would silently have no effect.
         threshold = self.model.diffusion.min_confidence
         if threshold and predictions is None and not StructureStore(path).manifest.counts.predicted:
             raise ConfigError(

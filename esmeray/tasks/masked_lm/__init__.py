@@ -1,1 +1,1 @@
-"""Masked language modelling: the residues of a store, some of which are hidden and predicted."""
+"""Masked language modelling: hide some residues of a store's sequences and predict them."""

@@ -1,4 +1,4 @@
-"""The masked language model as the training loop sees it."""
+"""The experiment of the masked language model."""
 
 from esmeray.tasks.experiment import ResidueExperiment
 from esmeray.tasks.masked_lm.model import MaskedLM

@@ -1,7 +1,7 @@
-"""Masked language modelling: predict the residues that the batch hides (Devlin et al. 2019; ESM-2, Lin et al. 2023).
+"""Masked language modelling: predict the hidden residues of a batch (Devlin et al. 2019; ESM-2, Lin et al. 2023).
 
-The head is that of Hugging Face's masked language model of the architecture, and is evaluated at the targets alone: at
-15 % masking that saves 85 % of the head and of the logits.
+The head is the one of the architecture's masked language model in transformers. It is evaluated only at the targets: at
+15 % masking this saves 85 % of the head and of the logits.
 
 Shape legend: T tokens in the batch, M tokens with a target, D channels, K tokens of the backbone's vocabulary.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class MaskedLM(ResidueModel):
     """A masked language model on packed batches.
 
-    On a frozen backbone the head is trained alone; output weights that are tied to the embeddings stay as they are.
+    With a frozen backbone only the head is trained; output weights tied to the embeddings stay frozen.
     """
 
     task = "masked_lm"
@@ -39,18 +39,19 @@ class MaskedLM(ResidueModel):
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
-        """The model to train, in fp32 on the CPU; raises as :func:`esmeray.model.backbones.loading.build_masked_lm`.
+        """Build the model to train, in fp32 on the CPU. Raises as
+        :func:`esmeray.model.backbones.loading.build_masked_lm`.
 
-        Random weights depend on ``seed`` alone; the global random state is left as it was. ``empty``: on the meta
-        device, without weights: to count them before any is read.
+        Random weights depend on ``seed`` only; the global random state is not changed. ``empty``: on the meta device,
+        without weights, to count parameters before any weights are read.
         """
         return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Cross entropy summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
+        """Compute the cross entropy, summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""
         features_TD = self.backbone(batch)
         positions_M, targets_M = hidden_residues(self.backbone, batch)
-        # Chosen before the head; in fp32 after it, for a softmax over logits of bf16 has two digits.
+        # Select the targets before the head. Cast to fp32 after it, since a softmax over bf16 logits has two digits.
         logits_MK = self.lm_head(features_TD.index_select(0, positions_M)).float()
         losses_M = functional.cross_entropy(logits_MK, targets_M, reduction="none")
         return TaskOutput(losses_M.sum(), *residue_sums(losses_M, logits_MK, targets_M))
@@ -67,20 +68,21 @@ class MaskedLM(ResidueModel):
         return Card("fill-mask", ("masked-lm",), description, network_code("logits", "logits"))
 
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted right."""
+        """Return ``loss`` and ``perplexity`` per masked residue, and ``residue_recovery``, the share predicted
+        correctly."""
         return residue_metrics(scalar_sums(sums))
 
 
 def hidden_residues(backbone: PackedBackbone, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """(M,) positions of the targets in the batch, and their ids in the backbone's own vocabulary."""
+    """Return the positions (M,) of the targets in the batch, and their ids in the backbone's own vocabulary."""
     positions_M = batch.find_targets()
     targets_M = batch.targets.index_select(0, positions_M)
     return positions_M, targets_M if backbone.residue_ids is None else backbone.residue_ids[targets_M]
 
 
 def residue_sums(losses_M: Tensor, logits_MK: Tensor, targets_M: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Number of targets, and the sums ``targets``, ``loss`` and ``correct``."""
-    num_targets = torch.full((), targets_M.numel(), device=losses_M.device)  # torch.tensor would wait for CUDA
+    """Return the number of targets, and the sums ``targets``, ``loss`` and ``correct``."""
+    num_targets = torch.full((), targets_M.numel(), device=losses_M.device)  # torch.tensor would sync with the GPU
     return num_targets, {
         "targets": num_targets.double(),
         "loss": losses_M.detach().sum(dtype=torch.float64),
@@ -89,10 +91,11 @@ def residue_sums(losses_M: Tensor, logits_MK: Tensor, targets_M: Tensor) -> tupl
 
 
 def residue_metrics(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; none without a target."""
+    """Compute metrics of predicted residues from the sums ``targets``, ``loss`` and ``correct``; empty without
+    targets."""
     count = values["targets"]
-    if count == 0:  # an evaluation of fillers alone, on a worker or everywhere
+    if count == 0:  # only fillers were evaluated, on a worker or on all
         return {}
     loss = values["loss"] / count
-    perplexity = math.exp(loss) if loss < 700 else math.inf  # where exp overflows, in a diverging run
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows for larger losses, in a diverging run
     return {"loss": loss, "perplexity": perplexity, "residue_recovery": values["correct"] / count}

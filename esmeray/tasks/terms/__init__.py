@@ -1,1 +1,1 @@
-"""Function prediction: terms of an ontology for each protein, by a head on vectors, or by a backbone."""
+"""Function prediction: ontology terms per protein, by a head on vectors or by a backbone."""

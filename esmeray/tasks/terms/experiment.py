@@ -1,7 +1,7 @@
-"""Function prediction as the training loop sees it: terms for labels, of proteins or of a vector of each.
+"""The experiments of function prediction: terms as labels, of proteins or of one vector per protein.
 
-The evaluation on vectors is the loss of the held-out proteins, which stops it, and F1: metrics of each of thousands of
-terms belong to `function evaluate`.
+On vectors, an evaluation computes the loss of the held-out proteins, for early stopping, and F1. Metrics per term, of
+thousands of terms, are computed by `function evaluate`.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from esmeray.tasks.terms.model import VectorClassifier, export_vector_classifier
 
 
 class _TermsExperiment(LabelledExperiment):
-    """Annotated proteins, whose terms are read into memory."""
+    """Annotated proteins, with their terms in memory."""
 
     _labelled: LabelledTerms
 
@@ -33,11 +33,11 @@ class _TermsExperiment(LabelledExperiment):
 
     @classmethod
     def stage(cls, path: Path, stage_dir: Path) -> Path:
-        return path  # nothing is left on the disk that steps would read
+        return path  # steps read no file
 
 
 class BackboneExperiment(_TermsExperiment, ClassifierExperiment):
-    """A backbone learns the terms, as a classifier's does."""
+    """Train a backbone on the terms, as a classifier."""
 
     def build_model(self) -> TaskModel:
         model, labelled = self.settings.model, self._labelled
@@ -48,16 +48,16 @@ class BackboneExperiment(_TermsExperiment, ClassifierExperiment):
 
 
 class VectorExperiment(_TermsExperiment):
-    """The head alone learns them, from a vector of each protein."""
+    """Train only the head on the terms, from one vector per protein."""
 
     runs_backbone = False
 
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
         super().open_data(path, context, run)
         self._vectors = VectorRows(read_vectors(self.store, self.settings.model.terms.embeddings))
-        # Vectors lie in the order of the records, whose numbers are thus their keys.
+        # Vectors are in the order of the records, so the record numbers are their keys.
         source = FeatureSource(self._held_out, self._vectors, np.arange(len(self.store)), pooled=True)
-        # In place of the tokens' batches, which the base has taken.
+        # Replaces the batches of tokens, which the base class has set.
         self._take(source, source)
 
     def build_model(self) -> TaskModel:
@@ -73,7 +73,7 @@ class VectorExperiment(_TermsExperiment):
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:
-        # From the weights: the folder of the embeddings may be gone by now.
+        # Read the size from the weights: the folder of the embeddings may no longer exist.
         channels = trained.weights["input_scale.mean"].numel()
         model = VectorClassifier(channels, trained.model.classifier, LabelSpace.load(trained.checkpoint.path))
         return export_vector_classifier(
@@ -82,5 +82,5 @@ class VectorExperiment(_TermsExperiment):
 
 
 def experiment_of(model: ModelSection) -> type[LabelledExperiment]:
-    """The experiment that the settings mean."""
+    """Return the experiment class for the settings."""
     return VectorExperiment if model.terms.network == "vectors" else BackboneExperiment

@@ -1,8 +1,8 @@
-"""Terms of proteins from one vector each: the classifier's head and loss where no backbone runs.
+"""Terms of proteins from one vector each: the classifier's head and loss without a backbone.
 
-Batches have no tokens, but a vector (C,) of each sequence as its features. The vectors are standardised by mean and
-standard deviation of the training proteins, which are part of the state. An export is the folder of a classifier,
-without backbone and tokenizer.
+Batches have no tokens, but a vector (C,) per sequence as its features. Vectors are standardized by mean and standard
+deviation of the training proteins, which are part of the state. The export is a classifier's folder without backbone
+and tokenizer.
 
 Shape legend: N sequences, C channels, K terms.
 """
@@ -29,7 +29,8 @@ from esmeray.tasks.classifier.model import LabelModel
 class VectorClassifier(LabelModel):
     """The head of a classifier on vectors.
 
-    ``scale``: (C,) means and (C,) standard deviations of the training vectors; None for 0 and 1, to be loaded.
+    ``scale``: (C,) means and (C,) standard deviations of the training vectors; None for 0 and 1, which loading
+    replaces.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class VectorClassifier(LabelModel):
         self.channels = channels
         self.add_head(section, label_space, channels, label_weights=label_weights)
         self.input_scale = Normalization(channels, *(scale or ()))
-        self.head.dropout.p = 0.0  # type: ignore[union-attr, assignment]  # of the vectors themselves none is dropped
+        self.head.dropout.p = 0.0  # type: ignore[union-attr, assignment]  # no dropout on the input vectors
 
     def logits(self, batch: PackedBatch) -> Tensor:
         return self.head(self.input_scale(batch.by_sequence[FEATURES]))
@@ -64,12 +65,12 @@ def new_vector_classifier(
     share_K: Tensor,
     label_weights: Tensor,
 ) -> VectorClassifier:
-    """The network to train, which at first predicts the shares (K,) of the training proteins (N, C) with each term."""
+    """Create the network to train. At first it predicts each term's share (K,) among the training proteins (N, C)."""
     scale = vectors_NC.mean(0), vectors_NC.std(0, correction=0).clamp(min=1e-6)
     with drawn(seed + 1):
         model = VectorClassifier(vectors_NC.shape[1], section, label_space, scale, label_weights)
     output: Any = model.head.output
-    # From the terms' frequencies on: thousands of rare terms would else be predicted at a half, and unlearnt first.
+    # Start at the terms' frequencies. Otherwise thousands of rare terms start at 0.5 and must be unlearnt first.
     nn.init.zeros_(output.weight)
     with torch.no_grad():
         output.bias.copy_(torch.logit(share_K))
@@ -79,7 +80,7 @@ def new_vector_classifier(
 def export_vector_classifier(
     model: VectorClassifier, folder: Path, resolved_config: str, facts: Mapping[str, Any], overwrite: bool
 ) -> Path:
-    """Write the folder of a network on vectors; raises as the classifier's export."""
+    """Write the folder of a network on vectors. Raises as the classifier's export."""
     with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
         write_head(model, building, "vectors", hidden_size=model.channels, padded=False, num_prefix=0, num_suffix=0)
         description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.channels}."
@@ -90,7 +91,7 @@ def export_vector_classifier(
 
 
 def load_vector_classifier(folder: Path) -> VectorClassifier:
-    """The model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
+    """Load a model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
     settings = read_settings(folder)
     model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
     model.load_own_weights(folder / WEIGHTS_FILE)

@@ -1,4 +1,4 @@
-"""Function prediction as the driver sees it: the annotated proteins, and the network that learns their terms."""
+"""The driver's side of function prediction: annotated proteins, and the network that learns their terms."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class TermsPlan(ClassifierPlan):
         terms = self.model.terms
         if terms.network == "backbone":
             return super().empty_model(labelled, tokenizer)
-        # Here, since they load torch: a refusal of the settings is faster without.
+        # Imported here, since they load torch: errors in the settings appear faster.
         from esmeray.model.backbones.base import empty_weights
         from esmeray.model.backbones.loading import build_backbone
         from esmeray.tasks.terms.model import VectorClassifier
@@ -61,7 +61,7 @@ class TermsPlan(ClassifierPlan):
         channels = CHANNELS
         if embeddings.store is not None:
             channels = read_manifest(Path(embeddings.store)).outputs["mean"].channels
-        elif embeddings.model != COMPOSITION:  # a dry run: they are computed before training
+        elif embeddings.model != COMPOSITION:  # a dry run: the vectors are computed before training
             channels = build_backbone(BackboneSection(source=embeddings.model), 0, empty=True).hidden_size
         with empty_weights():
             return VectorClassifier(channels, self.model.classifier, labelled.label_space)

@@ -13,32 +13,32 @@ _PARTS: list[Part] = ["naive", "homology", "neighbours", "network"]
 
 
 class HomologySection(Section):
-    """Terms of similar proteins, by the sum of their bit scores."""
+    """Predict terms from similar proteins, weighted by the sum of their bit scores."""
 
     candidates: PositiveInt = 500
-    """Annotated proteins that are aligned to each query: those that share the most 4-mers, as align's prefilter kmer
-    has it."""
+    """Number of annotated proteins to align to each query: those that share the most 4-mers, as in align's prefilter
+    kmer."""
     max_evalue: PositiveFloat = 1e-3
-    """Largest E-value of a hit."""
+    """Maximum E-value of a hit."""
 
 
 class NeighboursSection(Section):
-    """Terms of the nearest proteins in the space of embeddings."""
+    """Predict terms from the nearest proteins in embedding space."""
 
     number: PositiveInt = 10
-    """Nearest proteins that a protein's terms are taken from."""
+    """Number of nearest proteins to take terms from."""
     temperature: PositiveFloat = 0.05
-    """A neighbour weighs exp(cosine / temperature)."""
+    """Temperature of the weights: a neighbour has weight exp(cosine / temperature)."""
 
 
 class TermsSection(Section):
-    """Function prediction: a network that learns terms, with the head, loss and patience of model.classifier, and the
-    blend of its probabilities with other predictors."""
+    """Function prediction: a network that learns terms, with the head, loss and patience of model.classifier, blended
+    with other predictors."""
 
     network: Literal["vectors", "backbone"] = "vectors"
-    """vectors: the head alone, on embeddings; backbone: model.backbone as well, end to end or by LoRA."""
+    """vectors: train only the head, on embeddings; backbone: train model.backbone as well, end to end or with LoRA."""
     parts: list[Part] = Field(default=_PARTS, min_length=1)
-    """Predictors that are blended. naive: frequency of terms; homology and neighbours as below; network."""
+    """Predictors to blend. naive: frequency of terms; homology and neighbours: see below; network: this network."""
     embeddings: EmbeddingsSection = EmbeddingsSection()
     homology: HomologySection = HomologySection()
     neighbours: NeighboursSection = NeighboursSection()

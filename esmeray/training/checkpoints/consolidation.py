@@ -1,12 +1,16 @@
-"""From the shards of a checkpoint to whole parameters, or to the shards of another number of workers, without starting
-a process group.
+"""Convert a checkpoint's shards to whole parameters, or to the shards of another number of workers.
 
-DeepSpeed's own ``zero_to_fp32`` unpickles whatever the files hold; this reads tensors only, from files mapped into
-memory, so that a process holds what it cuts out of them. Layouts are those of DeepSpeed 0.19.8: stages 1 and 2 keep,
-for each parameter group, one flat fp32 vector cut into equal parts over the ranks, and the moments alike; stage 3
-cuts each parameter on its own; stage 0 keeps whole weights. For another number of workers the contents of the files
-that DeepSpeed asks for are cut anew, as it would have written them; without ZeRO every worker reads the same file, and
-nothing is cut.
+No process group is needed. DeepSpeed's own ``zero_to_fp32`` unpickles whatever the files contain. This module reads
+tensors only, from memory-mapped files, so that a process holds only the parts that it cuts out. Layouts of DeepSpeed
+0.19.8:
+
+- stage 0 keeps whole weights, and every worker reads the same file;
+- stages 1 and 2 keep one flat fp32 vector per parameter group, cut into equal parts over the ranks, and the same for
+  the moments;
+- stage 3 cuts each parameter on its own.
+
+For another number of workers the contents of the files that DeepSpeed loads are cut again, as it would have written
+them.
 """
 
 import math
@@ -24,15 +28,15 @@ from esmeray.training.checkpoints.writer import load_tensors
 
 FP32 = "fp32"
 Shapes = Mapping[str, torch.Size]
-"""Of the parameters of a group, by name, in their order in its vector."""
+"""Shapes of a group's parameters by name, in the order of its vector."""
 
 
 @dataclass(frozen=True)
 class ShardedParameter:
     """A parameter in the shards.
 
-    ``pieces``: views that are, end to end, its flat weights (:data:`FP32`), its moments by the optimizer's names and
-    the mean of its weights. ``rest``: what the optimizer keeps of it besides, its step.
+    ``pieces``: views that, concatenated, give the flat weights (:data:`FP32`), the moments (by the optimizer's names)
+    and the mean of the weights. ``rest``: the optimizer's other state of the parameter, i.e. its step.
     """
 
     shape: torch.Size
@@ -41,29 +45,29 @@ class ShardedParameter:
 
 
 def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[str, Tensor]:
-    """Trainable parameters and persistent buffers, in fp32 on the CPU; CheckpointError where a file is damaged.
+    """Return trainable parameters and persistent buffers in fp32 on the CPU.
 
-    ``weights``: those of the step, or their mean (:data:`~esmeray.training.engine.zero.WEIGHT_MEAN`) where a checkpoint
-    has it.
+    ``weights``: the weights of the step, or their mean (:data:`~esmeray.training.engine.zero.WEIGHT_MEAN`) if the
+    checkpoint has it. Raises CheckpointError if a file is damaged or the mean is missing.
     """
     folder.verify()
     model, shards = read_shards(folder)
-    # What rank 0 keeps whole: all weights up to stage 2, buffers in stage 3.
+    # Rank 0 keeps these whole: all weights up to stage 2, only buffers in stage 3.
     whole = {name: value for name, value in model["module"].items() if isinstance(value, Tensor) and value.numel()}
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
-    # Without ZeRO the optimizer's state is one file, and the weights are whole already.
+    # Without ZeRO the optimizer's state is one file, and the weights are already whole.
     is_cut = bool(shards) and "zero_stage" in shards[0]
     parameters = sharded_parameters(model["param_shapes"], shards) if is_cut else {}
     if weights != FP32 and not any(weights in parameter.pieces for parameter in parameters.values()):
         raise CheckpointError(f"{folder.path}: holds no mean of the weights, as training.weight_mean was not set")
     state |= {name: torch.cat(p.pieces[weights]).float().view(p.shape) for name, p in parameters.items()}
-    # Tied weights are trained under one of their names, and rank 0 keeps them under each.
+    # Tied weights are trained under one of their names; rank 0 stores them under each.
     tied = (model.get("shared_params") or {}).items()
     return state | {name: state[trained] for name, trained in tied if trained in parameters}
 
 
 def read_shards(folder: CheckpointFolder) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Rank 0's state of the model, and every rank's of the optimizer, none without ZeRO; CheckpointError."""
+    """Read rank 0's model state and every rank's optimizer state (none without ZeRO). Raises CheckpointError."""
     manifest = folder.manifest()
     paths = [folder.path / entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
     models = [path for path in paths if path.name.endswith(MODEL_FILE)]
@@ -74,13 +78,13 @@ def read_shards(folder: CheckpointFolder) -> tuple[dict[str, Any], list[dict[str
 
 
 def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> dict[str, ShardedParameter]:
-    """The parameters of all ``groups`` by name."""
+    """Return the parameters of all ``groups`` by name."""
     weights, optimizer = shard_keys(shards[0])
     parameters = {}
     for index, shapes in enumerate(groups):
-        # None of an optimizer that took no step yet.
+        # An optimizer that has not taken a step yet has no state.
         states = [shard[optimizer]["state"].get(index, {}) for shard in shards]
-        # What has dimensions is cut like the weights; the rest (the step) is the same on every rank.
+        # State with dimensions is cut like the weights; the rest (the step) is the same on every rank.
         parts = {key: [state[key] for state in states] for key, value in states[0].items() if value.dim()}
         parts[FP32] = [shard[weights][index].reshape(-1) for shard in shards]
         rest = {key: value for key, value in states[0].items() if not value.dim()}
@@ -88,7 +92,7 @@ def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> di
         for (name, shape), padding in zip(shapes.items(), paddings(shards[0], index, shapes), strict=True):
             numel = shape.numel()
             if is_stage_3(shards[0]):
-                # Of each rank's vector so much is this parameter's, the last rank's filled with zeros.
+                # Each rank's vector has this many elements of the parameter; the last rank's is padded with zeros.
                 length = math.ceil(numel / len(shards))
                 own = {key: [part[offset : offset + length] for part in cut] for key, cut in parts.items()}
                 pieces = {key: span(cut, 0, numel) for key, cut in own.items()}
@@ -105,39 +109,42 @@ def is_stage_3(shard: Mapping[str, Any]) -> bool:
 
 
 def shard_keys(shard: Mapping[str, Any]) -> tuple[str, str]:
-    """Names in a shard of its weights, a vector a group, and of AdamW's state."""
+    """Keys of a shard: the weights, one vector per group, and AdamW's state."""
     of_stage_3 = ("fp32_flat_groups", "optimizer_state_dict")
     return of_stage_3 if is_stage_3(shard) else ("single_partition_of_fp32_groups", "base_optimizer_state")
 
 
 def paddings(shard: Mapping[str, Any], group: int, shapes: Shapes) -> list[int]:
-    """Elements after each parameter in its group's vector (stages 1 and 2, DeepSpeed's ``parameter_alignment``)."""
+    """Padding elements after each parameter in its group's vector (stages 1 and 2, DeepSpeed's
+    ``parameter_alignment``)."""
     return shard["param_alignment_paddings"][group] if "param_alignment_paddings" in shard else [0] * len(shapes)
 
 
 def span(pieces: list[Tensor], start: int, stop: int) -> list[Tensor]:
-    """Views of the elements from ``start`` to ``stop`` of what the pieces are end to end."""
+    """Return views of the elements from ``start`` to ``stop`` of the concatenated pieces."""
     views = []
     offset = 0
     for piece in pieces:
-        # A piece outside the span gives an empty view: callers need the dtype of the first.
+        # A piece outside the range gives an empty view: callers need the dtype of the first one.
         views.append(piece[max(start - offset, 0) : max(stop - offset, 0)])
         offset += piece.numel()
     return views
 
 
 ALIGNMENT = 2
-"""Stages 1 and 2 fill a group's vector to a multiple of so many elements a worker (``nccl_start_alignment_factor``)."""
+"""Stages 1 and 2 pad a group's vector to a multiple of this per worker (``nccl_start_alignment_factor``), in
+elements."""
 
 _OF_ONE_WORKER = ("partition_count", "group_paddings", "param_slice_mappings")
-"""Entries of a shard that would be wrong in another's; DeepSpeed does not read them."""
+"""Entries of a shard that are wrong for another worker; DeepSpeed does not read them."""
 
 
 @dataclass(frozen=True)
 class Resharding:
-    """A checkpoint for the worker ``rank`` of ``world_size``.
+    """A checkpoint converted for the worker ``rank`` of ``world_size``.
 
-    ``groups`` are the engine's: stage 3 may split one of the optimizer's, by the size of a worker's part.
+    ``groups`` are the engine's groups. Stage 3 may split an optimizer's group, depending on the size of a worker's
+    part.
     """
 
     folder: CheckpointFolder
@@ -146,15 +153,16 @@ class Resharding:
     world_size: int
 
     def load(self, path: Path, map_location: Any = "cpu") -> Any:
-        """The content of a file that DeepSpeed asks for; CheckpointError where one that it is made of is damaged."""
+        """Return the content of a file that DeepSpeed loads. Raises CheckpointError if one of its source files is
+        damaged."""
         if path.name.endswith(MODEL_FILE):
             return load_tensors(path, map_location) | {"dp_world_size": self.world_size}
-        # All shards by every worker: they are mapped, and what is not cut out is not read.
+        # Every worker opens all shards: they are memory-mapped, and only the parts that are used are read.
         model, shards = read_shards(self.folder)
         return {"optimizer_state_dict": self.shard(model["param_shapes"], shards)}
 
     def shard(self, groups: list[Shapes], shards: list[dict[str, Any]]) -> dict[str, Any]:
-        """This worker's shard, of all those that were written of the parameters of ``groups``."""
+        """Return this worker's shard, given all written shards of the parameters of ``groups``."""
         first = shards[0]
         weights, optimizer = shard_keys(first)
         parameters = sharded_parameters(groups, shards)
@@ -166,34 +174,34 @@ class Resharding:
             gaps = paddings(first, index, shapes)
             state = {key: cut([member.pieces[key] for member in members], gaps) for key in members[0].pieces}
             vectors.append(state.pop(FP32))
-            # A step of its own for each vector: torch counts it up in place.
+            # Each vector needs its own step tensor: torch increments it in place.
             states[index] = state | {key: value.clone() for key, value in members[0].rest.items()}
         settings = self._settings(groups, first[optimizer]["param_groups"])
-        # All else is the same in each shard, the loss scale among it.
+        # Everything else is the same in each shard, including the loss scale.
         shared = {key: value for key, value in first.items() if key not in _OF_ONE_WORKER}
         return shared | {weights: vectors, optimizer: {"state": states, "param_groups": settings}}
 
     def _settings(self, groups: list[Shapes], written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The optimizer's settings by group, each with the numbers of the vectors that it has now."""
+        """Return the optimizer's settings by group, with the indices of its vectors in the new layout."""
         settings = []
         for own in written:
             names = {name for index in own["params"] for name in groups[index]}
-            # Stage 3 may have split a group: each of its vectors has a number of its own.
+            # Stage 3 may have split a group, and then each of its vectors has its own index.
             numbers = [index for index, shapes in enumerate(self.groups) if not names.isdisjoint(shapes)]
             settings.append(own | {"params": numbers})
         return settings
 
     def _cut_group(self, members: list[list[Tensor]], gaps: list[int]) -> Tensor:
-        """This worker's part of parameters that are laid end to end and cut once (stages 1 and 2)."""
+        """Return this worker's part of parameters that are concatenated and cut once (stages 1 and 2)."""
         filled = [[*pieces, pieces[0].new_zeros(gap)] for pieces, gap in zip(members, gaps, strict=True)]
         return self._part([piece for pieces in filled for piece in pieces], ALIGNMENT)
 
     def _cut_each(self, members: list[list[Tensor]], gaps: list[int]) -> Tensor:
-        """This worker's parts of parameters that are cut one by one (stage 3)."""
+        """Return this worker's parts of parameters that are cut one by one (stage 3)."""
         return torch.cat([self._part(pieces, 1) for pieces in members])
 
     def _part(self, pieces: list[Tensor], alignment: int) -> Tensor:
-        """One of ``world_size`` equal parts, with zeros where the pieces have ended."""
+        """Return one of ``world_size`` equal parts, padded with zeros after the end of the pieces."""
         length = alignment * math.ceil(sum(map(torch.numel, pieces)) / (alignment * self.world_size))
         views = span(pieces, self.rank * length, (self.rank + 1) * length)
         return torch.cat([*views, views[0].new_zeros(length - sum(map(torch.numel, views)))])

@@ -1,4 +1,4 @@
-"""Checks before anything of a run is written: refuse, resume, or finished already."""
+"""Checks before a run writes anything: is the command refused, does it resume, or is the run already finished?"""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from esmeray.training.config import Config, load_config, with_precision
 
 @dataclass
 class Resumption:
-    """A config, and the run of its name, which may have begun with other settings."""
+    """A config and the run with its name, which may have started with other settings."""
 
     config: Config
 
@@ -24,10 +24,10 @@ class Resumption:
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
     def as_begun(self) -> "Resumption":
-        """The same with the precision and the warm-up that the run began with, if none is given."""
+        """Return a copy with the precision and the warm-up that the run started with, if the config sets none."""
         if not (self.run.config.exists() and self.checkpoints.complete()):
             return self
-        # The defaults may have been others when it began: on other processors, or of an earlier version.
+        # The defaults may have been different at the start: on other processors, or in an earlier version.
         begun = load_config(self.run.config).training
         config = with_precision(self.config, begun.precision)
         if config.training.warmup_steps is None:
@@ -36,12 +36,14 @@ class Resumption:
         return Resumption(config)
 
     def check(self) -> list[str]:
-        """Check what ``run.resume`` allows and that no fixed setting changed; returns remarks on others that did.
+        """Check ``run.resume`` and that no fixed setting changed. Returns remarks on other settings that changed.
 
-        Raises ConfigError where it did or the run must not exist, CheckpointError where the run must exist.
+        Raises ConfigError if a fixed setting changed or the run must not exist, and CheckpointError if the run must
+        exist.
         """
         run, resume = self.run, self.config.run.resume
-        # The manifest of the first checkpoint could not be written: UnicodeEncodeError for a path that is not UTF-8.
+        # Checked early: with a path that is not UTF-8 the first checkpoint's manifest would fail with
+        # UnicodeEncodeError.
         json.dumps(self.config.model_dump(mode="json"), ensure_ascii=False).encode()
         if not run.config.exists():
             if resume == "must":
@@ -53,7 +55,7 @@ class Resumption:
             raise ConfigError(
                 f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
             )
-        # Without a checkpoint the run begins anew, with whatever settings.
+        # Without a checkpoint the run starts from scratch, with any settings.
         if self.checkpoints.complete() and (change := self._changed(FIXED)):
             raise ConfigError(
                 f"{change}, and the run {run.path.name} has checkpoints: set it back, or choose another run.name"
@@ -61,14 +63,14 @@ class Resumption:
         return [str(change) for change in self._changes if on_resume(Config, change.key) is not UNSEEN]
 
     def is_finished(self) -> bool:
-        """Test for a run that reached its end where no more steps are asked for.
+        """Test whether the run has reached its end and no more steps are requested.
 
-        Raises ConfigError where it did, and a setting that its result depends on changed.
+        Raises ConfigError if it has, and a setting that its result depends on changed.
         """
         outcome = self.run.read_outcome()
         if not self.run.config.exists() or outcome is None or outcome.status != "finished":
             return False
-        # First: a run that is to be longer may have other free settings for what is added.
+        # Check this first: a run that is prolonged may use other free settings for the added steps.
         if self._changed(END):
             return False
         if change := self._changed(FIXED) or self._changed(FREE):
@@ -79,7 +81,7 @@ class Resumption:
         return True
 
     def check_steps(self, total_steps: int) -> None:
-        """Raise ConfigError for a changed end of training that leaves no step to take after the newest checkpoint."""
+        """Raise ConfigError if the end of training was changed and no steps remain after the newest checkpoint."""
         folder = self.checkpoints.newest_intact()
         if folder is None or total_steps > folder.step:
             return
@@ -91,7 +93,7 @@ class Resumption:
             )
 
     def remark_on_workers(self, count: int) -> str | None:
-        """A remark where this many workers resume the checkpoint of another number."""
+        """Return a remark if the newest checkpoint was written by a different number of workers, otherwise None."""
         folder = self.checkpoints.newest_intact()
         if folder is None or (written_by := folder.manifest().world_size) == count:
             return None

@@ -1,9 +1,9 @@
-"""Writing a checkpoint: a copy in memory during the step, files in the background.
+"""Write a checkpoint: copy the state to memory during the step, write files in the background.
 
-DeepSpeed saves and loads through :class:`ShardFiles`, which copies the state to host memory and unpickles tensors and a
-few plain classes only (DeepSpeed's own would run code of a planted file). :class:`CheckpointWriter` writes and hashes
-the copies; rank 0 gives the folder its final name once every rank's files are there. Ranks wait for files and not in
-collectives, so that writing never blocks those of the training step.
+DeepSpeed saves and loads through :class:`ShardFiles`. It copies the state to host memory, and unpickles only tensors
+and a few plain classes (DeepSpeed's own engine would run code in a planted file). :class:`CheckpointWriter` writes and
+hashes the copies. Once every rank's files are there, rank 0 gives the folder its final name. Ranks wait for files and
+not in collectives, so that writing never blocks the collectives of training steps.
 """
 
 import json
@@ -42,11 +42,11 @@ GIVE_UP_S = 20.0
 
 POLL_S = 0.02
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum]
-"""Contents of a DeepSpeed 0.19.8 checkpoint besides tensors and plain containers."""
+"""Classes in a DeepSpeed 0.19.8 checkpoint, in addition to tensors and plain containers."""
 
 
 class ShardFiles(CheckpointEngine):
-    """DeepSpeed's checkpoint engine: collects copies to write, loads tensors only, by ``read``."""
+    """DeepSpeed's checkpoint engine: collects copies to write, and loads files through ``read``."""
 
     def __init__(self) -> None:
         self.collected: list[tuple[Path, Any]] = []
@@ -67,35 +67,35 @@ class ShardFiles(CheckpointEngine):
 
 
 def load_tensors(path: Path, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """Tensors, plain containers and DeepSpeed's few classes; CheckpointError for a file of anything else, never run.
+    """Load tensors, plain containers and DeepSpeed's few classes. No code of the file is run.
 
-    With ``mmap`` a tensor's values are read when they are used.
+    ``mmap``: read a tensor's values when they are used. Raises CheckpointError if the file contains anything else.
     """
     try:
         with torch.serialization.safe_globals(SAFE_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except Exception as error:  # torch raises pickle, zip and runtime errors alike; each means: not ours
+    except Exception as error:  # torch raises pickle, zip and runtime errors alike; all mean an unusable file
         raise CheckpointError(
             f"{path}: can't be loaded as tensors, nothing in it was run ({first_line(error)})"
         ) from error
 
 
 def copy_to_host(value: Any) -> Any:
-    """A deep copy with every tensor in host memory, detached from the one that training changes."""
+    """Return a deep copy with every tensor in host memory, detached from the original that training changes."""
     if isinstance(value, torch.Tensor):
-        # A view's copy must not drag its whole storage into the file.
+        # A copy of a view must not bring its whole storage into the file.
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
         return type(value)((key, copy_to_host(item)) for key, item in value.items())
-    # By type, not by isinstance: a named tuple's class takes no iterable.
+    # Compare types, not isinstance: the class of a named tuple takes no iterable.
     return type(value)(map(copy_to_host, value)) if type(value) in (list, tuple) else value
 
 
 class CheckpointWriter:
-    """Writes this rank's part of each checkpoint; the first of ``ranks`` completes it and calls ``on_complete``.
+    """Writer of this rank's part of each checkpoint. The first of ``ranks`` completes it and calls ``on_complete``.
 
-    ``ranks`` are those whose parts the store has: of all workers, of one node, or of this worker alone. ``keep_step``
-    is kept besides what the section says.
+    ``ranks``: the ranks whose parts the store holds, i.e. all workers, the workers of one node, or this worker alone.
+    ``keep_step``: step of a checkpoint that is kept in addition to the section's.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class CheckpointWriter:
         self._given_up = threading.Event()
 
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest) -> None:
-        """Write ``(name, state)`` pairs and the manifest of this checkpoint, its ``files`` still empty.
+        """Write ``(name, state)`` pairs and the manifest of this checkpoint, whose ``files`` are still empty.
 
-        A state of ``bytes`` is written as it is, any other by ``torch.save``. Waits for the checkpoint before, and
-        raises ResourceError where that could not be written.
+        A state of type ``bytes`` is written unchanged, any other by ``torch.save``. Waits for the previous checkpoint.
+        Raises ResourceError if that could not be written.
         """
         self.wait()
         self._thread = threading.Thread(
@@ -128,16 +128,16 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Return once nothing is being written any more; ResourceError where it could not be written."""
+        """Wait until nothing is being written. Raises ResourceError if a checkpoint could not be written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
 
     def give_up(self) -> None:
-        """Return once nothing is being written any more; do not wait long for other ranks, and raise nothing."""
+        """Wait until nothing is being written, with a short limit for other ranks' parts. Raises nothing."""
         if self._thread is not None:
-            # The part of a rank that failed never comes; of one that is only slow it may.
+            # The part of a failed rank never comes; the part of a slow rank still may.
             self._thread.join(GIVE_UP_S)
             self._given_up.set()
             self._thread.join()
@@ -156,13 +156,13 @@ class CheckpointWriter:
         try:
             partial.mkdir(parents=True, exist_ok=True)  # without ZeRO only rank 0 has shards
             entries = [_write_shard(partial, name, state) for name, state in shards]
-            # Last: the first rank takes it for the sign that this rank's shards are whole.
+            # Written last: it tells the first rank that this rank's shards are complete.
             write_atomically(_rank_file(partial, self._rank), json.dumps([entry.model_dump() for entry in entries]))
             if self._rank == self._ranks[0]:
                 self._complete(partial, manifest)
         except Exception as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._error = error
-            # A full disk would stay full.
+            # Free the space: otherwise a full disk stays full.
             for name, _ in shards:
                 with suppress(OSError):
                     (partial / name).unlink()
@@ -172,11 +172,11 @@ class CheckpointWriter:
         sealed = manifest.model_copy(update={"files": files}).sealed()
         for rank in files:
             _rank_file(partial, rank).unlink()
-        # Then the name: a folder that has its final one is complete.
+        # Manifest first, then the name: a folder with its final name is complete.
         write_atomically(partial / MANIFEST, sealed.model_dump_json(indent=1))
         folder = self._store.folder(manifest.position.step)
         partial.rename(folder.path)
-        sync(folder.path.parent)  # the name outlives a power failure, before older checkpoints go
+        sync(folder.path.parent)  # the name must survive a power failure before older checkpoints are removed
         self._store.write_latest(folder)
         self._store.prune(self._section.keep_last, self._section.keep_best, self._keep_step)
         if self._on_complete is not None:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         deadline = time.monotonic() + PEERS_TIMEOUT_S
         path = _rank_file(partial, rank)
         while not path.exists():
-            # In a thread of its own: training continues meanwhile.
+            # This runs in a background thread: training continues.
             if self._given_up.is_set() or time.monotonic() > deadline:
                 raise TimeoutError(f"rank {rank} did not write its part in time")
             time.sleep(POLL_S)
@@ -204,7 +204,7 @@ def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
                 torch.save(state, file)
         except RuntimeError as error:
             if isinstance(error.__context__, OSError):
-                raise error.__context__ from None  # torch 2.13 raises "unexpected pos" over what the disk refused
+                raise error.__context__ from None  # torch 2.13 masks the disk's error with "unexpected pos"
             raise
         file.flush()
         os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""DeepSpeed's settings of a run: its file, with what the experiment's config decides put in.
+"""The DeepSpeed settings of a run: the settings file, completed from the experiment's config.
 
-Imports neither DeepSpeed nor torch, so that a plan and a refusal are there at once.
+Imports neither DeepSpeed nor torch, so that plans and error messages appear at once.
 """
 
 from pathlib import Path
@@ -41,7 +41,8 @@ def check_precision(training: TrainingSection, device_type: str) -> None:
 
 
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
-    """The configuration; ConfigError where the file is missing, no mapping, or has a key of :data:`OWNED_KEYS`."""
+    """Return the settings. Raises ConfigError if the file is missing, is no mapping, or has a key of
+    :data:`OWNED_KEYS`."""
     settings = _read_settings(Path(absolute_path(section.config, SHIPPED_PATH)))
     zero = settings.setdefault("zero_optimization", {})
     if section.stage is not None:
@@ -52,19 +53,19 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
             raise ConfigError(refusal)
     if section.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
-    if stage < 2:  # DeepSpeed 0.19.8 refuses it where the caller ends the accumulation
+    if stage < 2:  # DeepSpeed 0.19.8 refuses it when the caller ends the accumulation
         zero["overlap_comm"] = False
-    if stage == 0 or training.precision == "fp32":  # stage 0 knows no gradient dtype but the model's
+    if stage == 0 or training.precision == "fp32":  # in stage 0 gradients always have the model's dtype
         settings.pop("data_types", None)
-    settings.setdefault("timers", {"throughput": {"enabled": False}})  # it waits for the device, twice a batch
+    settings.setdefault("timers", {"throughput": {"enabled": False}})  # it synchronizes twice a batch
     return settings | {
-        # Batches and their sum are the loop's: DeepSpeed is to divide by nothing but the number of workers.
+        # The training loop forms batches and scales their sum: DeepSpeed must divide by the number of workers only.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": training.gradient_clipping,
-        "zero_allow_untested_optimizer": True,  # ours are subclasses, which its list does not have
-        "zero_force_ds_cpu_optimizer": False,  # or offloading would take its own alone
+        "zero_allow_untested_optimizer": True,  # our optimizers are subclasses, which are not on DeepSpeed's list
+        "zero_force_ds_cpu_optimizer": False,  # otherwise offloading accepts DeepSpeed's own optimizer only
         "bf16": {"enabled": training.precision == "bf16"},
         "fp16": {
             "enabled": training.precision == "fp16",
@@ -76,7 +77,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
 
 
 def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) -> dict[str, bool]:
-    """Settings that do not go together, in words, and whether they are these."""
+    """Error messages of settings that can't be combined, each with whether it applies to this run."""
     is_muon = training.optimizer == "muon"
     return {
         "deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0": (
@@ -94,7 +95,7 @@ def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) 
 
 
 def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
-    """ZeRO's stage of a run. Raises ConfigError, as :func:`deepspeed_settings`."""
+    """Return the ZeRO stage of a run. Raises ConfigError like :func:`deepspeed_settings`."""
     return int(deepspeed_settings(training, section)["zero_optimization"]["stage"])
 
 
@@ -110,8 +111,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
             f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
         )
     zero = settings.get("zero_optimization") or {}
-    # DeepSpeed 0.19.8 maps parameters to the wrong fp32 values by round_robin_gradients: exported weights would be
-    # garbage. Its elastic_checkpoint is another layout of shards, for one number of workers all the same.
+    # DeepSpeed 0.19.8 maps parameters to the wrong fp32 values with round_robin_gradients, so exported weights would be
+    # garbage. Its elastic_checkpoint changes the layout of the shards, and still requires the same number of workers.
     if unusable := [name for name in ("round_robin_gradients", "elastic_checkpoint") if zero.get(name)]:
         raise ConfigError(f"deepspeed.config: {path} sets {unusable[0]}, which can't be used: remove it there")
     return settings

@@ -1,9 +1,10 @@
-"""Importing DeepSpeed for a device, and a folder for its compiled operators that no killed process leaves locked.
+"""Import DeepSpeed for a device, with a folder for its compiled operators that a killed process can't leave locked.
 
-PyTorch marks a folder in which it compiles with a file, and waits for ever for a file whose owner was killed. Here each
-Python environment and processor has a folder of its own, guarded by a lock that the kernel takes back from a killed
-process: a mark that is found under the lock has no owner any more. The tools of the Python environment compile, as if
-it were activated: a build of ninja 1.13 is out of date to the system's ninja 1.11, and the other way round.
+PyTorch marks a folder in which it compiles with a file, and waits forever if the owner of the file was killed. Here
+each Python environment and processor has its own folder, guarded by a lock that the kernel releases when a process is
+killed. A mark that is found under the lock has no living owner. The operators are built with the tools of the Python
+environment, as if it were activated: ninja 1.13 considers a build by the system's ninja 1.11 out of date, and vice
+versa.
 """
 
 import hashlib
@@ -24,21 +25,21 @@ from esmeray.common.publishing import exclusive
 
 _VARIABLE = "TORCH_EXTENSIONS_DIR"
 _MARK = "lock"
-"""Name of PyTorch's file (torch.utils.cpp_extension, torch 2.13)."""
+"""Name of PyTorch's mark file (torch.utils.cpp_extension, torch 2.13)."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(device: torch.device) -> None:
-    """Import DeepSpeed for this device, quietly, on the process group that exists."""
+    """Import DeepSpeed for this device, without output, on the existing process group."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # DeepSpeed asks for its launcher's variable even where the process group exists already.
+    # DeepSpeed requires its launcher's variable even if the process group exists already.
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     import deepspeed
 
     _import_muon_uncompiled()
-    printed = io.StringIO()  # of operators that are built, also in the process that has the terminal
+    printed = io.StringIO()  # output of operator builds, which would reach the terminal
     with compiling_alone(), redirect_stdout(printed):
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", verbose=False)
     for line in printed.getvalue().splitlines():
@@ -47,18 +48,19 @@ def prepare_deepspeed(device: torch.device) -> None:
 
 @contextmanager
 def compiling_alone() -> Iterator[None]:
-    """Let no other process compile DeepSpeed's operators on this machine while the block lasts; wait for one that does.
+    """Keep other processes on this machine from compiling DeepSpeed's operators while the block runs.
 
-    A folder that the user chose by TORCH_EXTENSIONS_DIR is left as it is.
+    Waits for a process that is already compiling. A folder that the user chose by TORCH_EXTENSIONS_DIR is left as it
+    is.
     """
     if os.environ.get(_VARIABLE):
         yield
         return
-    # What compiled code depends on: another of them has a folder of its own.
+    # Compiled code depends on all of these, so each combination has its own folder.
     environment = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
     folder = cache_folder("operators") / hashlib.sha256("\0".join(environment).encode()).hexdigest()[:16]
     with exclusive(folder):
-        # Whoever made it has no lock any more, so that it does not live.
+        # This process holds the lock, so the process that created the mark is no longer alive.
         for mark in folder.glob(f"*/{_MARK}"):
             _LOG.warning("%s: left by a compilation that was killed; removed", mark)
             mark.unlink()
@@ -73,9 +75,10 @@ def compiling_alone() -> Iterator[None]:
 
 
 def _import_muon_uncompiled() -> None:
-    """Load the optimizer that DeepSpeed 0.19.8 holds every other against, without compiling its kernels.
+    """Load DeepSpeed 0.19.8's Muon optimizer without compiling its kernels.
 
-    DeepSpeed would import it when the engine is made, and torch's compiler with it: over a second of a worker's start.
+    DeepSpeed imports it when it creates an engine, to compare the optimizer's type. With it comes torch's compiler,
+    which takes over a second of a worker's start.
     """
     from deepspeed.runtime import compiler
 

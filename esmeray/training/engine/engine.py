@@ -1,8 +1,8 @@
-"""DeepSpeed around a task model: precision, ZeRO, clipping, skipping, what a checkpoint needs of it; torch's switches.
+"""DeepSpeed around a task model: precision, ZeRO, clipping, skipped updates and checkpoint shards; torch's switches.
 
 The engine runs with ``managed_gradient_accumulation: false``: :meth:`TrainingEngine.backward` accumulates and
-:meth:`TrainingEngine.step` is the boundary, so that a step may take any number of batches. Losses are scaled here to
-means over the global batch; DeepSpeed then averages gradients over the workers.
+:meth:`TrainingEngine.step` is the boundary, so a step may have any number of batches. Losses are scaled here to means
+over the global batch; DeepSpeed then averages gradients over the workers.
 """
 
 import math
@@ -32,15 +32,15 @@ SHARDS_FOLDER = "deepspeed"
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)
 _FP8_CAPABILITY = (9, 0)
 CUBLAS_WORKSPACE = ":4096:8"
-"""Workspaces with which cuBLAS gives the same result each time (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
+"""cuBLAS workspaces that make results reproducible (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
 
 
 def apply_device_settings(training: TrainingSection) -> None:
     """Set torch's switches for this process: TF32, cuDNN's choice of kernels, determinism.
 
-    To be called before anything is computed: cuBLAS reads its part of determinism once, when it is first used.
+    Call this before any computation: cuBLAS reads its determinism setting once, when it is first used.
     """
-    if training.deterministic:  # or torch refuses every matrix product on CUDA
+    if training.deterministic:  # without it torch refuses every matrix product on CUDA
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(training.deterministic)
     torch.set_float32_matmul_precision("high" if training.tf32 else "highest")
@@ -51,10 +51,10 @@ def apply_device_settings(training: TrainingSection) -> None:
 def prepare_layers(
     backbone: PackedBackbone | None, training: TrainingSection, device: torch.device, stage: int = 0
 ) -> None:
-    """FP8 products and compiled layers where asked for; layers are compiled by default on CUDA, under ZeRO-0 to 2.
+    """Enable FP8 products and compile the layers if set. By default, layers are compiled on CUDA under ZeRO-0 to 2.
 
-    Compiled code is kept in the user's cache folder. Raises ResourceError where the device has no FP8, ConfigError
-    where torchao is not installed or settings don't go together.
+    Compiled code is cached in the user's cache folder. Raises ResourceError if the device has no FP8, and ConfigError
+    if torchao is not installed or settings can't be combined.
     """
     if backbone is None:
         return  # a model on vectors has no layers
@@ -73,9 +73,10 @@ def prepare_layers(
 
 @dataclass(frozen=True)
 class StepResult:
-    """Global norm before clipping, () fp32, not finite where the update was left out; the device may still be at it.
+    """Global gradient norm before clipping, () fp32. It is not finite if the update was skipped.
 
-    ``lowest_scale``: the loss scale was the lowest, so that a lower one is no remedy.
+    The device may still be computing it. ``lowest_scale``: the loss scale was already the lowest, so that lowering it
+    can't help.
     """
 
     gradient_norm: Tensor
@@ -85,17 +86,17 @@ class StepResult:
 def make_optimizer(
     model: nn.Module, training: TrainingSection, rate_shares: Mapping[nn.Parameter, float]
 ) -> ClippingAdamW:
-    """The optimizer of a model's trainable parameters; Muon has the matrices of the backbone's layers."""
+    """Create the optimizer of a model's trainable parameters. Muon updates the matrices of the backbone's layers."""
     settings: dict[str, Any] = {
         "lr": training.learning_rate,
         "betas": training.betas,
         "eps": training.eps,
-        "fused": True,  # the kernel that clips, and leaves updates out, by itself
+        "fused": True,  # the kernel clips and skips updates on the device
     }
     if training.optimizer == "adamw":
         return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
     matrices = layer_matrices(model.layers)  # type: ignore[arg-type]
-    # The loop gives one rate, of which each group takes its share: Muon's own becomes a multiple of it.
+    # The loop sets one rate, and each group uses a multiple of it. Muon's own rate becomes such a multiple.
     ratio = training.muon.learning_rate / training.learning_rate
     shares = dict(rate_shares) | {matrix: ratio * rate_shares.get(matrix, 1.0) for matrix in matrices}
     groups = parameter_groups(model, training.weight_decay, shares, matrices)
@@ -106,10 +107,10 @@ def make_optimizer(
 
 
 class TrainingEngine:
-    """A task model in fp32, moved to ``device``, an optimizer of its trainable parameters and DeepSpeed.
+    """A task model in fp32, moved to ``device``, with an optimizer of its trainable parameters and DeepSpeed.
 
-    ``rate_shares``: see :func:`~esmeray.model.parameter_groups.parameter_groups`. Raises ConfigError where DeepSpeed's
-    settings can't be used, ResourceError for fp16 on a device that has none.
+    ``rate_shares``: see :func:`~esmeray.model.parameter_groups.parameter_groups`. Raises ConfigError if DeepSpeed's
+    settings can't be used, and ResourceError for fp16 on a device without fp16 kernels.
     """
 
     def __init__(
@@ -131,13 +132,13 @@ class TrainingEngine:
 
         self.device, self.world_size = device, torch.distributed.get_world_size()
         self.stage: int = settings["zero_optimization"]["stage"]
-        if self.stage == 1 and training.precision == "bf16":  # its checkpoints would hold no fp32 weights
+        if self.stage == 1 and training.precision == "bf16":  # ZeRO-1 checkpoints would have no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
         optimizer = make_optimizer(model, training, rate_shares or {})
         optimizer.mean_decay = training.weight_mean
-        if self.stage == 0 and training.precision == "fp32":  # else DeepSpeed would clip before the norm is taken
+        if self.stage == 0 and training.precision == "fp32":  # otherwise DeepSpeed clips before the norm is computed
             optimizer.max_norm, settings["gradient_clipping"] = training.gradient_clipping, 0.0
-        # After the optimizer has its parameters, which are moved in place.
+        # The optimizer already holds the parameters, which are moved in place.
         model.to(device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=settings, dist_init_required=False
@@ -150,82 +151,87 @@ class TrainingEngine:
             if self.world_size == 1:
                 add_up_in_place(zero)
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
-        # The loop counts such steps and ends the run itself.
+        # The training loop counts such steps and ends the run itself.
         if scaler is not None and hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False
         self._shards = ShardFiles()
         self._engine.checkpoint_engine = self._shards
-        # The model's file is alike on all workers, and under ZeRO-3 new ones have none: rank 0's has the pp rank 0.
+        # The model file is the same on all workers, and under ZeRO-3 additional workers have none: all read rank 0's
+        # (pp rank 0).
         self._engine._get_all_ckpt_names = lambda path, tag: [
             self._engine._get_ckpt_name(path, tag, pp_placeholder="0")
         ]
-        # DeepSpeed 0.19.8 would copy a script beside the shards that unpickles them.
+        # DeepSpeed 0.19.8 would copy a script next to the shards that unpickles them.
         self._engine._copy_recovery_script = lambda save_path: None
         self._end_timing: Callable[[], None] | None = None
 
     @property
     def module(self) -> nn.Module:
-        """The task model, in the precision that it trains in."""
+        """The task model, in the precision of training."""
         return self._engine.module
 
     def __call__(self, batch: PackedBatch) -> Any:
         return self._engine(batch)
 
     def backward(self, loss_sum: Tensor, global_targets: int) -> None:
-        """Accumulate the gradient of ``loss_sum``, a scalar sum over this batch's targets, over ``global_targets``."""
-        # Times the workers, over whose number DeepSpeed averages. A global batch without a target has no gradient.
+        """Accumulate the gradient of ``loss_sum`` / ``global_targets``; ``loss_sum`` is a scalar sum over the batch's
+        targets."""
+        # DeepSpeed averages over the workers, so multiply by their number. A global batch without targets has no
+        # gradient.
         self._engine.backward(loss_sum * (self.world_size / max(1, global_targets)), scale_wrt_gas=False)
 
     @property
     def can_discard(self) -> bool:
-        """True where :meth:`discard_gradients` can be used: under ZeRO-3 a forward pass is collective too."""
+        """True if :meth:`discard_gradients` can be used. Under ZeRO-3 it can't, since the forward pass is collective
+        too."""
         return self.stage < 3
 
     def discard_gradients(self) -> None:
-        """Forget every gradient since the last step, also those of a backward pass that an error ended.
+        """Discard all gradients since the last step, including gradients of a failed backward pass.
 
-        For ZeRO stage 0 to 2. Of several workers every one calls it, and none had joined in a collective of that pass.
+        For ZeRO-0 to 2. With several workers every worker calls it, and none may have joined a collective of that pass.
         """
-        if self.device.type == "cuda":  # what the pass had started may still read what is let go of here
+        if self.device.type == "cuda":  # kernels of the failed pass may still read the memory that is freed here
             torch.cuda.synchronize(self.device)
         optimizer = self._engine.optimizer
-        # The model's own, and those that the optimizer copied: each clears what it holds.
+        # The model and the optimizer each clear the gradients that they hold.
         self._engine.zero_grad()
         optimizer.zero_grad(set_to_none=True)
-        if hasattr(optimizer, "_backward_active_depth"):  # ZeRO: else the next backward pass would count as inside this
+        if hasattr(optimizer, "_backward_active_depth"):  # ZeRO: otherwise the next backward pass counts as nested
             optimizer._backward_active_depth = 0
             optimizer.clear_backward_seen_flag()
         if hasattr(optimizer, "ipg_buckets"):
             clear_partitioned_gradients(optimizer)
 
     def step(self, learning_rate: float, momentum: float | None = None) -> StepResult:
-        """Clip, update and clear the gradients; leave the update out where they are not finite.
+        """Clip the gradients, update the weights and clear the gradients. If the gradients are not finite, skip the
+        update.
 
-        ``momentum``: Muon's, where it is not to be that of the settings.
-        Waits for the device, as DeepSpeed does, in fp16, in fp32 under ZeRO-1 and 2, with offloading, with several
-        workers and under ZeRO-3.
+        ``momentum``: Muon's momentum, if it differs from the settings. The call waits for the device, as DeepSpeed
+        does, with fp16, with fp32 under ZeRO-1 and 2, with offloading, with several workers and under ZeRO-3.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate * group.get(RATE_SHARE, 1.0)
             if MOMENTUM in group and momentum is not None:
                 group[MOMENTUM] = momentum
         optimizer = self._engine.optimizer
-        # Before the update, which lowers it where gradients have overflowed. Only fp16 has one.
+        # Read the scale before the update, which lowers it if gradients have overflowed. Only fp16 has a loss scale.
         loss_scale = getattr(optimizer, "loss_scale", None)
         is_lowest = not isinstance(loss_scale, int | float) or loss_scale <= LOWEST_LOSS_SCALE
         self._engine.step()
         norm = optimizer.norm if isinstance(optimizer, ClippingAdamW) else self._engine.get_global_grad_norm()
-        # DeepSpeed's own skipping leaves a norm of an earlier step, or none.
+        # When DeepSpeed itself skips a step, it leaves the norm of an earlier step, or none.
         if norm is None or getattr(optimizer, "overflow", False):
             norm = math.nan
         return StepResult(torch.as_tensor(norm), is_lowest)
 
     def copy_shards(self, with_model: bool = False) -> list[tuple[str, Any]]:
-        """This rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it.
+        """Return this rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it.
 
-        ``with_model``: the model's file as well, which up to ZeRO-2 is rank 0's, as it is the same on all.
+        ``with_model``: include the model file on every rank. Up to ZeRO-2 it is the same on all ranks, and only rank 0
+        includes it by default.
         """
-        # DeepSpeed gives the model's file where this is set: up to ZeRO-2 on rank 0.
+        # DeepSpeed includes the model file if this flag is set: up to ZeRO-2 on rank 0.
         is_part = self._engine.save_non_zero_checkpoint
         self._engine.save_non_zero_checkpoint = is_part or with_model
         self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
@@ -234,13 +240,13 @@ class TrainingEngine:
         return [(str(path), state) for path, state in collected]
 
     def writes(self, name: str) -> bool:
-        """Test for a file of :meth:`copy_shards` that is this rank's to write where all write to one folder."""
+        """Test whether this rank writes a file of :meth:`copy_shards` when all ranks write to one folder."""
         return self._engine.save_non_zero_checkpoint or not name.endswith(MODEL_FILE)
 
     def load_shards(self, folder: CheckpointFolder) -> None:
         """Load a verified checkpoint of any number of workers. Every rank calls it.
 
-        CheckpointError where a file can't be loaded.
+        Raises CheckpointError if a file can't be loaded.
         """
         from esmeray.training.checkpoints.consolidation import Resharding
         from esmeray.training.checkpoints.writer import load_tensors
@@ -249,7 +255,7 @@ class TrainingEngine:
         if self.stage > 0 and folder.manifest().world_size != self.world_size:
             groups, rank = self._engine._get_zero_param_shapes(), torch.distributed.get_rank()
             self._shards.read = Resharding(folder, groups, rank, self.world_size).load
-        # Frozen parameters are not in the checkpoint: they came with the model.
+        # Frozen parameters are not in the checkpoint: the model was built with them.
         groups = self._engine.optimizer.param_groups
         settings = [{name: group[name] for name in OPTIMIZER_SETTINGS} for group in groups]
         loaded, _ = self._engine.load_checkpoint(
@@ -257,22 +263,24 @@ class TrainingEngine:
         )
         if loaded is None:  # DeepSpeed would start from scratch
             raise CheckpointError(f"{folder.path}: DeepSpeed found no state in it")
-        # The checkpoint brings the settings that it was made with; those of the config count.
+        # The checkpoint restores the optimizer settings that it was saved with; the settings of the config override
+        # them.
         for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):
             group.update(values)
 
     def full_precision_state(self) -> dict[str, Tensor]:
-        """Trainable parameters and persistent buffers in fp32 on the CPU. Every rank calls it; all get the same."""
+        """Return trainable parameters and persistent buffers in fp32 on the CPU. Every rank calls it and gets the
+        same."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         state = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                # In bf16 the parameter is rounded: what was trained are ZeRO's fp32 weights.
+                # A bf16 parameter is rounded: training updates ZeRO's fp32 weights.
                 partitioned = hasattr(parameter, "_hp_mapping") or self.stage == 3
                 value = safe_get_full_fp32_param(parameter) if partitioned else None
                 state[name] = (parameter.detach() if value is None else value).float().cpu().clone()
-        # Others (tables of positions, say) are computed anew wherever a model is opened.
+        # Other buffers, such as tables of positions, are computed again when a model is opened.
         persistent = set(self.module.state_dict())
         for name, buffer in self.module.named_buffers():
             if name in persistent:
@@ -283,7 +291,7 @@ class TrainingEngine:
         self._end_timing = time_collectives(clock, before)
 
     def close(self) -> None:
-        # DeepSpeed's collectives are the process's: another engine would be timed by this one's clock.
+        # DeepSpeed's collectives belong to the process: this clock would also time the next engine's collectives.
         if self._end_timing is not None:
             self._end_timing()
         self._engine.destroy()

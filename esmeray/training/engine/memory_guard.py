@@ -1,9 +1,9 @@
-"""Out of memory while training: batches are split, and the run continues with the same result.
+"""Out of memory in training: split the batches and continue the run with the same result.
 
-In: the settings, a memory meter, the run's folder. Out: the number of parts of every batch, in the folder too, so that
-a resumed run does not run out again. Detecting it, reporting it to the other workers and repeating the step are
-:mod:`esmeray.training.loop.stepping`'s. Splitting changes no sum: losses and gradients are those of whole batches, to
-rounding, but where a model draws random numbers (dropout) it draws others.
+The guard holds the number of parts per batch, the same on every worker. It also writes the number to the run's folder,
+so that a resumed run does not go out of memory again. :mod:`esmeray.training.loop.stepping` detects out of memory,
+tells the other workers and repeats the step. Splitting changes no sum: losses and gradients equal those of whole
+batches up to rounding. If a model draws random numbers (dropout), it draws different ones.
 """
 
 import json
@@ -23,15 +23,15 @@ REMEDY = (
 
 
 class NewStartError(ResourceError):
-    """Out of memory where only a new start from the last checkpoint helps; batches are split from there on."""
+    """Out of memory that only a restart from the last checkpoint resolves. Batches are split from then on."""
 
     retryable = True
 
 
 class MemoryGuard:
-    """The number of parts that batches are split into, alike on every worker, kept in the file ``path``.
+    """The number of parts per batch, the same on every worker, stored in the file ``path``.
 
-    ``report`` is called on every worker, with one line and the parts, when they become more.
+    When the number of parts grows, ``report`` is called on every worker with a message and the number.
     """
 
     def __init__(
@@ -46,22 +46,23 @@ class MemoryGuard:
         self.parts = 1
 
     def restore(self, control: ControlGroup) -> bool:
-        """Restore the number of parts that this run came to before; True for more than one. Every worker calls it."""
+        """Restore the number of parts of an earlier attempt; return True if it is more than one. Every worker calls
+        it."""
         saved = json.loads(self._path.read_text()) if control.rank == 0 and self._path.exists() else {"parts": 1}
         self.parts = control.from_rank_0(saved)["parts"]
         return self.parts > 1
 
     def halve(self, reason: str) -> None:
-        """Double the parts and free memory; ResourceError after as many times as may be. Every worker calls it."""
+        """Double the number of parts and free memory. Raises ResourceError at the limit. Every worker calls it."""
         self._double()
-        # Or the peak of the pass that was broken off would count against the next.
+        # Otherwise the peak of the failed pass would count against the next pass.
         self.meter.free()
         self._report(
             f"{reason}: every batch is taken in {self.parts} parts from here on, with the same result", self.parts
         )
 
     def start_anew(self, reason: str) -> NewStartError:
-        """Double the parts; returns what to raise. One worker calls it."""
+        """Double the number of parts and return the error to raise. One worker calls it."""
         self._double()
         return NewStartError(
             f"{reason}: training starts again from the last checkpoint, with every batch in {self.parts} parts"
@@ -75,5 +76,5 @@ class MemoryGuard:
             halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
-        # At once: a process that is killed for its memory would begin with whole batches again.
+        # Write now: a process that is killed for its memory would otherwise restart with whole batches.
         write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")

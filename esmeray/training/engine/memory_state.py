@@ -1,14 +1,15 @@
-"""Copies of the state in the host's memory, every few steps: a worker that is lost costs no more than these.
+"""Copies of the training state in host memory, every few steps. A lost worker costs only the steps since the last copy.
 
-Each worker keeps its newest two in a folder of its own, which outlives its process, not its machine:
+Each worker keeps its newest two copies in its own folder, which outlives the process but not the machine:
 
     /dev/shm/esmeray-<run>/rank-00000/
         .lock                    held by the worker's process
-        step-00000012/           as a checkpoint on disk, with this worker's shards alone
+        step-00000012/           same layout as a checkpoint on disk, with this worker's shards only
 
-A worker reads its own folder and no other, so each has the model's file, which on disk rank 0 alone writes. A copy is
-used where each of as many workers finds its own intact, and no checkpoint on disk is as new; one that moved to another
-machine finds none there. What belongs to no living process is removed when a worker starts on the machine.
+A worker reads only its own folder. Therefore every worker's copy includes the model file, which on disk only rank 0
+writes. A copy is used if the number of workers is unchanged, each finds its own copy intact, and no checkpoint on disk
+is as new. A worker that moved to another machine finds no copy there. When a worker starts on a machine, it removes
+folders that belong to no living process.
 """
 
 import hashlib
@@ -31,25 +32,31 @@ from esmeray.training.section import CheckpointSection
 
 SHARED_MEMORY = Path("/dev/shm")
 COPIES = 2
-"""The newest whole one, and the one before or the next, which is being written."""
+"""The newest complete copy, plus the one before it or the next one, which is being written."""
 
 _PREFIX = "esmeray-"
 _LOG = logging.getLogger(__name__)
 
 
 def copy_bytes(parameters: int, *, stage: int, world_size: int, precision: str, weight_mean: bool = False) -> int:
-    """Bytes of one worker's copy of so many trained parameters, their fp32 weights, their mean and AdamW's moments."""
+    """Size of one worker's copy in bytes, given the number of trained parameters.
+
+    A copy has the fp32 weights, their mean if it is kept, and AdamW's moments.
+    """
+    # In mixed precision the optimizer holds fp32 weights in addition to the model file's.
     mixed = precision != "fp32"
-    # Up to ZeRO-2 every worker has the model's file, whole; the optimizer's state is divided from ZeRO-1 on.
+    # Up to ZeRO-2 every worker's copy has the whole model file. From ZeRO-1 on the optimizer state is divided.
     weights = 0 if stage == 3 else (2 if mixed else 4) * parameters
     state = (12 if mixed or stage else 8) + 4 * weight_mean
     return weights + state * parameters // (world_size if stage else 1)
 
 
 class MemoryState:
-    """This worker's copies, of one run under the same settings (``identity``). Every worker makes the same calls.
+    """This worker's copies of the state of one run under the same settings (``identity``). Every worker makes the same
+    calls.
 
-    Raises ConfigError where two copies of all workers of a machine, of so many bytes each, do not fit there.
+    ``size_bytes``: size of one copy. Raises ConfigError if two copies of all workers of a machine exceed its memory
+    limit.
     """
 
     def __init__(
@@ -57,13 +64,13 @@ class MemoryState:
     ) -> None:
         self._rank, host = context.rank, socket.gethostname()
         folder = SHARED_MEMORY / f"{_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-        sweep(_names(folder, "rank-*"))  # copies of this run with other workers, say, need no room
-        control.all_true(True)  # nobody measures before all have swept
+        sweep(_names(folder, "rank-*"))  # frees memory, e.g. copies of this run with another number of workers
+        control.all_true(True)  # measure only after all workers have swept
         workers = control.gather((host, size_bytes, _room(folder, section.memory_limit_gib)))
         _check_room(workers)
-        folder.mkdir(mode=0o700, exist_ok=True)  # weights are not for others to read
+        folder.mkdir(mode=0o700, exist_ok=True)  # other users must not read the weights
         sweep([folder / f"rank-{rank:05d}" for rank, (of_host, *_) in enumerate(workers) if of_host == host])
-        # A store of its own: no worker waits for another's part of a copy.
+        # A store per worker, so that no worker waits for another's part of a copy.
         self._store = CheckpointStore(folder / f"rank-{context.rank:05d}")
         self._lock: Lock | None = take_lock(self._store.root / LOCK_FILE, shared=True)
         self._store.sweep()
@@ -71,23 +78,23 @@ class MemoryState:
         self._writer = CheckpointWriter(self._store, context.rank, [context.rank], kept)
 
     def write(self, shards: list[tuple[str, Any]], manifest: Manifest, control: ControlGroup) -> None:
-        """Start writing a copy. What can't be written is only logged: there is still the disk."""
+        """Start writing a copy. A failed write is only logged, since checkpoints on disk remain."""
         try:
             self._writer.wait()
         except ResourceError as error:
             _LOG.warning("no copy of the state in memory: %s", error)
-        control.all_true(True)  # every worker's newest is whole: now the one before it is not needed
+        control.all_true(True)  # every worker's newest copy is complete, so the one before it can go
         self._store.prune(keep_last=1, keep_best=0)
         self._writer.write([(self._as_rank_0(name), state) for name, state in shards], manifest)
 
     def common(self, control: ControlGroup) -> list[CheckpointFolder]:
-        """The copies of the steps of which every worker has one. They may still be damaged."""
-        # A worker that was lost between two writes has an older one than the others.
+        """Return this worker's copies of the steps that all workers have a copy of. They may still be damaged."""
+        # A worker that was lost between two writes has an older copy than the others.
         steps = control.gather([folder.step for folder in self._store.complete()])
         return [self._store.folder(step) for step in set.intersection(*map(set, steps))]
 
     def discard_after(self, step: int) -> None:
-        """Remove copies newer than the step that training resumes from."""
+        """Remove copies that are newer than the step that training resumes from."""
         for folder in self._store.complete():
             if folder.step > step:
                 shutil.rmtree(folder.path)
@@ -96,42 +103,43 @@ class MemoryState:
         """Remove the copies, or keep them for the next attempt. May be called again."""
         if self._lock is None:
             return
-        # Nothing is raised: the run has ended or failed, by something else.
+        # Raise nothing: the run has already ended or failed for another reason.
         self._writer.give_up()
         if not keep:
             shutil.rmtree(self._store.root, ignore_errors=True)
-            with suppress(OSError):  # another worker's are there
+            with suppress(OSError):  # fails while another worker's copies are there
                 self._store.root.parent.rmdir()
         self._lock.close()
         self._lock = None
 
     def _as_rank_0(self, name: str) -> str:
-        """Under ZeRO-3 the model's file is named after its worker, and looked for by rank 0's name."""
+        """Name the model file after rank 0: under ZeRO-3 it is named after its worker, and loading expects rank 0's
+        name."""
         is_model = name.endswith(MODEL_FILE)
         return name.replace(f"zero_pp_rank_{self._rank}_mp", "zero_pp_rank_0_mp") if is_model else name
 
 
 def sweep(living: Iterable[Path] = ()) -> None:
-    """Remove the copies of processes of this machine that have ended, but for these folders."""
+    """Remove copies of processes on this machine that have ended, except the folders in ``living``."""
     locks = [_names(folder, f"rank-*/{LOCK_FILE}") for folder in SHARED_MEMORY.glob(f"{_PREFIX}*")]
-    # A lock that can be had is of a process that has ended, however it did.
+    # If the lock can be taken, its process has ended.
     for lock in chain(*locks):
         if lock.parent not in living:
-            # Where it is held, or another user's, it stays.
+            # A lock that is held, or belongs to another user, can't be taken: its folder stays.
             with suppress(OSError, ConfigError), closing(take_lock(lock, 0)):
                 shutil.rmtree(lock.parent)
                 lock.parent.parent.rmdir()
 
 
 def _names(folder: Path, pattern: str) -> list[Path]:
-    with suppress(FileNotFoundError):  # another process swept it meanwhile
+    with suppress(FileNotFoundError):  # another process swept it in the meantime
         return list(folder.glob(pattern))
     return []
 
 
 def _room(folder: Path, limit_gib: float | None) -> float:
-    """Bytes that this run may take on this machine, with what it has there."""
-    # What the run has there is replaced by its next copies.
+    """Bytes that this run may use on this machine, including its present copies."""
+    # The run's next copies replace the present ones.
     present = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     free = shutil.disk_usage(SHARED_MEMORY).free + present
     return free if limit_gib is None else min(free, limit_gib * 2**30)

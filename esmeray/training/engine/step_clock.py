@@ -1,10 +1,12 @@
 """Time of a step by phase, and real tokens per second.
 
-A step lasts from the end of one to the end of the next, without validation and checkpoints. A phase inside another,
-such as a collective inside the backward pass, counts as its own alone, so that phases add up. On a GPU phases lie
-between CUDA events, read once the GPU has passed them: no step is synchronised, and a late phase is read with the next.
-DeepSpeed's own timing of collectives (``comms_logger``) would synchronise after each. Here methods of its backend are
-shadowed by timed ones; a collective on a stream of its own (``overlap_comm``) holds up nothing and is not counted.
+A step lasts from the end of the previous step to its own end, without validation and checkpoints. Time in a nested
+phase, such as a collective in the backward pass, counts only for the inner phase, so that the phases add up. On a GPU
+phases are measured with CUDA events, which are read after the GPU has passed them. No step is synchronized, and a late
+phase is read with the next step.
+
+DeepSpeed's own timing of collectives (``comms_logger``) would synchronize after each. Here the methods of its backend
+are replaced by timed ones. A collective on its own stream (``overlap_comm``) delays nothing and is not counted.
 """
 
 import time
@@ -18,16 +20,17 @@ import torch
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "communication", "checkpoint"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "communication", "checkpoint")
 ON_DEVICE = frozenset({"forward", "backward", "optimizer"})
-"""Phases that are work of the device; the others keep the host waiting, but for communication inside one of these."""
+"""Phases in which the device works. In the others the host waits, except for communication inside one of these
+phases."""
 
 COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor", "broadcast")
-"""Methods of ``deepspeed.comm.comm.cdb``, on which DeepSpeed 0.19.8 calls every collective."""
+"""Methods of ``deepspeed.comm.comm.cdb`` that DeepSpeed 0.19.8 calls for its collectives."""
 
 CPU = torch.device("cpu")
 
 
 class StepClock:
-    """Steps and their phases on ``device``."""
+    """Timer of the steps and phases on ``device``."""
 
     def __init__(self, log_every_steps: int, device: torch.device = CPU):
         self._every = log_every_steps
@@ -45,9 +48,9 @@ class StepClock:
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Time what happens inside ``with clock.phase(name):``; phases may lie in one another."""
+        """Time the block ``with clock.phase(name):``. Phases may be nested."""
         around = self._running[-1] if self._running else None
-        # In a phase of the device the host is far ahead: only events know when the device got there.
+        # In a device phase the host runs far ahead: only events record when the device gets there.
         by_events = self._on_gpu and (name in ON_DEVICE or (around is not None and around.by_events))
         stream = torch.cuda.current_stream() if by_events else None
         phase = _Phase(name, by_events, stream, _now(by_events))
@@ -57,14 +60,15 @@ class StepClock:
         finally:
             self._running.pop()
             ended, outer = _now(by_events), around.name if around else None
-            # Read later: an event that the device has not reached would have to be waited for.
+            # Read events later: reading one that the device has not reached would block.
             if by_events:
                 self._pending.append((phase, outer, ended))
             else:
                 self._add(name, outer, ended - phase.began)
 
     def collective(self) -> AbstractContextManager[None]:
-        """Time a collective inside a phase of the device as communication; on a GPU only on the phase's own stream."""
+        """Time a collective inside a device phase as communication. On a GPU, only collectives on the phase's stream
+        count."""
         around = self._running[-1] if self._running else None
         if around is None or around.name not in ON_DEVICE:
             return nullcontext()
@@ -72,9 +76,9 @@ class StepClock:
         return nullcontext() if beside else self.phase("communication")
 
     def stepped(self, tokens: int, own_tokens: int = 0, budget_tokens: int = 0) -> None:
-        """End the step of so many real tokens in the global batch, ``own_tokens`` of them this worker's.
+        """End a step with ``tokens`` real tokens in the global batch, ``own_tokens`` of them on this worker.
 
-        ``budget_tokens``: what this worker's batches could have had, 0 if not known.
+        ``budget_tokens``: token budget of this worker's batches in the step; 0 if unknown.
         """
         self._elapsed_s += time.perf_counter() - self._started
         self._tokens += tokens
@@ -83,13 +87,14 @@ class StepClock:
         self._steps += 1
 
     def log_due(self, step: int) -> bool:
-        """True where the step that starts at this position is to be logged."""
+        """Test whether the step that starts at this position is to be logged."""
         return (step + 1) % self._every == 0
 
     def read(self) -> dict[str, float]:
-        """Means since the last call: seconds a step, tokens per second, and the share of the budget left empty.
+        """Return means since the last call: seconds per step and phase, tokens per second, and the unused share of the
+        budget.
 
-        ``checkpoint_s`` is no part of ``step_s``; the other phases and ``data_wait_s`` are.
+        ``step_s`` includes ``data_wait_s`` and all phases except ``checkpoint_s``.
         """
         self._collect()
         steps, elapsed_s = max(1, self._steps), max(1e-9, self._elapsed_s)
@@ -99,7 +104,7 @@ class StepClock:
             "step_s": elapsed_s / steps,
             "data_wait_s": self._data_wait_s / steps,
         }
-        # An inner phase that is read before its outer one has been taken off it already.
+        # An inner phase may be read before its outer phase, which then is negative here.
         values |= {f"{name}_s": max(0.0, self._phase_s[name]) / steps for name in PHASES}
         if self._budget_tokens:
             values["padding_share"] = 1 - self._own_tokens / self._budget_tokens
@@ -107,7 +112,7 @@ class StepClock:
         return values
 
     def _collect(self) -> None:
-        # In the order of the stream: what follows one that is not reached is not reached either.
+        # Events complete in stream order: if one is not reached, the later ones are not either.
         while self._pending and self._pending[0][2].query():
             phase, outer, ended = self._pending.popleft()
             self._add(phase.name, outer, phase.began.elapsed_time(ended) / 1000)
@@ -118,14 +123,14 @@ class StepClock:
             self._phase_s[outer] -= seconds
 
     def _reset(self) -> None:
-        # But for what is pending, which is read with the next steps.
+        # Pending phases stay, and are read with the next steps.
         self._tokens = self._own_tokens = self._budget_tokens = self._steps = 0
         self._elapsed_s = self._data_wait_s = 0.0
         self._phase_s: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
 
 
 class _Phase(NamedTuple):
-    """A phase under way; ``began`` is a time of the host, or an event that the device may not have reached yet."""
+    """A running phase. ``began`` is a host time, or an event that the device may not have reached yet."""
 
     name: Phase
     by_events: bool
@@ -142,14 +147,14 @@ def _now(by_events: bool) -> Any:
 
 
 def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[], None]:
-    """Have this clock time DeepSpeed's collectives within the phases of a step; returns what ends it.
+    """Time DeepSpeed's collectives within the phases of a step. Returns the function that ends the timing.
 
-    ``before`` is called before each; what it raises keeps this worker from joining in.
+    ``before`` is called before each collective. If it raises, this worker does not join the collective.
     """
     from deepspeed.comm import comm
 
     backend = comm.cdb
-    # On the object, not on its class, so that DeepSpeed's own are back when these are removed.
+    # Set on the instance, not on its class: deleting the attributes restores DeepSpeed's own methods.
     for name in COLLECTIVES:
         setattr(backend, name, _timed(getattr(type(backend), name).__get__(backend), clock, before))
 
@@ -163,7 +168,7 @@ def time_collectives(clock: StepClock, before: Callable[[], None]) -> Callable[[
 def _timed(collective: Callable[..., Any], clock: StepClock, before: Callable[[], None]) -> Callable[..., Any]:
     def timed(*arguments: Any, **options: Any) -> Any:
         before()
-        # Started with async_op, what takes time is the wait.
+        # A collective started with async_op takes its time in wait().
         with clock.collective():
             work = collective(*arguments, **options)
         return work if work is None or not options.get("async_op") else _TimedWork(work, clock)
@@ -172,7 +177,7 @@ def _timed(collective: Callable[..., Any], clock: StepClock, before: Callable[[]
 
 
 class _TimedWork:
-    """A collective under way; waiting for it is what holds up."""
+    """Handle of a running collective; timed while waiting for it."""
 
     def __init__(self, work: Any, clock: StepClock) -> None:
         self._work, self._clock = work, clock

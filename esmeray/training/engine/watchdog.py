@@ -1,8 +1,8 @@
-"""A worker without progress ends itself, with the stacks of its threads saved, so that the launcher starts it again.
+"""End a worker that makes no progress, after saving the stacks of its threads, so that the launcher restarts it.
 
-A thread in C (:mod:`faulthandler`) writes the stacks and the kernel's alarm ends the process: neither needs the GIL,
-which what hangs may hold. Workers that wait for the hung one in a collective have no progress either and do the same,
-so that the stacks of all are saved. A stopped worker (SIGSTOP) writes none: the others end, and it with them.
+A thread in C (:mod:`faulthandler`) writes the stacks and the kernel's alarm ends the process. Neither needs the GIL,
+which the hanging code may hold. Workers that wait for the hanging one in a collective make no progress either and do
+the same, so the stacks of all workers are saved. A stopped worker (SIGSTOP) writes none; it ends when the others end.
 """
 
 import faulthandler
@@ -10,16 +10,18 @@ import signal
 from pathlib import Path
 
 LONGER = 5
-"""Times the setting that the start, which compiles, a checkpoint and the export may take."""
+"""Factor on the limit for the start, which compiles, for a checkpoint and for the export."""
 
 GRACE_S = 5.0
-"""From the stacks to the end of the process: workers whose last progress was somewhat later write theirs as well."""
+"""Seconds from writing the stacks to the end of the process, so that workers whose last progress was later write
+theirs."""
 
 
 class Watchdog:
-    """The limit on the time without progress of this process; ``seconds`` None for no limit.
+    """Limit on the time without progress of this process. ``seconds`` None: no limit.
 
-    The stacks go to the file of ``logs`` that :func:`left_stacks` looks for, which is there as long as the watchdog is.
+    The stacks are written to a file in ``logs``, which exists as long as the watchdog does. :func:`left_stacks` finds
+    it.
     """
 
     def __init__(self, logs: Path, rank: int, seconds: float | None) -> None:
@@ -31,7 +33,7 @@ class Watchdog:
             self.extend()
 
     def progress(self) -> None:
-        """Begin to wait anew, :data:`LONGER` before the first step is done."""
+        """Restart the timer; before the first step is done the limit is :data:`LONGER` times as long."""
         self._wait(1 if self._has_stepped else LONGER)
 
     def stepped(self) -> None:
@@ -39,15 +41,15 @@ class Watchdog:
         self.progress()
 
     def extend(self) -> None:
-        """Begin to wait for what may take longer than a step."""
+        """Restart the timer for work that may take longer than a step."""
         self._wait(LONGER)
 
     def close(self) -> None:
-        """Wait no more. May be called again."""
+        """Stop the timer. May be called again."""
         if self._seconds is None:
             return
         self._seconds = None
-        # Both before the file is closed, into which the thread in C would write.
+        # Cancel both before the file is closed, since the C thread writes to it.
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         self._file.close()
@@ -56,23 +58,23 @@ class Watchdog:
 
     def _wait(self, times: int) -> None:
         if self._seconds is not None:
-            # Later than the stacks, which take a moment. SIGALRM has no handler, so that it ends the process whatever
-            # that does.
+            # The alarm comes after the stacks, which take a moment to write. SIGALRM has no handler, so the kernel ends
+            # the process whatever it is doing.
             signal.setitimer(signal.ITIMER_REAL, times * self._seconds + GRACE_S)
             faulthandler.dump_traceback_later(times * self._seconds, file=self._file)
 
 
 def left_stacks(logs: Path) -> list[Path]:
-    """The stacks of workers that a watchdog ended, unless they were set aside."""
+    """Stack files of workers that a watchdog ended, without those set aside."""
     return [path for path in sorted(logs.glob("stacks-*.txt")) if path.stat().st_size]
 
 
 def set_stacks_aside(logs: Path) -> Path | None:
-    """Move stacks that are left to a folder of their own; returns it, None where there are none."""
+    """Move left-over stack files to a folder of their own. Returns the folder, or None if there are no files."""
     left = left_stacks(logs)
     if not left:
         return None
-    # Each attempt's own: a later one's would overwrite them.
+    # One folder per attempt: a later attempt would overwrite the files.
     folder = logs / f"hung-{1 + len([*logs.glob('hung-*')])}"
     folder.mkdir()
     for path in left:

@@ -1,7 +1,7 @@
-"""Replacements in ZeRO's stages 1 and 2 of DeepSpeed 0.19.8, so that no step waits for the device.
+"""Replacements for parts of DeepSpeed 0.19.8's ZeRO-1 and 2, so that no step waits for the device.
 
-DeepSpeed reads the gradients' norm and whether they are finite on the host, three times a step. Here AdamW's kernel
-clips and leaves an update out by itself, and one worker's gradients go through no bucket.
+DeepSpeed reads the gradient norm and its finiteness on the host, three times a step. Here AdamW's kernel clips and
+skips updates on the device, and with one worker the gradients go through no bucket.
 """
 
 from typing import Any
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 WEIGHT_MEAN = "weight_mean"
-"""Key of the optimizer's state of a parameter: the exponential mean of its weights."""
+"""Key in the optimizer's state of a parameter: the exponential mean of its weights."""
 INITIAL_MICRO_STEP = -1
 """DeepSpeed's ``INITIAL_MICRO_STEP_ID``."""
 
 
 class ClippingAdamW(torch.optim.AdamW):
-    """AdamW whose kernel clips, and leaves an update with a NaN or infinite gradient out: no host waits to decide it.
+    """AdamW whose kernel clips gradients and skips updates with NaN or infinite gradients, without a host sync.
 
-    Without DeepSpeed's optimizer around it (stage 0 in fp32) it takes the norm itself; ``max_norm`` is the largest
-    global norm, 0 for any. ``mean_decay``: decay rate of a mean of the weights; None for no mean.
+    If no DeepSpeed optimizer wraps it (stage 0 in fp32), it computes the norm itself. ``max_norm``: maximum global
+    norm, 0 for no clipping; None if the norm is computed elsewhere. ``mean_decay``: decay rate of a mean of the
+    weights; None for no mean.
     """
 
     max_norm: float | None = None
@@ -27,10 +28,11 @@ class ClippingAdamW(torch.optim.AdamW):
     norm: Tensor | None = None
 
     def clip(self, norm: Tensor, max_norm: float) -> None:
-        """Have the next steps divide by norm / max_norm where that is above 1, and do nothing for a norm not finite."""
-        # The names that torch's gradient scaler sets on fused optimizers.
+        """Set the divisor of the next update: norm / max_norm, at least 1. If the norm is not finite, the update is
+        skipped."""
+        # The attribute names that torch's gradient scaler sets on fused optimizers.
         self.found_inf = (~norm.isfinite()).float()
-        # As torch.nn.utils.clip_grad_norm_ does it, 1e-6 included; never to make gradients larger.
+        # Same rule as torch.nn.utils.clip_grad_norm_, including 1e-6; gradients are never enlarged.
         self.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0) if max_norm > 0 else torch.ones_like(norm)
 
     @torch.no_grad()
@@ -44,11 +46,12 @@ class ClippingAdamW(torch.optim.AdamW):
             self._average(self.mean_decay)
 
     def update(self) -> None:
-        """Update the parameters, once it is known how to clip."""
+        """Update the parameters after the clipping factor is set."""
         super().step()
 
     def _average(self, most_decay: float) -> None:
-        """Move the mean towards the weights; early in a run it forgets fast, as what it began with is random."""
+        """Move the mean towards the weights. Early in a run the decay is faster, since the initial weights are
+        random."""
         for parameter in [parameter for group in self.param_groups for parameter in group["params"]]:
             if state := self.state[parameter]:
                 if WEIGHT_MEAN not in state:
@@ -59,27 +62,27 @@ class ClippingAdamW(torch.optim.AdamW):
 
 
 def clip_on_device(zero: Any, optimizer: ClippingAdamW, max_norm: float) -> None:
-    """Replace what in a step of ZeRO stages 1 and 2 of DeepSpeed 0.19.8 waits for the device, three times, to clip."""
+    """Replace the three host syncs of clipping in a ZeRO-1 or 2 step of DeepSpeed 0.19.8."""
     from deepspeed import comm
 
     def norm() -> Tensor:
         squares = torch.zeros((), device=zero.device)
-        # This worker's parts; together they are all gradients once.
+        # This worker's partitions; over all workers they contain each gradient once.
         for gradients in zero.averaged_gradients.values():
-            if gradients:  # a group of few parameters leaves some workers none
+            if gradients:  # a group of few parameters leaves some workers without any
                 squares += torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
         if comm.get_world_size(zero.dp_process_group) > 1:
             comm.all_reduce(squares, group=zero.dp_process_group)
         return squares.sqrt()
 
-    # The norm says the same without another look at each gradient.
+    # The norm already shows overflow, without another pass over the gradients.
     zero.check_grad_overflow = False
     zero.scaled_global_norm = norm
     zero.unscale_and_clip_grads = lambda gradients, norm: optimizer.clip(norm, max_norm)
 
 
 def add_up_in_place(zero: Any) -> None:
-    """Have one worker's ZeRO-2 in bf16 add each gradient to its fp32 sum, with no bucket to send between.
+    """Add gradients directly to their fp32 sum, for ZeRO-2 in bf16 with one worker.
 
     In DeepSpeed 0.19.8 a gradient goes through a bucket, a division and a reduction, which wait for the device.
     """
@@ -88,7 +91,7 @@ def add_up_in_place(zero: Any) -> None:
 
     def add_up(parameter: Any, group: int) -> None:
         total = zero._get_compact_grad_partition_slice(group, 0, zero.get_param_id(parameter), parameter.numel())
-        # In fp32: in bf16 the sum of many micro-batches would lose the small ones.
+        # Sum in fp32: in bf16 a sum of many micro-batches would lose small gradients.
         total.add_(parameter.grad.flatten())
         parameter.grad = None
 
@@ -98,7 +101,7 @@ def add_up_in_place(zero: Any) -> None:
 
 
 def clear_partitioned_gradients(optimizer: Any) -> None:
-    """Clear what ZeRO stages 1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until its end or until the step."""
+    """Clear the gradient buffers that ZeRO-1 and 2 of DeepSpeed 0.19.8 keep from a backward pass until the step."""
     for bucket in optimizer.ipg_buckets.values():
         bucket.clear()
     optimizer._release_ipg_buffers()

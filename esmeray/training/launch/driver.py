@@ -1,7 +1,7 @@
-"""The driver: from a config to a finished run, in the process that the user started.
+"""The driver: runs an experiment from its config to its end, in the process that the user started.
 
-Prepares the data, finds the workers, runs Ray Train and reports. The training itself is
-:mod:`esmeray.training.loop.worker`, in the workers; its metrics come back through metrics.jsonl in the run's folder.
+It prepares the data, finds the workers, runs Ray Train and reports. The training itself runs in the workers
+(:mod:`esmeray.training.loop.worker`). Their metrics come back through metrics.jsonl in the run's folder.
 """
 
 import math
@@ -60,23 +60,26 @@ WATCHER_TIMEOUT_S = 30.0
 
 
 Beside = Callable[[Config, Path], AbstractContextManager[Config]]
-"""A context beside the training workers on the cluster, given the config and the prepared data; gives their config."""
+"""Factory of a context that runs in the background of training on the cluster.
+
+Gets the config and the prepared data, and returns the config for the workers.
+"""
 
 
 def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:
-    """Run the experiment to its end; EsmerayError where it can't start.
+    """Run the experiment to its end. Raises EsmerayError if it can't start.
 
-    Returns the process's exit code: 0 finished, 128 + signal when stopped, else that of the failure.
+    Returns the process's exit code: 0 if finished, 128 + signal if stopped, otherwise the failure's code.
     """
     resumption = Resumption(with_absolute_paths(config))
     return until_signal(resumption.run, lambda signals: _train_locked(resumption, signals, beside), "training")
 
 
 def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
-    """Do the work of a folder that no other process may work on; returns its exit code.
+    """Do work in a run's folder while no other process may work on it. Returns the exit code.
 
-    ``work`` hears signals from :meth:`StopSignals.hand_over` on; 128 + signal is returned for one before that, and the
-    name of the work printed.
+    ``work`` receives signals once it calls :meth:`StopSignals.hand_over`. For an earlier signal, the name of the work
+    is printed and 128 + signal returned.
     """
     if run.path.is_dir() and not run.config.exists():
         refuse_foreign(run.path, {path.name for path in run.path.iterdir()}, run.lock.name)
@@ -90,14 +93,15 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
-    """Refuse what can be refused before anything of the run is written and before Ray starts; then train."""
-    # First: another machine may have trained the run since, and everything is judged by what it left.
+    """Validate everything before writing to the run's folder or starting Ray; then train."""
+    # First, because another machine may have trained the run since: all checks need its newest state.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
     resumption = resumption.as_begun()
     config, run = resumption.config, resumption.run
     resumption.check()
     finished = resumption.is_finished()
-    # Where a cluster is to be started here, its workers are known before; any other is asked once it is joined.
+    # If a cluster will be started here, its workers are already known. Any other cluster reports them once it is
+    # joined.
     local = place_workers(config.ray, local_resources()) if not finished and find(config.ray) == LOCAL else None
     if not finished:
         _check_start(config.training, run, local)
@@ -110,7 +114,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         say(_finished(run))
         return 0
     size = task.measure(store_path)
-    # Its refusals come before Ray, which takes seconds to start.
+    # Check before Ray starts, which takes seconds.
     if local is not None:
         check_interface()
         _plan(resumption, local, size)
@@ -123,12 +127,12 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
             workers = place_workers(config.ray, connection.cluster_resources())
             _check_start(config.training, run, workers)
-        # The nodes decide, not this machine; a cluster that was started here is this machine.
+        # Use the nodes' default, not this machine's. A cluster that was started here is this machine.
         default_precision = connection.default_precision if local is None else processor.default_precision
         config = with_precision(config, default_precision(workers.use_gpu))
         resumption = Resumption(config)
         plan = _plan(resumption, workers, size)
-        for remark in resumption.check():  # only now, with the precision in which the workers compute
+        for remark in resumption.check():  # checked again, now with the precision in which the workers compute
             warn(remark)
         _announce(resumption, plan, dashboard)
         _record_start(resumption, task, store_path)
@@ -149,15 +153,16 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
                 with connection.asked_for(workers):
                     error = attempts.train(mirror.with_outcome(start))
-    # Once a cluster of its own has ended: no worker saves a checkpoint any more.
+    # Once its own cluster has ended, no worker can save a checkpoint any more.
     return _conclude(run, error, signals, config.ray.max_failures)
 
 
 def dry_run(config: Config) -> int:
-    """Print the resolved config and the plan; start nothing. A run that could not start or resume is refused alike."""
+    """Print the resolved config and the plan, and start nothing. Raises the same errors as a run that can't start or
+    resume."""
     run = Resumption(config).run
     if run.uri is not None:
-        with held(run.path):  # the working copy of no run that is under way
+        with held(run.path):  # so as not to change the working copy of a run in progress
             RunMirror(run, warn).pull(AT_ONCE_S)
     config = Resumption(config).as_begun().config
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
@@ -186,7 +191,8 @@ def _finished(run: RunFolder) -> str:
 
 
 def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
-    """Refuse data that the newest checkpoint was not trained with, or that its model would read otherwise."""
+    """Raise an error if the newest checkpoint was trained with other data, or its model would read the data
+    differently."""
     checkpoint = CheckpointStore(run.checkpoints).newest_intact()
     if checkpoint is not None:
         check_data(run, task.data.source, task.checksum(path))
@@ -194,10 +200,11 @@ def _check_prepared(task: TaskPlan, run: RunFolder, path: Path) -> None:
 
 
 def _check_source(task: TaskPlan, run: RunFolder) -> None:
-    """Prepare the data of a run with a checkpoint where it is missing, in a temporary folder, and check it."""
+    """Check the data of a run that has a checkpoint. If the prepared data is missing, prepare it in a temporary
+    folder."""
     if CheckpointStore(run.checkpoints).newest_intact() is None:
         return
-    # Data that another machine prepared may be missing here: to check it, it is prepared, and not kept.
+    # Data that another machine prepared may be missing here.
     path = task.location(run.stores)
     if path.exists():
         _check_prepared(task, run, path)
@@ -208,25 +215,27 @@ def _check_source(task: TaskPlan, run: RunFolder) -> None:
 
 
 def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
-    """The plan; refuses an end of training that is behind the run, and for a new run a warm-up that is as long."""
+    """Return the plan. Raises ConfigError if the end of training has already passed, or a new run's warm-up is too
+    long."""
     config = resumption.config
     plan = make_plan(config.batch, config.training, config.deepspeed, workers, size)
     resumption.check_steps(plan.total_steps)
-    # A run that began so, by an earlier version, is resumed.
+    # A run that an earlier version started with such a warm-up can still resume.
     if not resumption.checkpoints.complete():
         check_warm_up(config.training, plan.total_steps)
     return plan
 
 
 def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
-    """Refuse what could not be exported after training, and what these workers, where known, can't do."""
+    """Raise an error if the run could not be exported, or if these workers, when known, can't train with its
+    precision."""
     refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
     if workers is not None:
         check_precision(training, workers.device)
 
 
 def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
-    """This machine, or, for a cluster that is not asked, one that has what the config asks for."""
+    """Return this machine, or, for a remote cluster in a dry run, nodes with the resources that the config requests."""
     (local,) = local_resources()
     if ray.address in (None, LOCAL):
         return [local]
@@ -237,7 +246,7 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
 
 
 def _announce(resumption: Resumption, plan: Plan, dashboard: str | None) -> None:
-    """Say what begins, where, and by which plan."""
+    """Print the run's name, its location, its workers and the plan."""
     run, workers = resumption.run, plan.workers
     remark = resumption.remark_on_workers(workers.count)
     if remark:
@@ -249,23 +258,23 @@ def _announce(resumption: Resumption, plan: Plan, dashboard: str | None) -> None
 
 
 def _record_start(resumption: Resumption, task: TaskPlan, store_path: Path) -> None:
-    """Write what the run is begun with into its folder."""
+    """Write the config, the names and the W&B id of a starting run to its folder."""
     run = resumption.run
     with writing(run.path):
-        # First: what an earlier attempt left there must not end this one.
+        # Clear first: requests of an earlier attempt must not end this one.
         run.clear_requests()
         write_atomically(run.config, dump_config(resumption.config))
         task.write_names(run, store_path)
-        # A run that is resumed stays one run at W&B.
+        # A resumed run keeps its W&B id.
         if not run.wandb_run_id.exists():
             write_atomically(run.wandb_run_id, secrets.token_hex(4))
 
 
 @contextmanager
 def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Iterator[RunMirror]:
-    """Follow a run while the block lasts: at its URI, at the terminal, in its curves, in W&B.
+    """Follow a run while the block runs: at its URI, on the terminal, in its curves and in W&B.
 
-    From here on a signal asks the workers to save and end.
+    From here on a signal makes the workers save a checkpoint and end.
     """
     config, run = resumption.config, resumption.run
     mirror = RunMirror(run, warn)
@@ -276,12 +285,12 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
     watcher = RunWatcher(run, sinks, warn=warn)
-    # As many as there may ever be: the number of workers may change while the run lasts.
+    # Use the maximum number of workers, since it may change during the run.
     wandb = WandbFollowers(config.wandb, run, plan.workers.allowed[-1], warn=warn)
     try:
         yield mirror
     finally:
-        # First: what follows reads the files of worker 0, which may be on another node.
+        # First, since the code below reads the files of worker 0, which may be on another node.
         mirror.wait(ENDING_S)
         mirror.close()
         watcher.close(signals.remaining_s(WATCHER_TIMEOUT_S))
@@ -290,7 +299,7 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
 
 
 def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> int:
-    # How it ended is what the workers wrote, whatever error reached the driver: they wrote it on purpose.
+    # The outcome that the workers wrote overrides any error that reached the driver.
     outcome = run.read_outcome()
     if outcome is None:
         outcome = _without_outcome(run, error, signals, max_failures)
@@ -311,21 +320,21 @@ def _conclude(run: RunFolder, error: Exception | None, signals: StopSignals, max
 
 
 def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSignals, max_failures: int) -> Outcome:
-    """The outcome of a run whose workers did not live to write it, by what they left on disk."""
+    """Determine the outcome of a run whose workers ended without writing one, from the files they left."""
     step, saved = saved_steps(run)
     if error is None and signals.expired:
         return Outcome("stopped", step, f"stopped before the workers had ended, {saved}", 0)
     failures = getattr(error, "worker_failures", None)
     tried = f", also after {max_failures} more tries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
-    # Better than Ray's reason, which is that a process ended.
+    # More specific than Ray's reason, which is that a process ended.
     stacks = ", ".join(map(str, left_stacks(run.logs)))
     reason = (
         f"workers made no progress, their stacks are in {stacks}"
         if stacks
         else f"{last_line(cause)} (the workers' logs are in {run.logs})"
     )
-    # Whatever reached the driver is a consequence of a full disk.
+    # If the disk is full, any error that reached the driver is a consequence.
     is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES
     message = no_space(run.path) if is_full else f"training failed{tried}: {reason}; {saved}"
     return Outcome("failed", step, message, ResourceError.exit_code)

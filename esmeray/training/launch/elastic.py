@@ -1,9 +1,9 @@
-"""Attempts of a run on a cluster whose machines come and go, each with a number of workers that stays.
+"""Attempts of a run on a cluster whose machines come and go. The number of workers is fixed within an attempt.
 
-In: what starts an attempt, and what the cluster holds. Out: the error that ended the last attempt; how the run ended is
-its outcome. Workers end an attempt after a checkpoint where the cluster asks for another number of them, and are lost
-with their machines. Ray Train (2.60) would resize and replace them itself: to any number, whenever one machine comes,
-and without asking for a checkpoint before.
+:class:`Attempts` starts attempts and watches the cluster. Its result is the error that ended the last attempt; the
+outcome file records how the run ended. If the cluster calls for a different number of workers, the workers save a
+checkpoint and end the attempt. They are lost if their machines are. Ray Train (2.60) could resize and replace workers
+itself, but to any number, whenever a machine joins, and without a checkpoint first.
 """
 
 import threading
@@ -23,16 +23,16 @@ from esmeray.run_folder.checkpoints import CheckpointStore, saved_steps
 from esmeray.run_folder.paths import Outcome, RunFolder
 
 LOOK_S = 2.0
-"""Seconds between looks at the cluster."""
+"""Seconds between queries of the cluster."""
 SETTLE_S = 6.0
-"""Seconds in which a cluster counts as free what workers that ended held."""
+"""Seconds until a cluster reports the resources of ended workers as free."""
 
 Resized = dict[str, Any] | None
-"""From and to which number of workers an attempt changed, and why."""
+"""Change in the number of workers of an attempt: old number, new number and reason. None if unchanged."""
 
 
 class Attempts:
-    """The attempts of one run; ``look`` asks what the cluster holds."""
+    """The attempts of one run. ``look`` returns the capacity of the cluster."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Attempts:
         self._max_failures, self._minimum_stay_s = section.max_failures, section.minimum_stay_s
 
     def train(self, start: Callable[[int, Resized], Any]) -> Exception | None:
-        """Call ``start`` with a number of workers until the run ends; returns the error of the last attempt, if any."""
+        """Call ``start`` with a number of workers until the run ends. Returns the error of the last attempt, if any."""
         before = 0
         why = ""
         failures = 0
-        saved_step = -1  # less than that of a run without a checkpoint, whose first failure is one
+        saved_step = -1  # below step 0, so that the first failure of a run without a checkpoint counts as one
         while count := self._awaited():
             resized = {"from": before, "to": count, "why": why} if before not in (0, count) else None
             before = count
@@ -59,13 +59,13 @@ class Attempts:
             outcome = self._run.read_outcome()
             if outcome is not None and outcome.status != "resizing":
                 if outcome.status == "failed":
-                    self._checkpoints.sweep()  # of a run that ends here no half-written checkpoint is left
+                    self._checkpoints.sweep()  # leave no half-written checkpoint behind
                 return error
             if outcome is None:
                 if error is None:
                     return None  # the time to save after a signal is over
                 step, _ = saved_steps(self._run)
-                # A run that got further may fail again: only failures without a new checkpoint add up.
+                # Progress resets the count: only consecutive failures without a new checkpoint count.
                 failures = failures + 1 if step <= saved_step else 1
                 saved_step = step
                 if failures > self._max_failures:
@@ -75,12 +75,13 @@ class Attempts:
         return None
 
     def _awaited(self) -> int:
-        """The largest allowed number of workers once the cluster holds one; 0 where a signal came before."""
+        """Wait until the cluster can hold an allowed number of workers; return the largest such number, 0 after a
+        signal."""
         since_s = time.monotonic()
         said = False
         while not self._signals.received:
             capacity = self._look()
-            # What the last attempt's workers held is not free yet: a smaller number now would be a needless change.
+            # The last attempt's resources are not free yet: settling for fewer workers now would be a needless change.
             settled = time.monotonic() - since_s >= SETTLE_S
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
@@ -90,15 +91,15 @@ class Attempts:
                 say(f"waiting for machines with {self._workers.each} for each of {least}: {capacity.machines}{others}")
                 said = True
             time.sleep(LOOK_S / 4)
-        # No worker is there to write it.
+        # No worker exists to write the outcome.
         step, saved = saved_steps(self._run)
         self._run.write_outcome(Outcome("stopped", step, f"stopped, {saved}", 0))
         return 0
 
     def _attempt(self, count: int, start: Callable[[], Any]) -> tuple[Exception | None, str]:
-        """The error of an attempt, and why it was asked to end before the run does."""
+        """Run one attempt. Returns its error, and the reason if it was asked to end before the run does."""
         self._run.clear_requests()
-        if self._signals.received:  # its request was cleared as well
+        if self._signals.received:  # clear_requests removed its request as well
             self._run.request_stop()
         need = Need(count, self._minimum_stay_s)
         ended = threading.Event()
@@ -108,9 +109,9 @@ class Attempts:
         return error, need.why
 
     def _watch(self, need: "Need", ended: threading.Event) -> None:
-        """Look at the cluster every few seconds until the attempt has ended or has to end."""
+        """Query the cluster every few seconds until the attempt has ended or must end."""
         while not need.why and not ended.wait(LOOK_S):
-            with suppress(ResourceError):  # the head node may be away; where it stays away, the attempt fails
+            with suppress(ResourceError):  # the head node may be away for a while; if it stays away, the attempt fails
                 capacity = self._look()
                 if not ended.is_set() and need.look(capacity, time.monotonic()):
                     self._run.request_resize()
@@ -118,18 +119,18 @@ class Attempts:
 
 
 class Need:
-    """The need for another number of workers, or other machines. ``why``: its reason, empty while there is none."""
+    """Decision whether the cluster calls for other workers. ``why``: the reason, empty as long as there is none."""
 
     def __init__(self, count: int, minimum_stay_s: float) -> None:
         self.why = ""
         self._count, self._minimum_stay_s = count, minimum_stay_s
-        self._since_s: float | None = None  # more workers are possible
+        self._since_s: float | None = None  # time since which more workers are possible
 
     def look(self, capacity: Capacity, now_s: float) -> bool:
-        """Take what the cluster holds at a time into account; True where there is a need from now on."""
+        """Update the decision with the cluster's capacity at a time; return True if the attempt should end."""
         if capacity.leaving:
             self.why = f"{' and '.join(capacity.leaving)} is about to be taken away"
-        # Fewer is no need: if workers are lost, the attempt ends by itself.
+        # Fewer workers need no action: if workers are lost, the attempt ends by itself.
         elif capacity.now <= self._count:
             self._since_s = None
         else:
@@ -140,9 +141,9 @@ class Need:
 
 
 def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
-    """Run ``fit`` of a trainer or tuner of Ray to its end or that of the grace period after a signal.
+    """Run ``fit`` of a Ray trainer or tuner until it ends, or until the grace period after a signal is over.
 
-    Returns its error. It runs in a thread: in the main thread Ray would install a signal handler of its own that aborts
+    Returns its error. It runs in a thread: in the main thread Ray would install its own signal handler, which aborts
     without saving.
     """
     errors: list[Exception] = []
@@ -155,7 +156,7 @@ def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
 
     thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
     thread.start()
-    # In short turns, so that a signal is handled, which happens in this thread.
+    # Join in short intervals: signals are handled in this thread.
     while thread.is_alive() and not signals.expired:
         thread.join(0.2)
     return errors[0] if errors else None

@@ -1,4 +1,4 @@
-"""The plan of a run that --dry_run shows, from the config and the data's lengths alone."""
+"""The plan of a run, as --dry_run prints it; computed from the config and the sizes of data and model."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Plan:
         return self.training.max_steps or self.training.epochs * self.steps_per_epoch + self.batch.more_steps
 
     def lines(self) -> list[str]:
-        """The plan for a person to read."""
+        """Return the plan as lines of text."""
         about = "" if self.data.exact else "about "
         changes = [] if self.data.counts is None else self.data.counts.lines()
         memory, batch = self.memory, self.batch
@@ -65,18 +65,18 @@ class Plan:
 def make_plan(
     batch: BatchSection, training: TrainingSection, deepspeed: DeepSpeedSection, workers: Workers, size: TaskSize
 ) -> Plan:
-    """Derive the plan; ConfigError where DeepSpeed's settings are wrong."""
+    """Compute the plan. Raises ConfigError if DeepSpeed's settings are wrong."""
     data = size.data
     check_precision(training, workers.device)
     stage = zero_stage(training, deepspeed)
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
-    # Short sequences may reach the limit on their number before that on tokens.
+    # Short sequences may reach the limit on sequences before the token budget.
     if batch.batch_size is not None:
         steps_per_epoch = max(steps_per_epoch, -(-data.sequences // (batch.batch_size * batch.batches_per_step)))
     memory = estimate_memory(
         size.parameters,
         stage=stage,
-        world_size=workers.allowed[0],  # fewer have more of the state each
+        world_size=workers.allowed[0],  # with fewer workers each holds more of the state
         precision=training.precision,
         offload_optimizer=deepspeed.offload_optimizer,
         optimizer=training.optimizer,
@@ -86,7 +86,7 @@ def make_plan(
 
 
 def check_warm_up(training: TrainingSection, total_steps: int) -> None:
-    """Raise ConfigError for a warm-up that is as long as the run."""
+    """Raise ConfigError if the warm-up is as long as the run."""
     if (warmup_steps := training.warmup_steps or 0) >= total_steps:
         end = "max_steps" if training.max_steps else "epochs"
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""Scale on paper: memory, seconds of a step, checkpoints and faults of a run on a cluster that is not at hand.
+"""Scaling estimates: memory, step time, checkpoints and faults of a run on a cluster that is not available.
 
-In: what a token costs, the peaks of a GPU, the settings of a plan. Out: bytes and seconds, by formulas whose sources
-are named. Left out: loading, validation, tensor and pipeline parallelism, which this project does not have.
+Computes bytes and seconds from the cost of a token, the peaks of a GPU and the settings of a plan. The sources of the
+formulas are named. Not modelled: loading, validation, and tensor and pipeline parallelism, which this project does not
+have.
 """
 
 import math
@@ -14,88 +15,89 @@ from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token
 from esmeray.train_config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
 
 BUCKET = 50_000_000
-"""Elements of a bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""
+"""Elements per bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""
 LIVE_PARAMETERS = 1_000_000_000
-"""Parameters that ZeRO-3 of DeepSpeed 0.19.8 gathers at most."""
+"""Maximum number of parameters that ZeRO-3 of DeepSpeed 0.19.8 gathers."""
 PRODUCTS, ATTENTION, MEMORY = 0.8, 0.35, 0.83
 """Shares of a GPU's peaks that large products, FlashAttention and fused kernels reach (docs/gpu.md)."""
 LATENCY_S = 1e-5
-"""Of a round of a collective between nodes."""
+"""Seconds per round of a collective between nodes."""
 FORWARD_VECTORS, BACKWARD_VECTORS = {True: 21.1, False: 66.4}, {True: 35.3, False: 91.4}
-"""Vectors of hidden_size channels that a token moves in a layer beside products and attention, compiled or not: counted
-in the kernels of ESM-2 650M (docs/gpu.md)."""
+"""Vectors of hidden_size channels that a token moves per layer, excluding products and attention; by whether layers are
+compiled. Counted in the kernels of ESM-2 650M (docs/gpu.md)."""
 
 
 class PlanAssumptions(Section):
-    """Assumptions about cluster and GPUs; set what you have measured."""
+    """Assumptions about cluster and GPUs; replace them with your measurements."""
 
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the peak that forward and backward pass reach (throughput/mfu of a run). Default: products at 80 % of
-    the peak, attention at 35 %, everything else at 83 % of the memory's speed."""
+    the peak, attention at 35 %, everything else at 83 % of the memory bandwidth."""
     network: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the links' speed in collectives of many megabytes."""
+    """Share of the links' bandwidth that collectives of many megabytes reach."""
     overlap: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Share of the backward pass (ZeRO-3: of both passes) beside which ZeRO-2 and 3 communicate."""
+    """Share of the backward pass (ZeRO-3: of both passes) that ZeRO-2 and 3 can overlap with communication."""
     jitter: NonNegativeFloat = 0.01
-    """Standard deviation of a worker's time in a step, as a share of it: all wait for the slowest."""
+    """Standard deviation of a worker's step time, relative to its mean. All workers wait for the slowest."""
     memory_reserve: Share = 0.1
-    """Share of a GPU's memory left to the allocator, kernels and NCCL."""
+    """Share of a GPU's memory reserved for the allocator, kernels and NCCL."""
     mtbf_gpu_hours: PositiveFloat = 49_000.0
-    """GPU-hours between two faults, each of which ends all workers."""
+    """GPU-hours between two faults; each fault ends all workers."""
     restart_s: NonNegativeFloat = 180.0
     """Seconds from a fault to the next step, without reading the checkpoint."""
     storage_gb_per_s: PositiveFloat = 5.0
-    """Speed of the storage of checkpoints, for all workers together, GB/s."""
+    """Bandwidth of the checkpoint storage, for all workers together, in GB/s."""
     host_gb_per_s: PositiveFloat = 6.0
-    """Speed of a GPU's copies to host memory, for which steps wait at a checkpoint, GB/s."""
+    """Bandwidth of copies from a GPU to host memory, in GB/s. Steps wait for these copies at a checkpoint."""
     peak_tflops: PositiveFloat | None = None
-    """Peak TFLOP/s of a GPU in the precision. This and the next three have defaults for known GPUs."""
+    """Peak of a GPU in the chosen precision, in TFLOP/s. Default, also of the next three: the values of known GPUs."""
     memory_gb: PositiveFloat | None = None
-    """Memory of a GPU, GB."""
+    """Memory of a GPU, in GB."""
     memory_gb_per_s: PositiveFloat | None = None
-    """Speed of a GPU's memory, GB/s."""
+    """Memory bandwidth of a GPU, in GB/s."""
     link_gb_per_s: PositiveFloat | None = None
-    """Speed of the link between GPUs of a node, in one direction, GB/s."""
+    """Bandwidth of the link between GPUs of a node, in one direction, in GB/s."""
 
 
 class PlanSection(Section):
-    """Model, cluster and steps. Settings that an experiment has too mean the same."""
+    """Model, cluster and steps. Settings that also exist in an experiment have the same meaning."""
 
     model: str = "esm2_t33_650M"
-    """Model to train as masked_lm, named as model.backbone.source is; of a hub name only config.json is fetched."""
+    """Model to train as masked_lm, named as in model.backbone.source. For a hub name only config.json is downloaded."""
     gpus: PositiveInt = 8
     """Number of GPUs, with one worker each."""
     gpu: str = "H100"
-    """B200, H200, H100, GH200, A100, A100-40GB, L40S, V100-SXM2-32GB or another name that nvidia-smi shows."""
+    """GPU type: B200, H200, H100, GH200, A100, A100-40GB, L40S, V100-SXM2-32GB or another name that nvidia-smi
+    shows."""
     gpus_per_node: PositiveInt = 8
-    """GPUs of a node, linked by NVLink where they have it."""
+    """GPUs per node, linked by NVLink if they have it."""
     interconnect: Literal["ib100", "ib200", "ib400", "ib800"] | PositiveFloat = "ib400"
-    """InfiniBand or RoCE between nodes by its Gbit/s for each GPU, or these Gbit/s."""
+    """InfiniBand or RoCE between nodes, named by its Gbit/s per GPU, or a number of Gbit/s per GPU."""
     stage: Annotated[int, Field(ge=0, le=3)] = 2
-    """ZeRO stage 0 to 3, as deepspeed.stage."""
+    """ZeRO stage 0 to 3, as in deepspeed.stage."""
     precision: Precision = "bf16"
-    """Precision of the computation, as training.precision; fp32 is computed in TF32 where the GPU has it."""
+    """Precision of the computation, as in training.precision. fp32 is computed in TF32 if the GPU has it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Optimizer, as training.optimizer names it."""
+    """Optimizer, as in training.optimizer."""
     gradient_checkpointing: bool | Literal["selective"] = False
-    """Recompute activations in the backward pass, as model.backbone.gradient_checkpointing."""
+    """Recompute activations in the backward pass, as in model.backbone.gradient_checkpointing."""
     compile: bool | None = None
-    """Compile the model's layers, as training.compile."""
+    """Compile the model's layers, as in training.compile."""
     tokens: Tokens | None = None
-    """Token budget of a micro-batch, as batch.tokens. Default: the largest that fits and divides the step."""
+    """Token budget of a micro-batch, as in batch.tokens. Default: the largest budget that fits and divides the step."""
     global_tokens: PositiveInt = 2**21
-    """Tokens of a step, as batch.global_tokens; rounded up to whole micro-batches on every GPU."""
+    """Tokens per step, as in batch.global_tokens; rounded up to whole micro-batches on every GPU."""
     context: PositiveInt = 430
-    """Tokens that a token attends to: the mean over tokens of the length of their sequence."""
+    """Tokens that a token attends to: the length of its sequence, averaged over tokens."""
     total_tokens: PositiveFloat = 1e12
-    """Tokens to train on in all."""
+    """Tokens to train on in total."""
     json_output: str | None = None
-    """Also write the plan to this file, as JSON."""
+    """Path of a JSON file to write the plan to in addition. none: no file."""
     assume: PlanAssumptions = PlanAssumptions()
 
 
 class Work(NamedTuple):
-    """A model, and operations of forward and backward pass for a token."""
+    """Size of a model, and FLOPs of forward and backward pass per token."""
 
     parameters: ParameterCount
     layers: int
@@ -105,7 +107,7 @@ class Work(NamedTuple):
 
 
 class Device(NamedTuple):
-    """Peaks of a GPU, and of the link to the others of its node in one direction."""
+    """Peaks of a GPU, and of its link to the other GPUs of the node in one direction."""
 
     flops_per_s: float
     memory_bytes: float
@@ -114,7 +116,7 @@ class Device(NamedTuple):
 
 
 def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]:
-    """Bytes on a GPU at a token budget, by part."""
+    """Return the bytes on a GPU at a token budget, by part."""
     state = estimate_memory(
         work.parameters, stage=plan.stage, world_size=plan.gpus, precision=plan.precision, optimizer=plan.optimizer
     )
@@ -131,7 +133,7 @@ def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]
 
 
 def largest_tokens(work: Work, plan: PlanSection, device: Device) -> int:
-    """The largest token budget, a multiple of 64; 0 or less where the state alone does not fit."""
+    """Return the largest token budget, a multiple of 64. It is 0 or less if the state alone does not fit."""
     free_bytes = device.memory_bytes * (1 - plan.assume.memory_reserve) - sum(memory_parts(work, plan, 0).values())
     return 64 * math.floor(free_bytes / memory_parts(work, plan, 64)["activations"])
 
@@ -139,13 +141,14 @@ def largest_tokens(work: Work, plan: PlanSection, device: Device) -> int:
 def step_parts(
     work: Work, plan: PlanSection, device: Device, gpus: int, tokens: int, micro_batches: int
 ) -> dict[str, float]:
-    """Seconds of an optimizer step by what binds them; ``tokens`` and ``micro_batches`` of each GPU.
+    """Return the seconds of an optimizer step by bottleneck. ``tokens`` and ``micro_batches`` are per GPU.
 
-    Full checkpointing computes the forward pass twice: four thirds of the operations (Chen et al. 2016). The selective
-    kind repeats what is neither product nor attention. AdamW reads a gradient, reads and writes weight and moments in
-    fp32, and writes the weight. Muon keeps one moment of a matrix, and its five iterations take 30 D operations an
-    element of a matrix (D, D), 22.5 D of one (D, 4 D): 25 D here. Of n workers with normal times the slowest takes so
-    many standard deviations more as Blom 1958 gives for the largest of n.
+    - Full checkpointing computes the forward pass twice: 4/3 of the FLOPs (Chen et al. 2016). Selective checkpointing
+      repeats everything except products and attention.
+    - AdamW reads a gradient, reads and writes weight and moments in fp32, and writes the weight.
+    - Muon keeps one moment of a matrix. Its five iterations take 30 D FLOPs per element of a matrix (D, D) and 22.5 D
+      per element of a matrix (D, 4 D); 25 D is used here.
+    - Worker times are assumed normal. Blom 1958 gives the expected maximum of n of them, in standard deviations.
     """
     assume, checkpointing, step_tokens = plan.assume, plan.gradient_checkpointing, tokens * micro_batches
     passes = step_tokens * (4 / 3 if checkpointing is True else 1)
@@ -171,16 +174,17 @@ def step_parts(
 
 
 def collective_s(passes: int, size_bytes: float, gpus: int, bytes_per_s: float) -> float:
-    """Seconds of a reduce-scatter or all-gather (one pass), or an all-reduce (two).
+    """Return the seconds of a reduce-scatter or all-gather (one pass), or of an all-reduce (two passes).
 
-    Each pass sends (n - 1) / n of the data, which no algorithm undercuts (Patarasu and Yuan 2009), in log2(n) rounds
-    (Thakur et al. 2005, recursive halving and doubling; NCCL's trees take as many).
+    Each pass sends (n - 1) / n of the data, the lower bound for any algorithm (Patarasu and Yuan 2009), in log2(n)
+    rounds (Thakur et al. 2005, recursive halving and doubling; NCCL's trees take the same number).
     """
     return passes * ((gpus - 1) / gpus * size_bytes / bytes_per_s + math.log2(gpus) * LATENCY_S)
 
 
 def bus_bytes_per_s(plan: PlanSection, device: Device, gpus: int) -> float:
-    """Speed of a ring: of a node's links, or between nodes of all its adapters, each of which has a ring of its own."""
+    """Return the bandwidth of a ring: of the links within a node, or of all adapters of a node, each with its own
+    ring."""
     network = plan.interconnect
     gbit_per_s = float(network.removeprefix("ib")) if isinstance(network, str) else network
     adapters = plan.gpus_per_node * gbit_per_s * 1e9 / 8 if gpus > plan.gpus_per_node else math.inf
@@ -189,11 +193,11 @@ def bus_bytes_per_s(plan: PlanSection, device: Device, gpus: int) -> float:
 
 
 def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_batches: int, passes_s: float) -> float:
-    """Seconds in which a step waits for the network alone.
+    """Return the seconds per step in which computation waits for the network.
 
-    Volumes of Rajbhandari et al. 2020, section 7: gradients all-reduced and weights gathered; under ZeRO-3 weights
-    gathered twice and gradients scattered. ZeRO-2 of DeepSpeed 0.19.8 all-reduces too (use_multi_rank_bucket_allreduce)
-    and does so in each micro-batch. The last bucket has no pass left beside it.
+    Volumes are those in section 7 of Rajbhandari et al. 2020. Gradients are all-reduced and weights gathered; under
+    ZeRO-3 weights are gathered twice and gradients scattered. ZeRO-2 of DeepSpeed 0.19.8 also all-reduces
+    (use_multi_rank_bucket_allreduce), in each micro-batch. The last bucket can't overlap with computation.
     """
     total, trainable, _ = work.parameters
     bytes_per_s = bus_bytes_per_s(plan, device, gpus)
@@ -214,9 +218,10 @@ def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_b
 
 
 def checkpoint_bytes(work: Work, plan: PlanSection) -> tuple[float, float]:
-    """Bytes of a checkpoint, and of the first worker's part: up to ZeRO-2 it writes all weights beside its share.
+    """Return the bytes of a checkpoint and of the first worker's part. Up to ZeRO-2 that worker also writes all
+    weights.
 
-    Weights and both moments are saved in fp32; Muon has one of a matrix.
+    Weights and both moments are saved in fp32; Muon has one moment per matrix.
     """
     weights = 0 if plan.stage == 3 else _element_bytes(plan) * work.parameters.total
     state = 12 * work.parameters.trainable - (4 * work.parameters.matrices if plan.optimizer == "muon" else 0)
@@ -224,20 +229,22 @@ def checkpoint_bytes(work: Work, plan: PlanSection) -> tuple[float, float]:
 
 
 def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Young 1974 (CACM 17:530): sqrt(2 d M) between checkpoints that take d."""
+    """Return the optimal time between checkpoints by Young 1974 (CACM 17:530): sqrt(2 d M) for checkpoints that take
+    d."""
     return math.sqrt(2 * checkpoint_s * mtbf_s)
 
 
 def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Daly 2006 (FGCS 22:303, eq. 37): the time of work between checkpoints that loses least."""
+    """Return the work time between checkpoints that minimizes the loss (Daly 2006, FGCS 22:303, eq. 37)."""
     share = checkpoint_s / (2 * mtbf_s)
     interval_s = young_interval_s(checkpoint_s, mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint_s
     return interval_s if share < 1 else mtbf_s
 
 
 def lost_share(interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of the time lost to checkpoints, work done again and restarts (Daly 2006, eq. 20, exponential faults)."""
-    if restart_s + interval_s + checkpoint_s > 100 * mtbf_s:  # the exponentials would overflow
+    """Return the share of time lost to checkpoints, repeated work and restarts (Daly 2006, eq. 20, exponential
+    faults)."""
+    if restart_s + interval_s + checkpoint_s > 100 * mtbf_s:  # avoids overflow of the exponentials
         return 1.0
     expected_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
     return 1 - interval_s / expected_s

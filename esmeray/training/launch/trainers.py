@@ -1,7 +1,7 @@
-"""Runners of the training loop in workers: Ray Train, or this process for tasks that need no more than one on the CPU.
+"""Runners of the training loop: Ray Train, or this process for tasks that need a single worker on the CPU.
 
 ``arguments`` are the config (plain values), store_path, folder (the driver's, as :func:`place_of` names it), cpus and
-wandb_run_id; workers get ``resized`` beside them.
+wandb_run_id. Workers get ``resized`` in addition.
 """
 
 import gc
@@ -27,17 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 def train_here(arguments: dict[str, Any]) -> None:
-    """Train in a process group of this process alone."""
-    if not dist.is_initialized():  # DeepSpeed keeps the groups of the first: it lasts as long as the process
+    """Train in a process group that contains only this process."""
+    if not dist.is_initialized():  # DeepSpeed keeps the groups of the first, so it stays until the process ends
         join_alone("gloo")
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is no other
-    # At most OMP_NUM_THREADS: in steps of a small network threads take most of their time to wait for one another.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that no accelerator was found
+    # Use at most OMP_NUM_THREADS threads: in a small network they mostly wait for each other.
     _train(arguments | {"cpus": min(arguments["cpus"], torch.get_num_threads())}, WorkerContext())
-    gc.collect()  # DeepSpeed's engine refers to itself: weights and optimizer state would outlive training
+    gc.collect()  # DeepSpeed's engine is in a reference cycle: weights and optimizer state would stay in memory
 
 
 def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, count: int, resized: Resized) -> None:
-    """Train with so many workers of Ray Train, which get ``arguments``. Raises what ended the first that failed."""
+    """Train with ``count`` workers of Ray Train, which get ``arguments``. Raises the error of the first failed
+    worker."""
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
     from esmeray.cluster.connection import worker_environment
@@ -54,7 +55,7 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
         run_config=RunConfig(
             name=run.name,
             storage_path=str(RunFolder(run.storage_path, run.name).path.parent),
-            # Workers that can't start are tried for ever without the second limit.
+            # Without the second limit, workers that can't start are retried forever.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             worker_runtime_env=worker_environment(),
         ),
@@ -63,16 +64,16 @@ def fit_workers(arguments: dict[str, Any], workers: Workers, run: RunSection, co
 
 
 def ray_train_loop(arguments: dict[str, Any]) -> None:
-    """The function that Ray Train runs in each worker."""
+    """Run in each worker, called by Ray Train."""
     import ray.train.torch
 
-    gc.disable()  # 900,000 objects of libraries, none of them garbage: looking for it takes a second
+    gc.disable()  # the imports create 900,000 objects, none of them garbage: collections take a second
     importlib.import_module("esmeray.training.loop.worker")
-    gc.freeze()  # nor does any later collection walk them
+    gc.freeze()  # later collections skip them as well
     gc.enable()
     launched = ray.train.get_context()
     device = ray.train.torch.get_device()
-    if device.type == "cuda":  # Ray Train lets every worker of a node see all of its GPUs
+    if device.type == "cuda":  # Ray Train makes all GPUs of a node visible to each worker
         torch.cuda.set_device(device)
     context = WorkerContext(
         launched.get_world_rank(),
@@ -87,19 +88,19 @@ def ray_train_loop(arguments: dict[str, Any]) -> None:
 
 
 def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
-    """Train, and log what this worker logs, warnings and its failure among it, to a file of the run."""
+    """Train, and write this worker's log, including warnings and its failure, to a file of the run."""
     from esmeray.training.loop.worker import (
         train_worker,  # here: it loads DeepSpeed, which Ray Train's driver does not need
     )
 
     config = Config.model_validate(arguments["config"])
-    torch.set_num_threads(arguments["cpus"])  # as many as were reserved: by default it takes all of the machine
+    torch.set_num_threads(arguments["cpus"])  # as many as were reserved: the default is all cores of the machine
     run = RunFolder(config.run.storage_path, config.run.name)
     if run.uri is not None:
         if context.local_rank == 0 and arguments["folder"] != place_of(run):
             RunMirror(run).pull()
-            run.clear_requests()  # of an earlier attempt
-        dist.barrier()  # the workers of a node read what the first has fetched
+            run.clear_requests()  # requests of an earlier attempt
+        dist.barrier()  # the other workers of the node read the files that the first one fetched
     run.logs.mkdir(parents=True, exist_ok=True)
     with logged_to(run.logs / f"worker-{context.rank}.log", "%(asctime)s %(levelname)s %(name)s: %(message)s"):
         where = f"on {socket.gethostname()}, process {os.getpid()}"
@@ -107,6 +108,6 @@ def _train(arguments: dict[str, Any], context: WorkerContext) -> None:
         try:
             train_worker(config, context, arguments["store_path"], arguments["wandb_run_id"])
         except Exception:
-            # Ray Train passes on the first worker's failure alone.
+            # Ray Train passes on only the first worker's failure.
             logger.exception("worker %d failed", context.rank)
             raise

@@ -1,6 +1,6 @@
-"""A worker of training before any step: data, model, engine, checkpoints, memory guard and sampler.
+"""Build a training worker before its first step: data, model, engine, checkpoints, memory guard and sampler.
 
-In: the config, rank and device, the run's folder, a store on disk. Out: a :class:`Worker`.
+Takes the config, rank and device, the run's folder and a store on disk; returns a :class:`Worker`.
 """
 
 import json
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of a run, ready to train: what takes a step, what keeps checkpoints, what observes."""
+    """One worker of a run, ready to train."""
 
     run: RunFolder
     control: ControlGroup
@@ -56,7 +56,7 @@ class Worker:
     observers: Observers
 
     def leave(self, *, is_over: bool) -> None:
-        """End what works beside training; the copies in memory go where the run is over. May be called again."""
+        """Stop the background work. If the run is over, remove its copies in memory. May be called again."""
         self.observers.close()
         if self.saver.memory is not None:
             self.saver.memory.close(keep=not is_over)
@@ -65,26 +65,27 @@ class Worker:
 def build_worker(
     config: Config, context: WorkerContext, run: RunFolder, store_path: str, wandb_run_id: str | None
 ) -> Worker:
-    """Build the worker of this process. Every worker calls it, as much of it is collective."""
+    """Build this process's worker. Every worker calls it, since much of it is collective."""
     training = config.training
-    # Random weights are the same on every worker, also where ZeRO-3 cuts them later.
+    # Random weights must be the same on every worker, also if ZeRO-3 partitions them later.
     torch.manual_seed(config.run.seed)
     apply_device_settings(training)
     control = ControlGroup()
     observers = Observers(run, context.rank)
-    # Nodes may share the run's folder or have one each: what is done once is done once for each folder.
+    # Nodes may share the run's folder or have one each. The first worker of each folder does the work that is done
+    # once.
     folders = control.gather(place_of(run))
     sharing = [rank for rank, folder in enumerate(folders) if folder == folders[context.rank]]
     leads = context.rank == sharing[0]
     mirror = RunMirror(run, observers.warn, context.rank, observers.note_checkpoint)
     if leads:
         mirror.pull(checkpoints_only=True)
-        observers.hung = set_stacks_aside(run.logs)  # before the others open files there
-    control.all_true(True)  # nobody looks before the leaders have them
+        observers.hung = set_stacks_aside(run.logs)  # before the other workers open files there
+    control.all_true(True)  # nobody reads before the leaders have pulled
     store = CheckpointStore(run.checkpoints)
     experiment: Experiment = experiment_class(config.model)(config.task_settings, context, run, Path(store_path))
     model = _prepared_model(experiment, context, control, store)
-    # Before the engine: it takes the parameters as they are then, and ZeRO-3 cuts them.
+    # Before the engine is built: it takes the parameters as they are then, and ZeRO-3 partitions them.
     prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     flops_per_token = training_flops_per_token(
@@ -92,10 +93,10 @@ def build_worker(
     )
     engine = TrainingEngine(model, training, config.deepspeed, context.device, experiment.rate_shares(model))
     course = course_of(training, experiment.batches)
-    # At a URI a checkpoint counts once it is there, not when it is on the node's own disk.
+    # With a URI a checkpoint counts once it is uploaded, not when it is on the node's own disk.
     completed = observers.note_checkpoint if run.uri is None else mirror.ask
     recorded = config.model_dump(mode="json")
-    # Copies in memory are of the same command alone: what may change on resume is for the disk's checkpoints.
+    # Copies in memory resume only the same command. Changed settings can only resume from checkpoints on disk.
     identity = json.dumps([str(run.path), wandb_run_id, experiment.checksum, context.world_size, recorded])
     size_bytes = copy_bytes(
         trained,
@@ -122,9 +123,9 @@ def build_worker(
     guard = _memory_guard(training, context.device, observers)
     if training.gpu_log_interval > 0:
         observers.sampler = _sampler(training, config.monitoring, context, run, flops_per_token).start()
-    # A batch that waits for structures, which are predicted meanwhile, may wait for any time.
+    # With on_miss wait, a batch may wait any length of time for predicted structures.
     is_limited = context.replaced and config.data.predictions.on_miss != "wait"
-    # Last: features of a frozen backbone, say, may have taken hours.
+    # Last, since the work above may take hours, e.g. features of a frozen backbone.
     observers.watchdog = Watchdog(run.logs, context.rank, training.watchdog_s if is_limited else None)
     return Worker(
         run, control, experiment, engine, guard, training, course, config.checkpoint, checkpoints, saver, observers
@@ -134,14 +135,14 @@ def build_worker(
 def _prepared_model(
     experiment: Experiment, context: WorkerContext, control: ControlGroup, store: CheckpointStore
 ) -> TaskModel:
-    """The model as it is before the first step, or before a checkpoint is loaded into it."""
+    """Return the model as it is before the first step, or before a checkpoint is loaded into it."""
     model = experiment.build_model()
     experiment.open(model, context, control)
-    # Each node may have converted the source itself: other records would be other batches, without an error.
+    # Each node may have converted the source itself. Different records would silently give different batches.
     if control.from_rank_0(experiment.checksum) != experiment.checksum:
         source = ", ".join(experiment.settings.data.source)
         raise DataError(f"data.source: {source} is other data on another node; start again")
-    # A resumed model has what is prepared (the scales of features, say) in its checkpoint.
+    # A resumed model loads its prepared state, e.g. the scales of features, from the checkpoint.
     if not control.from_rank_0([folder.step for folder in store.complete()]):
         experiment.prepare(model, context, control)
     return model
@@ -150,7 +151,7 @@ def _prepared_model(
 def _manifest(
     config: dict[str, Any], seed: int, store_checksum: str, world_size: int, wandb_run_id: str | None
 ) -> Manifest:
-    """The manifest of every checkpoint of this attempt, without what its step decides."""
+    """Return the template of this attempt's checkpoint manifests, without the values that depend on the step."""
     return Manifest(
         position=Position(),
         world_size=world_size,
@@ -169,7 +170,7 @@ def _memory_state(
     identity: str, section: CheckpointSection, context: WorkerContext, control: ControlGroup, size_bytes: int
 ) -> MemoryState | None:
     if section.memory_every_steps is None:
-        sweep()  # copies of runs that ended without a word hold memory of this machine
+        sweep()  # copies of runs that were killed still use memory of this machine
         return None
     return MemoryState(identity, section, context, control, size_bytes)
 
@@ -179,7 +180,7 @@ def _memory_guard(training: TrainingSection, device: torch.device, observers: Ob
     if not section.enabled:
         if limit_mib is None:
             return None
-        section = section.model_copy(update={"max_halvings": 0})  # the limit is to end the run
+        section = section.model_copy(update={"max_halvings": 0})  # no halving: reaching the limit ends the run
     observers.meter = MemoryMeter(device, None if limit_mib is None else int(limit_mib * 2**20))
     return MemoryGuard(
         section,
@@ -198,7 +199,7 @@ def _sampler(
 ) -> Sampler:
     peak = monitoring.peak_tflops
     if peak is None and context.device.type == "cuda":
-        # TF32 products alone: in bf16 and fp16 the switch changes nothing.
+        # TF32 applies to fp32 products only.
         is_tf32 = training.precision == "fp32" and training.tf32
         peak = peak_tflops(torch.cuda.get_device_name(context.device), "tf32" if is_tf32 else training.precision)
     return Sampler(
@@ -210,6 +211,6 @@ def _sampler(
         prometheus=monitoring.prometheus,
         warn=partial(logger.warning, "worker %d: %s", context.rank),
         flops_per_token=flops_per_token,
-        # Tokens are counted over all workers, and so are the operations that their devices could do.
+        # Token counts are summed over all workers, so the peak must be as well.
         peak_tflops=None if peak is None else peak * context.world_size,
     )

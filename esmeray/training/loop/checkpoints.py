@@ -1,8 +1,8 @@
-"""The checkpoints of a run as its loop has them: saved in the background, restored when it starts, returned to.
+"""The checkpoints of a run in its loop: saved in the background, restored at the start, and returned to by a rewind.
 
-In: the engine's state and the position of the loop. Out: a checkpoint on disk, of which the launcher hears, copies in
-memory between two of them, and the newest of both that is intact. A run that saved one never starts from step 0
-silently. Every worker makes the same calls.
+A checkpoint on disk is reported to the launcher; between two of them come copies in memory. A run resumes from the
+newest intact checkpoint or copy. A run that saved one never silently restarts from step 0. Every worker makes the same
+calls.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,12 +29,12 @@ class Saver:
     """The writing side of one run's checkpoints.
 
     Attributes:
-        memory: the copies in memory; None where there are none.
-        template: the manifest of every checkpoint, but for what its step decides.
-        names: files that go beside the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
+        memory: the copies in memory; None if there are none.
+        template: the manifest of every checkpoint, without the values that depend on the step.
+        names: files saved next to the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
         report: reports a checkpoint on disk to the launcher.
-        compares_weights: between the workers, before each save.
-        total_steps: of the run; after the last of them no copy in memory is of use.
+        compares_weights: compare the weights across workers before each save.
+        total_steps: steps of the run; after the last one, no copy in memory is needed.
         saved_step: step of the newest checkpoint on disk.
     """
 
@@ -51,11 +51,11 @@ class Saver:
     saved_step: int = 0
 
     def save(self, position: Position, validation_cost: float | None, on_disk: bool = True) -> None:
-        """Start writing the state: a checkpoint, and a copy in memory where these are kept."""
+        """Start writing the state: a checkpoint if ``on_disk``, and a copy in memory if copies are kept."""
         self.observers.watchdog.extend()
-        # A wrong weight must not get into a checkpoint, which training would return to.
+        # Corrupt weights must not get into a checkpoint that training would return to.
         self.check_weights()
-        # Copied now, written in the background: the next step changes the weights in place.
+        # Copied now, since the next step changes the weights in place; written in the background.
         shards = self.engine.copy_shards(with_model=self.memory is not None)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = self.template.model_copy(
@@ -71,18 +71,18 @@ class Saver:
             self.saved_step = position.step
         self.observers.forget_peak()
         if on_disk:
-            # Every worker, and after the same steps: Ray Train waits in its report for all of them.
+            # Every worker reports, after the same steps: Ray Train's report waits for all of them.
             self.report({"step": float(position.step)})
 
     def check_weights(self) -> None:
-        """Raise WeightsDifferError where they do between the workers, and log it."""
+        """Compare the weights across workers. If they differ, log it and raise WeightsDifferError."""
         if not self.compares_weights:
             return
         if problem := differing_weights(self.engine.module, self.control):
             self.writer.wait()
             if self.memory is not None:
-                self.memory.close()  # nobody compared the weights of these copies
-            # At the checkpoint that training returns to: the log drops what comes after it.
+                self.memory.close()  # the weights of these copies were never compared
+            # Logged at the step of the checkpoint that training returns to: the log drops later lines.
             self.observers.log.event(
                 "weights_differ", self.saved_step, message=f"at step {self.observers.step} {problem}"
             )
@@ -91,12 +91,12 @@ class Saver:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run where this worker reads them: in the run's folder, or at its URI.
+    """The checkpoints of a run as this worker reads them: in the run's folder or at its URI.
 
     Attributes:
-        leads: of the workers that see the same folder, this one does what is done once for each folder.
+        leads: this worker is the first of those that share its folder, and does the work that is done once per folder.
         is_needed: a run without a checkpoint is refused.
-        course, batches: what this attempt trains by, and on.
+        course, batches: steps and batches of this attempt.
     """
 
     store: CheckpointStore
@@ -111,21 +111,22 @@ class Checkpoints:
     def newest(
         self, copies: Iterable[CheckpointFolder] = (), finite: bool = False
     ) -> tuple[CheckpointFolder | None, list[str]]:
-        """The newest intact checkpoint, and warnings about newer ones; None where the run never completed one.
+        """Find the newest intact checkpoint. Returns it, or None if the run never completed one, and warnings about
+        newer ones.
 
-        ``copies`` in memory count as well; ``finite``: of those whose last step was so. Every worker checks the files
-        of its own rank, and a share of those of ranks that have no worker any more. Raises CheckpointError where there
-        are checkpoints on disk and none can be used.
+        ``copies`` in memory are candidates as well. ``finite``: only checkpoints whose last step was finite. Every
+        worker checks the files of its own rank, and a share of the files of ranks that no longer have a worker. Raises
+        CheckpointError if there are checkpoints on disk but none can be used.
         """
         warnings: list[str] = []
-        # Rank 0's list: others may see a shared file system as it was a moment ago.
+        # Use rank 0's list: other nodes may see an older state of a shared file system.
         names = self.control.from_rank_0([folder.path.name for folder in self.store.complete()])
         on_disk = [CheckpointFolder(self.store.root / name) for name in names]
         for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
             problem = self._problem_of(folder, finite)
-            # All take the same one: a part that is damaged on one worker is of no use to the others.
+            # All workers use the same checkpoint, so a part that is damaged on one worker rules it out for all.
             is_intact = self.control.all_true(not problem)
-            self.observers.watchdog.extend()  # checking large files took long, and so may reading them
+            self.observers.watchdog.extend()  # checking large files took long, and reading them may as well
             if is_intact:
                 return folder, warnings
             if folder in on_disk:
@@ -155,40 +156,40 @@ class Checkpoints:
         return ""
 
     def _decayed_otherwise(self, folder: CheckpointFolder) -> bool:
-        """Test for a checkpoint of wsd's decay, where training has been given another end, or decay, since then."""
+        """Test whether a checkpoint is from wsd's decay, and the end of training or the decay was changed since."""
         if self.course.branch_step is None:
             return False
         earlier = course_of(folder.settings(Config).training, self.batches)
-        # Weights whose rate has decayed would be trained at the full rate again: from before it, the run can be
-        # prolonged.
+        # Weights whose rate has decayed would be trained at the full rate again. Only from before the decay can the run
+        # be prolonged.
         return earlier != self.course and earlier.branch_step is not None and folder.step > earlier.branch_step
 
 
 def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
-    """Resume from the newest intact checkpoint; the start where there is none. Every worker calls it."""
+    """Resume from the newest intact checkpoint, or start at step 0 if there is none. Every worker calls it."""
     store, control, log = checkpoints.store, checkpoints.control, checkpoints.observers.log
     if checkpoints.leads:
         store.root.mkdir(parents=True, exist_ok=True)
         store.sweep()
-    control.all_true(True)  # nobody looks before it is swept
-    # Those that every worker has a part of: a lost one took its own along.
+    control.all_true(True)  # nobody looks before the leaders have swept
+    # Use the copies that every worker has a part of: a lost worker's copies are lost as well.
     folder, warnings = checkpoints.newest([] if saver.memory is None else saver.memory.common(control))
     if folder is None:
         _refuse_to_begin_again(checkpoints)
         position = Position()
-        log.rewind(-1)  # an attempt that saved nothing may have logged steps, which come again
+        log.rewind(-1)  # an attempt that saved nothing may have logged steps, which are repeated
     else:
         position = folder.manifest().position
         log.rewind(position.step)
         for warning in warnings:
             log.event("warning", position.step, message=warning)
         checkpoints.load(folder, saver.engine)
-        control.all_true(True)  # nobody renames before everybody has read
+        control.all_true(True)  # nobody renames before all have read
         in_memory = folder.path.parent != store.root
-        # A copy in memory is no checkpoint: a worker that is lost takes it along.
+        # A copy in memory does not count as a checkpoint: it is lost with its worker.
         saver.saved_step = 0 if in_memory else position.step
         if checkpoints.leads:
-            # Later ones are of steps that are taken again, perhaps with other settings: two histories would mix.
+            # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would mix.
             store.discard_after(position.step - in_memory)
             if not in_memory:
                 store.write_latest(folder)
@@ -207,16 +208,17 @@ def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
 
 
 def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, position: Position) -> bool:
-    """Load weights and optimizer of the newest checkpoint from before the steps that were not finite.
+    """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
 
-    Training continues at ``position``: the batches since that checkpoint are left out. False where it has to end:
-    by ``training.on_divergence``, after as many rewinds as may be, or without such a checkpoint. Every worker calls it.
+    Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has to
+    end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint. Every
+    worker calls it.
     """
     if training.on_divergence == "stop":
         return False
     checkpoints.observers.watchdog.extend()
     saver.writer.wait()  # the newest checkpoint may be half-written
-    # Counted in the log, which outlives the process: a run that is resumed has as many tries as one that was not.
+    # Counted in the log, which outlives the process, so that resuming does not add rewinds.
     records = checkpoints.observers.records()
     rewinds = checkpoints.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
     if rewinds >= training.max_rewinds:
@@ -238,7 +240,7 @@ def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, po
 
 
 def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
-    """Refuse step 0 for a run that saved a checkpoint once, or where ``run.resume`` is ``must``."""
+    """Raise CheckpointError at step 0 if the run saved a checkpoint before, or ``run.resume`` is ``must``."""
     records = checkpoints.observers.records()
     saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
     saved_step = checkpoints.control.from_rank_0(max(saved_steps, default=0))

@@ -1,4 +1,4 @@
-"""The end of a run: the last checkpoint, the exported model, the outcome, and failures that would repeat."""
+"""The end of a run: last checkpoint, exported model, outcome, and which failures are worth a retry."""
 
 import re
 from collections.abc import Mapping
@@ -26,23 +26,23 @@ _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?ou
 
 
 def finish(worker: Worker, outcome: Outcome) -> Outcome:
-    """Wait for the last checkpoint, export the model, record the outcome, end what works beside training."""
+    """Wait for the last checkpoint, export the model, record the outcome and stop the background work."""
     worker.observers.watchdog.extend()
     if outcome.status == "failed":
-        worker.saver.writer.give_up()  # what failed may be the disk: nobody waits for it
+        worker.saver.writer.give_up()  # the disk may be the cause of the failure: do not wait for it
     else:
         worker.saver.writer.wait()
     if outcome.status == "finished":
         step = _load_best(worker.checkpoints, worker.engine) if worker.experiment.exports_best else outcome.step
-        # Every worker: under ZeRO each has a part of it, and gathering them is collective.
+        # Every worker calls it: under ZeRO each has a part of the weights, and gathering them is collective.
         state = worker.engine.full_precision_state()
         if worker.control.rank == 0:
             export_state(state, worker.checkpoints.store.folder(step), worker.run, worker.run.export)
-    worker.control.all_true(True)  # every shard is on disk, or given up
+    worker.control.all_true(True)  # every shard is on disk, or its writing was given up
     if worker.control.rank == 0:
         _record(outcome, worker.run, worker.checkpoints)
     worker.leave(is_over=True)
-    # After the outcome is written: the URI gets it after the last checkpoint.
+    # After the outcome is written, since the URI gets it after the last checkpoint.
     worker.checkpoints.mirror.wait(ENDING_S if outcome.status == "failed" else None)
     worker.observers.log.close()
     worker.experiment.close()
@@ -52,8 +52,8 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
 
 def _record(outcome: Outcome, run: RunFolder, checkpoints: Checkpoints) -> None:
     if outcome.status == "failed":
-        checkpoints.store.sweep()  # of a run that ends here no half-written checkpoint is left
-    # The worker that failed has written why; rank 0 knows only that another did.
+        checkpoints.store.sweep()  # leave no half-written checkpoint behind
+    # The failed worker has written the cause; rank 0 only knows that another worker failed.
     if run.read_outcome() is None:
         checkpoints.observers.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
         run.write_outcome(outcome)
@@ -62,11 +62,11 @@ def _record(outcome: Outcome, run: RunFolder, checkpoints: Checkpoints) -> None:
 def export_state(
     state: Mapping[str, Tensor], checkpoint: CheckpointFolder, run: RunFolder, folder: Path, overwrite: bool = True
 ) -> Path:
-    """Write a Hugging Face folder of a model in which ``state`` was trained; the rest comes from its source.
+    """Write a Hugging Face folder of a model with the trained ``state``; the other weights come from its source.
 
-    Config, tokenizer and label names are the checkpoint's: those in the run's folder may be of later data. Raises
-    ConfigError where the folder may not be overwritten, CheckpointError where the checkpoint is damaged or the state
-    does not fit its config's model.
+    Config, tokenizer and label names are the checkpoint's, since those in the run's folder may belong to later data.
+    Raises ConfigError if the folder must not be overwritten, and CheckpointError if the checkpoint is damaged or the
+    state does not fit its config's model.
     """
     config, step = checkpoint.settings(Config), checkpoint.step
     backbone = config.model.backbone
@@ -77,7 +77,7 @@ def export_state(
     facts = {
         "run": config.run.name,
         "license": config.run.license,
-        # A path says nothing to a reader elsewhere.
+        # A local path means nothing on another machine.
         "base_model": Path(base).name if Path(base).exists() else base,
         "data": ", ".join(Path(source).name or source for source in config.data.source),
         "split": by_file if labels.split in ("column", "files") else by_share,
@@ -89,13 +89,13 @@ def export_state(
 
 
 def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:
-    """Load the best checkpoint; returns its step."""
+    """Load the best checkpoint and return its step."""
     control = checkpoints.control
     # Rank 0 chooses: listings of a shared file system may differ between nodes for a while.
     best = checkpoints.store.best() if control.rank == 0 else None
     chosen = checkpoints.store.folder(control.from_rank_0(0 if best is None else best.step))
     checkpoints.mirror.wait()
-    control.all_true(True)  # the URI has the parts of all
+    control.all_true(True)  # the URI has the parts of all workers
     checkpoints.load(chosen, engine)
     checkpoints.observers.log.event("exports_best", chosen.step, checkpoint=chosen.path.name)
     return chosen.step
@@ -110,10 +110,10 @@ def _validation_before(metrics: Path, step: int) -> dict[str, float]:
 
 
 def repeatable(error: Exception) -> int | None:
-    """The exit code of a failure that trying again would repeat; None for what a machine did.
+    """Return the exit code of a failure that a retry would repeat, or None if a retry may succeed.
 
-    A lost peer shows as a RuntimeError of the collective or an error of Ray's, a failing disk or network as OSError:
-    those are worth another try. So is an EsmerayError that says so. Everything else would only happen again.
+    A lost peer appears as a RuntimeError of a collective or as an error of Ray; a failing disk or network appears as an
+    OSError. These are retried, and so is an EsmerayError marked as retryable. Every other error would recur.
     """
     if isinstance(error, EsmerayError):
         return None if error.retryable else error.exit_code
@@ -136,7 +136,7 @@ def described(error: Exception) -> str:
 
 
 def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Outcome:
-    """The outcome where a worker can't continue, written by the one whose ``error`` it is."""
+    """Return the outcome if a worker can't continue. The worker whose ``error`` it is writes it to disk."""
     message = str(error) if error else "another worker failed"
     outcome = Outcome("failed", position.step, message, error.exit_code if error else 1)
     if error is not None:
@@ -145,13 +145,13 @@ def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Ou
 
 
 def stopped(run: RunFolder, position: Position) -> Outcome:
-    """The outcome where the driver asked for an end, of the run or of an attempt."""
+    """Return the outcome if the driver asked for the end of the run or of the attempt."""
     status: Status = "stopped" if run.stop_requested() else "resizing"
     return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
 
 
 def diverged(run: RunFolder, position: Position) -> Outcome:
-    """The outcome after too many steps in a row that were not finite."""
+    """Return the outcome after too many consecutive steps that were not finite."""
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row, up to step "
         f"{position.step}; the records are named in {run.nonfinite}: lower training.learning_rate, or look at them"

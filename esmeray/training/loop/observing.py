@@ -1,8 +1,7 @@
-"""Observers of a worker, none of which changes a result: log, samples, watchdog, the results of steps.
+"""Observers of a worker: log, samples, watchdog and step results. None of them changes a result.
 
-In: the run's folder and the worker's rank. Out: records in the run's folder; what the driver asks of it, as yes or no.
-On a GPU a step's results are read a step later, when the device is long through with them, so that it never waits for
-the host.
+They write records to the run's folder, and read the driver's requests from it. On a GPU the results of a step are read
+one step later, when the device has finished it, so that the device never waits for the host.
 """
 
 import json
@@ -37,20 +36,20 @@ _NORM = "gradient norm"
 
 
 class Observers:
-    """Observers of one worker. Sampler, meter and watchdog join when there is something to observe.
+    """Observers of one worker. Sampler, meter and watchdog are set once there is something to observe.
 
-    ``step`` is the number of steps taken, at which threads beside the loop log; ``hung`` holds the stacks of an attempt
+    ``step``: number of steps taken, at which background threads log. ``hung``: folder with the stacks of an attempt
     that a watchdog ended.
     """
 
     def __init__(self, run: RunFolder, rank: int) -> None:
         self.run, self.rank = run, rank
         self.step = 0
-        # One writer: workers of other nodes may not see the folder, and lines of several would mix.
+        # A single writer: workers of other nodes may not see the folder, and lines of several writers would mix.
         self.log = MetricsLog(run.metrics if rank == 0 else os.devnull)
         self.sampler: Sampler | None = None
         self.meter: MemoryMeter | None = None
-        # Without a limit until the worker is built: features of a frozen backbone, say, may take hours.
+        # No limit until the worker is built, which may take hours, e.g. for features of a frozen backbone.
         self.watchdog = Watchdog(run.logs, rank, None)
         self.hung: Path | None = None
 
@@ -59,30 +58,33 @@ class Observers:
         self.log.event("warning", self.step, message=message)
 
     def note_checkpoint(self, folder: CheckpointFolder) -> None:
-        # At its own step: written in the background, it is complete when the loop is further.
+        # Logged at its own step: it is written in the background and completes when the loop is further.
         self.log.event("checkpoint", folder.step, checkpoint=folder.path.name)
 
     def records(self) -> list[Record]:
-        """The log so far on worker 0, which alone has it; none on the others."""
+        """Return the log so far on worker 0, the only one that has it; an empty list on the others."""
         return read_metrics(self.run.metrics) if self.rank == 0 and self.run.metrics.exists() else []
 
     def end_requested(self) -> bool:
-        """True on worker 0 where the driver asked for an end; the agreement before a step shares it."""
+        """Return True on worker 0 if the driver asked for an end. The agreement before a step shares it."""
         self.watchdog.progress()
         return self.rank == 0 and self.run.end_requested()
 
     def stop_requested(self) -> bool:
-        """The same for an end that can't wait for an evaluation, which is not taken again: asked before its batches."""
+        """Return True on worker 0 if the run has to stop, checked before each batch of an evaluation.
+
+        A resize waits for the end of the evaluation, since an interrupted evaluation is not repeated.
+        """
         self.watchdog.progress()
         return self.rank == 0 and self.run.stop_requested()
 
     def forget_peak(self) -> None:
-        """Keep the memory of an evaluation or a checkpoint from counting as a step's."""
+        """Reset the memory peak, so that an evaluation or a checkpoint does not count as a step."""
         if self.meter is not None:
             self.meter.forget_peak()
 
     def close(self) -> None:
-        """End sampler and watchdog, not the log: how the run ends is still to be logged. May be called again."""
+        """Stop sampler and watchdog, but not the log: the end of the run is still to be logged. May be called again."""
         if self.sampler is not None:
             self.sampler.close()
         self.watchdog.close()
@@ -90,7 +92,7 @@ class Observers:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A step, ``position`` after it; ``times`` where it is to be logged."""
+    """A finished step; ``position`` is after it, ``times`` is set if it is to be logged."""
 
     position: Position
     batches: list[PackedBatch]
@@ -101,7 +103,8 @@ class _Taken:
 
 
 class StepResults:
-    """Results of the steps of a run. ``late``: logged a step later. Every worker calls the same methods in turn."""
+    """Results of the steps of a run. ``late``: log a step later. Every worker makes the same calls in the same
+    order."""
 
     def __init__(
         self,
@@ -121,14 +124,14 @@ class StepResults:
     def add(
         self, position: Position, batches: list[PackedBatch], sums: MetricSums, result: StepResult, rate: float
     ) -> Position:
-        """Note the step that led to this position; returns the position with what is known by now."""
+        """Add the step that led to this position. Returns the position updated with the results read so far."""
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         times = self._clock.read() if self._clock.log_due(position.step - 1) else None
         self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
         return self.log_all(position, but=self._kept_back)
 
     def log_all(self, position: Position, but: int = 0) -> Position:
-        """Log what waits, ``but`` for so many steps; returns the position with what is known by now."""
+        """Log waiting steps except the last ``but``. Returns the position updated with the results read so far."""
         while len(self._waiting) > but:
             position = self._log_and_count(self._waiting.popleft(), position)
         return position
@@ -137,7 +140,7 @@ class StepResults:
         own = taken.values.read()
         norm = float(own.pop(_NORM))
         skipped = not math.isfinite(norm)
-        # The norm is the same on all workers, so that all of them add up, or none does.
+        # The norm is the same on all workers, so either all of them join the sum or none does.
         totals = self._control.sum(own) if skipped or taken.times is not None else {}
         nonfinite = skipped and is_fault(self._experiment.settings.precision, taken.lowest_scale, totals)
         counts = {
@@ -152,7 +155,7 @@ class StepResults:
 
     def _log(self, taken: _Taken, position: Position, totals: dict[str, Tensor], norm: float) -> None:
         log, skipped = self._observers.log, not math.isfinite(norm)
-        # A step that was skipped is logged although it was not due: the clock is read for it now.
+        # A skipped step is logged even if it is not due: then the clock is read here.
         times = taken.times or self._clock.read()
         metrics: dict[str, float] = self._engine.module.metrics(totals)  # type: ignore[operator]
         if self._observers.sampler is not None:
@@ -180,7 +183,7 @@ class StepResults:
     def _save_records(self, step: int, batches: list[PackedBatch]) -> None:
         """Write the records of this worker's part of a step that was not finite."""
         folder, rank, name_of = self._observers.run.nonfinite, self._observers.rank, self._experiment.store.id
-        # A worker that had run out of records took part without a batch.
+        # A worker without records left takes part in a step without a batch.
         records = torch.cat([batch.records for batch in batches]).tolist() if batches else []
         content = {"step": step, "rank": rank, "records": [{"index": i, "id": name_of(i)} for i in records]}
         folder.mkdir(exist_ok=True)
@@ -188,5 +191,5 @@ class StepResults:
 
 
 def is_fault(precision: str, lowest_scale: bool, totals: Mapping[str, Tensor]) -> bool:
-    """Test for a skipped step that is a fault; with fp16, one that only lowers the loss scale is none."""
+    """Test whether a skipped step is a fault. With fp16, a step that only lowers the loss scale is not."""
     return precision != "fp16" or lowest_scale or not math.isfinite(float(totals["loss"]))

@@ -1,7 +1,7 @@
-"""The steps of a run, and the values that follow them: the learning rate, the momentum.
+"""The number of steps of a run, and the values that depend on the step: learning rate and momentum.
 
-In: the number of a step, the steps of the run, the section of settings. Pure functions, so that a run that is resumed
-has the values of one that never stopped.
+All are pure functions of the step, the number of steps and the settings. A resumed run therefore has the same values as
+an uninterrupted one.
 """
 
 import math
@@ -12,24 +12,24 @@ from esmeray.training.section import MuonSection, TrainingSection
 
 
 class Course(NamedTuple):
-    """The number of steps of a run, and after how many of them wsd can be prolonged; None for other schedules."""
+    """Number of steps of a run, and the step until which wsd can be prolonged; None for other schedules."""
 
     total_steps: int
     branch_step: int | None
 
 
 def course_of(training: TrainingSection, batches: TrainingSteps) -> Course:
-    """The steps of a run by these settings on these batches."""
+    """Return the steps of a run with these settings and batches."""
     total_steps = training.max_steps or batches.total_steps(training.epochs)
-    # Only wsd has a part that does not depend on the end: a cosine decays from its first step after the warm-up.
+    # Only wsd has steps that do not depend on the end: a cosine decays from its first step after the warm-up.
     return Course(total_steps, steps_before_decay(total_steps, training) if training.schedule == "wsd" else None)
 
 
 def learning_rate(step: int, total_steps: int, training: TrainingSection) -> float:
-    """The rate of the update of this step (from 0): linear warm-up, a stable part, then decay to a floor.
+    """Return the learning rate of a step (from 0): linear warm-up, a stable part, then decay to a floor.
 
-    The cosine is that of Loshchilov & Hutter 2017, eq. 5, without restarts; wsd that of Hu et al. 2024 (MiniCPM),
-    section 4, with a linear decay.
+    The cosine follows Loshchilov & Hutter 2017, eq. 5, without restarts; wsd follows Hu et al. 2024 (MiniCPM), section
+    4, with a linear decay.
     """
     warmup_steps = _warmup_steps(total_steps, training)
     if step < warmup_steps:
@@ -42,7 +42,7 @@ def learning_rate(step: int, total_steps: int, training: TrainingSection) -> flo
 
 
 def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
-    """Steps whose learning rates do not depend on the end of training: none of them has decayed."""
+    """Return the number of steps before the decay; their learning rates do not depend on the end of training."""
     if training.schedule == "constant":
         return total_steps
     decay_steps = round(training.decay_share * total_steps) if training.schedule == "wsd" else total_steps
@@ -50,7 +50,7 @@ def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
 
 
 def muon_momentum(step: int, muon: MuonSection) -> float:
-    """Muon's momentum in the update of this step (from 0): a linear rise, then constant."""
+    """Return Muon's momentum at a step (from 0): a linear rise, then constant."""
     rise = (muon.momentum - muon.warmup_momentum) * step / max(1, muon.momentum_warmup_steps)
     return muon.warmup_momentum + rise if step < muon.momentum_warmup_steps else muon.momentum
 

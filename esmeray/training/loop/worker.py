@@ -1,8 +1,8 @@
-"""The training loop that every worker runs, whatever started it: build, restore, loop, finish.
+"""The training loop that every worker runs, however it was launched: build, restore, loop, finish.
 
-In: the config, a store on disk, an initialised process group. Out: checkpoints, metrics.jsonl, an exported model and
-the run's outcome, in the run's folder. An event on one worker (a signal, a damaged record) is shared before the next
-step, so that all end after the same step.
+Takes the config, a store on disk and an initialized process group. Writes checkpoints, metrics.jsonl, an exported model
+and the run's outcome to the run's folder. An event on one worker (a signal, a damaged record) is shared before the next
+step, so that all workers end after the same step.
 """
 
 from collections.abc import Iterator
@@ -31,16 +31,16 @@ from esmeray.training.section import CheckpointSection, TrainingSection
 
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
-    """Train to the end, to a request to stop or to a failure that would repeat; returns the outcome, also written.
+    """Train until the end, a request to stop, or a failure that a retry would repeat. Returns and writes the outcome.
 
-    A process group exists and paths of the config are absolute. ``store_path`` is what the task's plan prepared.
-    ``wandb_run_id`` is recorded in checkpoints. Raises where this worker can't continue; where trying again would fail
-    again, the outcome is written first.
+    A process group must exist, and paths of the config must be absolute. ``store_path`` is the data that the task's
+    plan prepared. ``wandb_run_id`` is recorded in checkpoints. Raises if this worker can't continue. If a retry would
+    fail again, the outcome is written first.
     """
     run = RunFolder(config.run.storage_path, config.run.name)
     mirror = RunMirror(run)
     try:
-        if not Path(store_path).exists():  # another node's
+        if not Path(store_path).exists():  # prepared on another node
             store_path = str(task_plan(config.data, config.model).prepare(run.stores))
         worker = build_worker(config, context, run, store_path, wandb_run_id)
         try:
@@ -60,7 +60,7 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
 
 
 def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
-    """Resume from the newest checkpoint, or start, and log under which circumstances."""
+    """Resume from the newest checkpoint, or start at step 0, and log the circumstances."""
     position = restore(worker.checkpoints, worker.saver)
     observers, guard = worker.observers, worker.guard
     log, step = observers.log, position.step
@@ -85,29 +85,29 @@ def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
 
 
 def loop(worker: Worker, position: Position) -> Outcome:
-    """Step until the planned end, a request to stop or a failure that would repeat."""
+    """Take steps until the planned end, a request to stop, or a failure that a retry would repeat."""
     experiment, engine, control = worker.experiment, worker.engine, worker.control
     observers, saver, course = worker.observers, worker.saver, worker.course
     training = worker.training
     observers.step = position.step
     costs = _earlier_costs(experiment, control, observers, position.step)
     if position.step == 0:
-        # The first point of every curve is the model as it starts.
+        # The first point of every curve is the untrained model.
         validate(experiment, engine, control, observers, position)
     steps = every_step(experiment.batches, position)
     clock = StepClock(training.log_every_steps, engine.device)
     stepper = Stepper(engine, control, clock, worker.guard, observers.watchdog.progress)
-    # On CUDA a step's results are read while the next one computes: reading them at once would wait for the device.
+    # On CUDA a step's results are read during the next step, since reading them at once would wait for the device.
     results = StepResults(experiment, engine, control, observers, clock, late=engine.device.type == "cuda")
     while position.step < course.total_steps:
         step, error = _next_step(steps, saver.writer)
         clock.loaded()
-        # Before anything is computed: a worker that left now would keep the others waiting in a collective.
+        # Agree before computing: if one worker ended alone, the others would wait for it in a collective.
         with clock.phase("communication"):
             targets, tokens = (step.num_targets, step.num_tokens) if step else (0, 0)
             agreement = control.agree(targets, tokens, stop=observers.end_requested(), failed=error is not None)
         if agreement.failed or agreement.stop or step is None:
-            # What was done is logged before the end: the outcome has to name the last step.
+            # Log all results before the end: the outcome must name the last step.
             position = results.log_all(position)
         if agreement.failed or step is None:
             return failed(worker.run, position, error)
@@ -115,7 +115,8 @@ def loop(worker: Worker, position: Position) -> Outcome:
             if position.step > saver.saved_step:
                 saver.save(position, None)
             return stopped(worker.run, position)
-        # The divisor is the targets of all workers, known before the pass: gradients then only have to be added up.
+        # The divisor is the number of targets of all workers, known before the pass: gradients only need to be added
+        # up.
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, course.total_steps, training)
         with clock.phase("optimizer"):
@@ -130,14 +131,14 @@ def loop(worker: Worker, position: Position) -> Outcome:
         due = _due(position.step, course, training, worker.checkpoint)
         saves = due.checkpoint
         if due.evaluation or due.checkpoint or due.copy:
-            # Their results say whether the steps were finite: after too many that were not, nothing is saved.
+            # Read whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
             if not rewind(worker.checkpoints, saver, training, position):
                 return diverged(worker.run, position)
             position = position.model_copy(update={"nonfinite_in_a_row": 0})
-            saves = True  # a worker that is lost later must not come to the same steps again
-        # Before saving: the manifest of a checkpoint holds its cost.
+            saves = True  # after losing a worker, training must not return to the steps that diverged
+        # Evaluate before saving: the checkpoint's manifest contains the cost.
         cost = validate(experiment, engine, control, observers, position) if due.evaluation else None
         if cost is not None:
             costs.append(cost)
@@ -147,7 +148,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
                 saver.save(position, cost, on_disk=saves)
         elif due.comparison:
             saver.check_weights()
-        # After saving: what is exported then is a checkpoint. Early stopping is Prechelt's (1998).
+        # After saving, since the export reads a checkpoint. Early stopping follows Prechelt (1998).
         is_over = experiment.patience is not None and evaluations_since_best(costs) >= experiment.patience
         if is_over and position.step < course.total_steps:
             waited = f"{experiment.patience} evaluations without a better one"
@@ -162,16 +163,16 @@ class Due(NamedTuple):
     evaluation: bool
     checkpoint: bool
     copy: bool
-    """In memory."""
+    """Copy of the state in memory."""
     comparison: bool
-    """Of the weights, between the workers."""
+    """Comparison of the weights across workers."""
 
 
 def _due(step: int, course: Course, training: TrainingSection, checkpoint: CheckpointSection) -> Due:
     is_last = step == course.total_steps
-    # Where the rate begins to decay a longer run may branch off.
+    # Save at the start of the decay: a longer run can branch off there.
     saving = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
-    # A checkpoint is one of the best only if its loss is known.
+    # A checkpoint can only rank among the best if its loss is known.
     evaluating = is_last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
     return Due(
         evaluating,
@@ -186,14 +187,14 @@ def _divides(every_steps: int | None, step: int) -> bool:
 
 
 def evaluations_since_best(costs: list[float]) -> int:
-    """Evaluations after the one of lowest cost, of equals the first: only a lower cost is better."""
+    """Return the number of evaluations after the one with the lowest cost (the first one, if costs are equal)."""
     return len(costs) - 1 - costs.index(min(costs)) if costs else 0
 
 
 def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Observers, until_step: int) -> list[float]:
-    """Costs of the evaluations up to a step: a run that is resumed has no more patience than one that was not."""
+    """Return the costs of the evaluations up to a step, so that resuming does not extend the patience."""
     evaluations = [record for record in observers.records() if record["kind"] == "validation"]
-    # Not of the model as it started: to be better than that says nothing.
+    # Without the evaluation of the untrained model, which any training improves on.
     costs = [experiment.cost(record) for record in evaluations if 0 < record["step"] <= until_step]
     return control.from_rank_0([cost for cost in costs if cost is not None])
 
@@ -201,13 +202,13 @@ def _earlier_costs(experiment: Experiment, control: ControlGroup, observers: Obs
 def validate(
     experiment: Experiment, engine: TrainingEngine, control: ControlGroup, observers: Observers, position: Position
 ) -> float | None:
-    """Evaluate on the held-out records; returns the cost that ranks checkpoints. Every worker calls it."""
+    """Evaluate on the held-out records. Returns the cost that ranks checkpoints. Every worker calls it."""
     observers.watchdog.extend()
     metrics = experiment.evaluate(engine, control, observers.stop_requested)
-    # The guard compares steps: an evaluation has batches and memory of its own.
+    # The guard compares memory peaks of steps; an evaluation has other batches.
     observers.forget_peak()
     if not metrics:
-        return None  # nothing is held out, or a stop was asked for
+        return None  # nothing is held out, or a stop was requested
     observers.log.write("validation", position.step, epoch=position.epoch, **metrics)
     return experiment.cost(metrics)
 
@@ -215,14 +216,14 @@ def validate(
 def _next_step(
     steps: Iterator[StepBatches], writer: CheckpointWriter
 ) -> tuple[StepBatches | None, EsmerayError | None]:
-    """The next batches of this worker, or why there are none."""
+    """Return the next batches of this worker, or the error that ends the run."""
     try:
-        # A checkpoint that could not be written in the background ends the run at the next step, like damaged data.
+        # A failed background write of a checkpoint ends the run at the next step, like damaged data.
         writer.check()
         return next(steps), None
     except EsmerayError as error:
         if error.retryable:
-            # A fault of this machine: only a new process helps, and the launcher starts all of them again.
+            # A fault of this machine: only a new process helps, and the launcher restarts all of them.
             raise
         return None, error
 
