@@ -38,7 +38,7 @@ class Predictions:
             concatenated.
         lengths: (N,) int64, rows per text for per_residue; otherwise None.
         cropped: (N,) int64, tokens per text beyond the pipeline's limit, which were left out.
-        crop: position of the cropped tokens.
+        crop: part of a longer text that is kept.
     """
 
     label_space: LabelSpace
@@ -147,12 +147,15 @@ class ClassifierPipeline:
     def predict(
         self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Predictions:
-        """Predict the probabilities of each text, in order; ``progress`` gets the number of finished texts and the
-        total.
+        """Predict the probabilities of each text, in order.
+
+        ``progress`` gets the number of finished texts and the total.
 
         Proteins are cleaned as in commands, with a warning that counts the changes and the residues that the vocabulary
-        lacks. Raises ConfigError if ``texts`` is not a list, DataError for an invalid text and for NaN, ResourceError
-        if a single text is out of memory.
+        lacks.
+
+        Raises ConfigError if ``texts`` is not a list, DataError for an invalid text or NaN. Raises ResourceError if a
+        single text is out of memory.
         """
         cleaned = clean_list(texts, "texts", self.model.content)
         self.model.facts.unknown.warn(cleaned)

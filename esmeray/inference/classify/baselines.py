@@ -98,9 +98,7 @@ def _guess(kind: TargetKind, targets: NDArray, num_outputs: int) -> NDArray[np.f
 def _fitted(
     estimator: Any, kind: TargetKind, features: tuple[Any, Any], targets: NDArray, guess: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """(N, C) predictions for the second features after fitting to the first; the guess for columns with constant
-    targets.
-    """
+    """(N, C) predictions for the second features after fitting to the first; the guess for constant targets."""
     training, wanted = features
     if kind not in _BY_COLUMN:
         estimator.fit(training, targets)

@@ -64,8 +64,10 @@ def read_texts(
 ) -> LabelledTexts:
     """Read labelled files for a model with this label space. The split column selects a part.
 
-    ``overrides`` distinguish command-line settings from defaults. Raises ConfigError for settings that the model or the
-    file doesn't support, DataError for an invalid file, record or label, or if no record is left.
+    ``overrides`` distinguish command-line settings from defaults.
+
+    Raises ConfigError for settings that the model or the file doesn't support. Raises DataError for an invalid file,
+    record or label, or if no record is left.
     """
     labels = _settings(data.labels, space, part, overrides or {})
     records = read_labelled(sources, labels, tokenizer, data.ingest)
@@ -97,8 +99,8 @@ def own_texts(
     """Read the records that a run was trained on, or held out, by its own split.
 
     If the run's labelled store is gone, they are read from the source. Raises DataError if the source's labels differ
-    from the model's or the split has no such part, CheckpointError if the source differs from the one in the run's
-    checkpoints.
+    from the model's, or if the split lacks the part. Raises CheckpointError if the source differs from the one in the
+    run's checkpoints.
     """
     run = RunFolder(section.storage_path, section.name)
     # A progress bar, because reading a large source again takes minutes if the store is gone.
@@ -205,9 +207,7 @@ def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
 
 
 class TextPart(NamedTuple):
-    """Consecutive records with ids that are unique over all parts, and the share of the files' bytes read so far, 0 to
-    1.
-    """
+    """Consecutive records with ids unique over all parts, and the share of bytes read so far, 0 to 1."""
 
     ids: list[str]
     texts: list[str]
@@ -215,8 +215,9 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Records to predict from files, folders and globs, in their order, checked as in training
-    (:mod:`esmeray.dataset.store.ingest`).
+    """Records to predict from files, folders and globs, in their order.
+
+    They are checked as in training (:mod:`esmeray.dataset.store.ingest`).
 
     Memory holds one part, and 8 bytes per id to detect duplicates. Raises DataError for a name without a readable file.
     """
@@ -237,8 +238,9 @@ class TextStream:
         """Number of records changed or left out so far."""
 
     def parts(self, characters: int = 1) -> Iterator[TextPart]:
-        """Yield records in parts of at least ``characters`` characters, up to the first invalid record. Iterate only
-        once.
+        """Yield records in parts of at least ``characters`` characters, up to the first invalid record.
+
+        Iterate over them only once.
 
         Raises DataError for a file that can't be read, or, when all are read, for all invalid records.
         """

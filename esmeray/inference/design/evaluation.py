@@ -1,5 +1,6 @@
-"""Metrics for designs on given structures: recovery of native residues and perplexity, overall, by secondary structure
-and by burial.
+"""Metrics for designs on given structures: recovery of native residues and perplexity.
+
+They are computed overall, and by secondary structure and burial.
 
 Two baselines come from other records: the composition, and the composition of each kind of secondary structure.
 Intervals are bootstrap intervals over proteins.

@@ -44,9 +44,7 @@ class _EmbeddingActor:
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
-        """Load the model and copy the store. A separate method, because Ray wraps exceptions raised by a
-        constructor.
-        """
+        """Load the model and copy the store. Not in the constructor, because Ray wraps its exceptions."""
         job, path = self._settings.job, self._settings.store
         # Ray does not limit threads: an actor would use all cores, and its summation order would differ from other
         # actors'.

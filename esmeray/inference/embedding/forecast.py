@@ -14,10 +14,11 @@ from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, 
 
 BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 CODE_BYTES = 24
-"""Bytes in memory per row of a compressed index, in addition to its bits: 8 for its number, 16 for RaBitQ's factors and
-list overhead.
+"""Bytes in memory per row of a compressed index, in addition to its bits.
 
-Measured: 61 bytes for 320 channels, of which the bits are 40.
+8 for the row number, 16 for RaBitQ's factors and list overhead.
+
+Measured: 61 bytes per row for 320 channels, including 40 bytes of bits.
 """
 AT_ROWS = 1_000_000
 """Rows of the index that ``compressed_queries_per_s`` was measured with."""
@@ -50,9 +51,7 @@ class EmbeddingPlanSection(Section):
     residues: PositiveFloat = 330.0
     """Mean residues per protein."""
     context: PositiveFloat = 500.0
-    """Mean number of tokens that a token attends to. It exceeds ``residues``, because long proteins hold most
-    tokens.
-    """
+    """Mean number of tokens that a token attends to. It exceeds ``residues``: long proteins hold most tokens."""
     model: str = "esm2_t33_650M"
     """Model, as in embed run. For a hub name only config.json is downloaded."""
     gpu: str = "H100"

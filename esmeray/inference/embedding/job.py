@@ -62,17 +62,17 @@ def run_job(
     cluster: RaySection | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Compute what is missing and publish the folder, or the part that is added to it. Return the reports of each
-    model.
+    """Compute missing results, publish the folder or the part added to it, and return the models' reports.
 
     ``cluster``: Ray settings if actors compute; None for this process.
 
-    Raises ConfigError if the unfinished or finished output belongs to another job, DataError for invalid sequences or
-    weights, or if an id has another sequence in the finished output, and ResourceError if disk, memory or workers don't
-    suffice.
+    Raises:
+        ConfigError: the unfinished or finished output belongs to another job.
+        DataError: sequences or weights are invalid, or an id has another sequence in the finished output.
+        ResourceError: disk, memory or workers don't suffice.
     """
     check_registered(job)
-    # Names that are valid as folders on any file system, and in a URI.
+    # Names must be valid as folders on any file system, and in a URI.
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")

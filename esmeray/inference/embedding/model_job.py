@@ -1,7 +1,7 @@
 """One model's part of an embedding job: finished work, missing shards, and the final files.
 
 ``job.json`` in its unfinished folder records everything that the bytes of the result depend on. A job that differs is
-rejected with the name of the difference.
+rejected, and the message names the difference.
 """
 
 import json

@@ -121,8 +121,8 @@ def make_plan(
             in this order, in separate shards.
         chosen: records of the store, ascending; default: all.
 
-    Raises ConfigError if max_length exceeds the model's maximum, and DataError for ids that HDF5 can't hold, or for a
-    sequence longer than the limit if the settings say error.
+    Raises ConfigError if max_length exceeds the model's maximum. Raises DataError for ids that HDF5 can't hold, and for
+    a sequence longer than the limit if the settings say error.
     """
     chosen = np.arange(len(store)) if chosen is None else chosen
     # Checked now, although ids are written last: an id with a slash would otherwise fail after hours of computation.
@@ -174,8 +174,7 @@ def make_plan(
 
 
 def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]:
-    """Return (U,) the first record of each distinct sequence, in input order, and (N,) the sequence number of each
-    record.
+    """Return (U,) first records of distinct sequences, in input order, and (N,) the sequence number per record.
 
     Sequences are compared by both hashes of their keys, because collisions of a single XXH3-64 can be constructed.
     """

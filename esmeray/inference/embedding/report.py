@@ -45,9 +45,8 @@ def performance(
     """
     workers = settings.workers or 1
     computed = [row for row in rows if not row.cached]  # cached shards cost no computation
-    busy_s = (
-        spent.computing_s
-    )  # without loading the model and writing the final files, whose cost does not grow with the job
+    # Without loading the model and writing the final files, whose cost does not grow with the job.
+    busy_s = spent.computing_s
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     peak = peak_tflops(facts.device_name, settings.precision or "fp32")

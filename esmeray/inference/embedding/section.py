@@ -22,19 +22,17 @@ class EmbedSection(ComputeSection):
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     """Precision of the files. bf16 is for residues only; int8 is scaled per channel."""
     format: str = "parquet"
-    """File format for protein vectors: parquet, npy, lance (needs pylance), or hdf5, which also holds outputs per
+    """File format for protein vectors: parquet, npy, lance (needs pylance) or hdf5. hdf5 also holds outputs per
     residue and pair.
     """
     hdf5_key: Literal["id", "hash"] = "id"
     """Names in HDF5: the id (with _ for /), or the sequence hash that biotrainer uses."""
     long: Literal["error", "crop", "window"] = "error"
-    """Handling of sequences longer than max_length residues: error; crop keeps the start; window averages overlapping
-    windows per residue.
+    """Handling of sequences longer than max_length residues. error: reject; crop: keep the start; window: average
+    overlapping windows per residue.
     """
     max_length: PositiveInt | None = None
-    """Maximum residues of a sequence that is computed whole. Default: the model's number of positions; unlimited for
-    ESM-2.
-    """
+    """Maximum residues of a sequence that is computed whole. Default: the model's maximum; unlimited for ESM-2."""
     overlap: NonNegativeInt = 256
     """Residues shared by neighbouring windows."""
     shard_tokens: PositiveInt = 262_144
@@ -49,9 +47,7 @@ class EmbedJobSection(EmbedSection):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders, quoted globs, or one store; also as URIs."""
     output: Path
-    """Folder to create, or its URI. A finished folder with the same model and settings gets the records that it
-    lacks.
-    """
+    """Folder to create, or its URI. A finished folder of the same model and settings gets the missing records."""
     known: list[str] = Field(default=[])
     """Existing outputs with the same model and settings, as folders or URIs. Their values are reused."""
     random_weights: bool = False

@@ -95,9 +95,8 @@ class ShardWorker:
             outputs=outputs,
             cache_keys={output.name: model.cache_key(output, settings.max_length, crop) for output in outputs},
         )
-        self._warm_up = (
-            WARM_UP_BATCHES  # per process instead of per shard: kernels are chosen and memory is reserved once
-        )
+        # Per process instead of per shard: kernels are chosen and memory is reserved once.
+        self._warm_up = WARM_UP_BATCHES
 
     def compute(
         self, shard: Shard, progress: Callable[[int], None] = lambda sequences: None
@@ -113,9 +112,8 @@ class ShardWorker:
         memory: list[int] = []
         texts = ShardTexts(shard, self._store, self._settings.overlap)
         rows: dict[str, dict[int, NDArray]] = {output.name: {} for output in facts.outputs}
-        dtype = DTYPES.get(
-            self._settings.dtype, torch.float32
-        )  # int8 is computed from fp32, when the shard's scale is known
+        # int8 is quantized from fp32 when the shard's scale is known.
+        dtype = DTYPES.get(self._settings.dtype, torch.float32)
         for batch in run(self.model, texts, facts.outputs, shard.budget, dtype=dtype):
             for output in facts.outputs:
                 rows[output.name].update(zip(batch.indices.tolist(), batch.by_text(output), strict=True))
@@ -178,9 +176,7 @@ class LocalEngine:
         self.facts = self._worker.facts
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
-        """Yield the row of each shard when its files are complete; ``progress`` gets the number of computed
-        sequences.
-        """
+        """Yield the row of each complete shard; ``progress`` gets the number of computed sequences."""
         thread: BackgroundThread[ShardRow] = BackgroundThread()
         try:
             for number, shard in enumerate(shards):

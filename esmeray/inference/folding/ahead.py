@@ -26,12 +26,14 @@ from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.training.section import TrainingSection
 
 _WINDOW = 8
-"""Batches per window in which sequences are sorted by length. A larger window fills batches better but departs further
-from training's order.
+"""Batches per window in which sequences are sorted by length.
+
+A larger window fills batches better, but departs further from training's order.
 """
 _PATIENCE_S = 15.0
-"""Seconds to wait for the predictor after the run has ended. A batch of long sequences may take minutes and isn't
-needed any more.
+"""Seconds to wait for the predictor after the run has ended.
+
+A batch of long sequences may take minutes and isn't needed any more.
 """
 
 

@@ -84,9 +84,8 @@ class EsmFold(_OfTransformers):
     @torch.inference_mode()
     def predict(self, sequences: Sequence[str]) -> list[Predicted]:
         folded = self._model.infer(list(sequences))
-        atoms = (
-            folded["positions"][-1, :, :, :4].float().cpu().numpy()
-        )  # the first four atoms of atom14 are N, CA, C and O
+        # The first four atoms of atom14 are N, CA, C and O.
+        atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()
         confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # confidence of CA
         rows = zip(atoms, confidence, map(len, sequences), strict=True)  # padded to the longest sequence
         return [Predicted(atoms_L[:length], confidence_L[:length]) for atoms_L, confidence_L, length in rows]

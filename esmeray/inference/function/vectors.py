@@ -21,9 +21,7 @@ from esmeray.tasks.terms.section import TermsSection
 
 
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:
-    """The section with embeddings of the proteins. If it names a model without embeddings, they are computed next to
-    the data.
-    """
+    """Return the section with the proteins' embeddings. If it only names a model, they are computed."""
     settings = terms.embeddings
     if settings.model == COMPOSITION or settings.store is not None:  # nothing to compute, or computed already
         return terms
@@ -34,9 +32,7 @@ def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> Ter
 
 
 def vectors_of(store: Store, settings: EmbeddingsSection, folder: Path) -> Vectors:
-    """(N, C) vectors of all records of a store, by the run's model. If it needs a model, they are computed into
-    ``folder``.
-    """
+    """(N, C) vectors of all records of a store, by the run's model; computed into ``folder`` if necessary."""
     if settings.model != COMPOSITION:
         compute(store, settings, folder)
     return read_vectors(store, settings.model_copy(update={"store": str(folder)}))

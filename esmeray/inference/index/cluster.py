@@ -86,8 +86,9 @@ def merged(of_parts: Sequence[Candidates], considered: int) -> Candidates:
 def on_cluster(
     index: Index, source: Path, ray: RaySection, workers: int, cpus_per_worker: int, probes: int | None
 ) -> Iterator[ClusterIndex]:
-    """Search the index with Ray actors for the duration of a block, with at most ``workers`` actors and one part or
-    more each.
+    """Search the index with Ray actors for the duration of a block.
+
+    There are at most ``workers`` actors, with at least one part each.
 
     ``source``: the index folder, shared by all nodes, or its URI. Raises ResourceError if the cluster lacks cores or a
     node has another index at that path; ConfigError for vectors without an index on disk.

@@ -32,8 +32,9 @@ PROBES = 32
 _FEWEST = 100
 _TIMES = 10
 _OF_CLUSTER = 3
-"""Number of rows that are scored again: the largest of ``_FEWEST``, ``_TIMES`` times the hits, and the rows of a
-cluster divided by ``_OF_CLUSTER``.
+"""Number of rows that are scored again: the maximum of three values.
+
+These are ``_FEWEST``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
 """
 _BLOCK = 16_384
 _SCORED_AT_ONCE = 16
@@ -61,9 +62,7 @@ def _untrained(metric: MetricName, channels: int, lists: int) -> Any:
 
 
 def _read_trained(path: Path, manifest: IndexManifest) -> Any:
-    """Read the index of :func:`train`. Raises DataError for any other index, because faiss would read and search any
-    kind.
-    """
+    """Read the index of :func:`train`. Raises DataError for any other index, which faiss would read too."""
     with parsing(verified(path), REMEDY, SystemError), ExitStack() as restored:
         # Limited to the file size before allocation, because the file itself states the length of its vectors.
         restored.callback(faiss.set_deserialization_vector_byte_limit, faiss.get_deserialization_vector_byte_limit())

@@ -7,7 +7,7 @@ the threshold is scored too. No other row can be a hit.
 The product is in bf16 if the processor has bf16 instructions, otherwise in fp32. For bf16 the mean of the part is
 subtracted first: protein vectors have much in common, and errors are relative to the remainder.
 
-The bound, for a row x = c + r of a group with |r| <= radius and bf16 error |r - b(r)| <= residual, by the
+Error bound for a row x = c + r of a group with |r| <= radius and bf16 error |r - b(r)| <= residual, by the
 Cauchy-Schwarz inequality: |q.x - q.c - p| <= |q - b(q)| radius + |q| residual + rounding of p + sums of C products in
 fp32, here and in the score (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
 
@@ -179,9 +179,7 @@ class ExactIndex(Index):
         return maxima_Gq.T.contiguous()
 
     def _upper(self, maxima_G: Values, norm: float, lost: float) -> NDArray[np.float64]:
-        """(G,) upper bounds of the scores per group. ``norm``: the query's norm; ``lost``: norm of its bf16 rounding
-        error.
-        """
+        """(G,) upper bounds of scores per group. ``norm``: the query's norm; ``lost``: norm of its bf16 error."""
         upper_G = maxima_G + norm * self._errors_G
         upper_G += _SMALLEST * self.channels * (1 + norm + float(self._norms_G.max()))
         if self._bf16:

@@ -30,8 +30,9 @@ Hits = tuple[NDArray[np.int64], Values]
 
 
 class Candidates(NamedTuple):
-    """Candidate rows that contain the hits of queries, each array (q, W). Missing rows are -1 with keys and scores of
-    -inf.
+    """Candidate rows that contain the hits of queries, each array (q, W).
+
+    Missing rows are -1 with keys and scores of -inf.
 
     ``keys`` are the values that candidates were selected by, largest first. Candidates of index parts are merged by
     key.
@@ -112,9 +113,7 @@ class Index(ABC):
         return ids
 
     def _by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
-        """Yield each part that holds some of the rows: its arrays, their positions in ``rows_n``, and their rows in the
-        part.
-        """
+        """Yield arrays, positions in ``rows_n`` and rows in the part, for each part that holds some of the rows."""
         numbers_n = self._firsts.searchsorted(rows_n, side="right") - 1
         for number in np.unique(numbers_n).tolist():
             chosen = np.flatnonzero(numbers_n == number)
@@ -145,8 +144,9 @@ class Index(ABC):
         """(n, C) fp32 vectors of rows, as they are compared: of length 1 if the metric is cosine."""
 
     def search(self, queries_QD: Values, top_k: int) -> Hits:
-        """Return the nearest rows per query, (Q, K) int64, and their scores, (Q, K) fp32: cosines, products or L2
-        distances.
+        """Return the nearest rows per query, (Q, K) int64, and their scores, (Q, K) fp32.
+
+        Scores are cosines, products or L2 distances.
 
         ``top_k``: maximum K. Missing rows are -1, at the end. Raises DataError for queries with another number of
         dimensions, and for a query without a score: not finite, or zeros if the metric is cosine.

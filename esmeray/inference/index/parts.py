@@ -43,9 +43,7 @@ _BOUNDS = {
     **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * LONGEST)),
     "half_squares": (0.0, LONGEST**2),
 }
-"""Bounds of values in arrays that are read whole. Beyond them products are infinite, and hits would be missed
-silently.
-"""
+"""Bounds of values in arrays. Beyond them products are infinite, and hits would be missed silently."""
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):

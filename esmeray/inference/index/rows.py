@@ -42,8 +42,9 @@ class NewRows(NamedTuple):
 
 
 def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
-    """Yield the records of each source whose ids the index and earlier sources lack. ``folder`` holds the temporary
-    keys.
+    """Yield the records of each source whose ids the index and earlier sources lack.
+
+    ``folder`` holds the temporary keys.
 
     Raises DataError for sources that can't be compared with the index, and for an id that occurs with different
     sequences, also within one source.

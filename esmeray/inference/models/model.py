@@ -120,8 +120,9 @@ class Model:
         return len(self.tokenizer.prefix), len(self.tokenizer.suffix)
 
     def outputs(self, kinds: Collection[str] | None = None, layers: Sequence[int] = (-1,)) -> tuple[Output, ...]:
-        """Return the outputs of these kinds, by default all that the model has. Kinds that read a layer have one output
-        per layer.
+        """Return the outputs of these kinds, by default all that the model has.
+
+        Kinds that read a layer have one output per layer.
 
         Raises ConfigError if the model lacks an output or layer.
         """
@@ -208,9 +209,9 @@ class Model:
             layer: layer of outputs that depend on one; 0 is the embeddings, -1 the last.
             tokens: token budget of a batch, special tokens included; by default the device's.
 
-        Raises ConfigError for an output or a layer that the model lacks, DataError for an invalid sequence (gaps,
-        digits, empty, too long or with letters that the vocabulary lacks) or a value that is not finite, and
-        ResourceError if a single sequence is out of memory.
+        Raises ConfigError for an output or a layer that the model lacks. Raises DataError for an invalid sequence
+        (gaps, digits, empty, too long), too many letters that the vocabulary lacks, or a value that is not finite.
+        Raises ResourceError if a single sequence is out of memory.
 
         >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
         >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
@@ -261,8 +262,7 @@ class Model:
     def rows_over_windows(
         self, sequence: bytes | memoryview, outputs: Sequence[Output], *, length: int, overlap: int, token_budget: int
     ) -> dict[str, Tensor]:
-        """Compute the rows of one long sequence, with features averaged over overlapping windows of ``length``
-        residues.
+        """Compute the rows of one long sequence, with features averaged over windows of ``length`` residues.
 
         Neighbouring windows share ``overlap`` residues; the last two share more. Special tokens get the mean over all
         windows.
@@ -335,8 +335,9 @@ def _beside_backbone(head: nn.Module) -> nn.Module:
 
 
 def limited(limit: Limit, longest: int | None) -> Limit:
-    """Cap the limit at the model's own maximum, in tokens without special tokens; None for no maximum. Training rejects
-    longer texts.
+    """Cap the limit at the model's maximum, in tokens without special tokens; None for no maximum.
+
+    Training rejects texts longer than the maximum.
     """
     return limit._replace(max_length=min(filter(None, (limit.max_length, longest)), default=None))
 

@@ -50,7 +50,7 @@ def open_model(
         key: name of the setting, for messages.
 
     Raises ConfigError for a missing model or device, DataError for damaged files, ResourceError if the hub can't be
-    reached, and ForkedError, a ConfigError, in a process that was forked after a model was opened.
+    reached. Raises ForkedError, a ConfigError, in a process that was forked after a model was opened.
 
     >>> model = esmeray.open_model("esm2_t6_8M", device="cpu", random_weights=True)
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape

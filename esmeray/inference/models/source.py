@@ -1,5 +1,6 @@
-"""Resolve models that settings name (a run, an export, or a folder, hub name or size of transformers) and read their
-settings.
+"""Resolve the models that settings name, and read the models' settings.
+
+A model is a run, an export, or a folder, hub name or size of transformers.
 
 This module does not import torch, so that a wrong name is reported at once.
 """

@@ -1,5 +1,4 @@
-"""Simulate campaigns on a measured assay: the share of the best mutants found by rounds of proposals, compared with
-baselines.
+"""Simulate campaigns on a measured assay, and compare the share of the best mutants found with baselines.
 
 Shape legend: N mutants of the assay, R rounds.
 """

@@ -119,9 +119,7 @@ class Inputs(NamedTuple):
         return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
 
     def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
-        """Features of mutants, scaled by the mean and spread of ``scale``. ``sites`` adds the features of
-        substitutions.
-        """
+        """Features of mutants, scaled as ``scale``. ``sites`` adds the features of substitutions."""
         parts = of_substitutions(protein, mutants) if sites else {}
         parts["prior"] = ((self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0))[:, None]
         if self.embeddings is not None and scale.embeddings is not None:

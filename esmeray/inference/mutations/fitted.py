@@ -1,5 +1,6 @@
-"""Scores by several models, also from Python. A model may be one that was fitted to measured mutants, which is a folder
-with mutations.json.
+"""Score mutants with several models, also from Python.
+
+A model may be fitted to measured mutants: a folder with mutations.json.
 
 Shape legend: N mutants, D channels.
 """
@@ -148,9 +149,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
 
 
 def read_fitted(source: str) -> Fitted | None:
-    """Read the fitted model that a source names; None if it is another model. Raises the errors of
-    :func:`find_model`.
-    """
+    """Read the fitted model of a source; None if it is another model. Raises as :func:`find_model`."""
     located = find_model(source)
     if located.task != TASK:
         return None
@@ -203,8 +202,9 @@ def score_mutants(
     first_position: int = 1,
     device: str | None = None,
 ) -> NDArray[np.float64]:
-    """Score mutants: (N,) zero-shot log-probability ratios to the wild type (Meier et al. 2021), or a fitted model's
-    predictions.
+    """Score mutants of a protein, (N,).
+
+    Scores are zero-shot log-probability ratios to the wild type (Meier et al. 2021), or a fitted model's predictions.
 
     Args:
         model: a masked language model, as in :func:`esmeray.open_model`, or a model from ``esmeray mutations fit``.

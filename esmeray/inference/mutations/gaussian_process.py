@@ -4,7 +4,7 @@ The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutat
 weights maximize the posterior: marginal likelihood times a log-normal prior, which dominates when mutants are few. The
 value of a mutant measured n times is a mean, whose noise variance is divided by n.
 
-With more than some thousand mutants the process uses a fixed number of inducing points (Quinonero-Candela and Rasmussen
+With more mutants than ``_INDUCING`` the process uses that number of inducing points (Quinonero-Candela and Rasmussen
 2005). Time is then linear in the number of mutants.
 
 Shape legend: N mutants, M inducing points, P weights.
@@ -59,9 +59,7 @@ _PSEUDO_MUTANTS = 20
 
 
 class Prediction(NamedTuple):
-    """(N,) means and standard deviations of the values without noise, and interval bounds of measurements, with
-    noise.
-    """
+    """(N,) means and standard deviations of values without noise, and interval bounds of noisy measurements."""
 
     mean: Floats
     deviation: Floats
@@ -184,8 +182,9 @@ class Posterior:
         return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
 
     def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
-        """Fit ridge regression on site features to the residuals, because there may be fewer inducing points than site
-        features.
+        """Fit ridge regression on site features to the residuals.
+
+        There may be fewer inducing points than site features.
 
         The mutants that calibrate the intervals are excluded from the fit, because their errors would be too small.
         They choose the penalty.

@@ -26,9 +26,7 @@ from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 _SHORTLIST = 1024
 """Maximum number of candidates whose covariance is computed."""
 _COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
-"""Maximum number of combinations among the candidates, by the fit's features. They combine the mutations with the best
-predictions.
-"""
+"""Maximum number of combinations among the candidates, by the fit's features."""
 _SHOWN = 3
 """Number of example mutants per line of the report."""
 _OPTIMISM = 2.0

@@ -15,8 +15,8 @@ class MutationsSection(ComputeSection):
     """Wild type, method, and how the models run."""
 
     sequence: Path | None = None
-    """FASTA file of the wild type. With several wild types, names match the column protein or the files of a folder of
-    tables.
+    """FASTA file of the wild type, or of several. With several, names are in the column protein, or are the names of a
+    folder's tables.
     """
     first_position: PositiveInt = 1
     """Number of the first residue in the table's numbering."""
@@ -25,7 +25,7 @@ class MutationsSection(ComputeSection):
     mutant, which also scores insertions and deletions.
     """
     max_length: PositiveInt | None = None
-    """Residues of the window around each position in longer sequences. Default: 1022, or the model's limit if it is
+    """Residues of the window around each position in longer sequences. Default: 1022, or the model's limit if that is
     lower.
     """
     precision: Precision = "fp32"

@@ -49,8 +49,9 @@ class Measured(NamedTuple):
 def folds(
     kind: Folds, mutants: Sequence[Mutant], seed: int, groups_N: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """(N,) fold of each mutant: random, as whole groups if there are any, or by the rank of its position among mutated
-    positions.
+    """(N,) fold of each mutant: random, as whole groups if there are any, or by position.
+
+    Positions are ranked among the mutated positions.
 
     By position, folds alternate (modulo) or are segments (contiguous). Raises ConfigError for groups or several
     mutations in folds by position, and for too few positions.
@@ -104,9 +105,7 @@ def parts(
 
 
 def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Evaluations:
-    """Evaluate the model for each kind of fold and size, next to the zero-shot score and, for substitutions, one-hot
-    ridge.
-    """
+    """Evaluate the model for each kind of fold and size, with the zero-shot score and one-hot ridge as baselines."""
     kinds = {part.protein.name: _kinds(part, section) for part in measured}
     ordered = dict.fromkeys(kind for of_protein in kinds.values() for kind in of_protein)
     # None trains on all other folds. With `rest` nothing would be left to predict.
@@ -168,8 +167,9 @@ def predictions(
 
 
 def draw_learning_curves(path: Path, evaluated: Evaluations) -> None:
-    """Draw Spearman's coefficient, averaged over proteins, by the number of training mutants, one panel per kind of
-    fold.
+    """Draw Spearman's coefficient by the number of training mutants, one panel per kind of fold.
+
+    It is averaged over proteins.
 
     If no size is given, nothing is drawn.
     """

@@ -168,8 +168,7 @@ class Protein:
         return Mutant(tuple(mutation for mutation in mutations if mutation.mutant not in (mutation.wild, _SAME)))
 
     def hint(self, texts: Iterable[str], setting: str) -> str:
-        """Suggest a value of ``setting``, the number of the first residue, that matches all residues named in the
-        notations.
+        """Suggest a value of ``setting``, the first residue's number, that matches all residues in the notations.
 
         Empty if no value matches, or if the protein's own value does.
         """

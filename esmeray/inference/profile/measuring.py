@@ -1,5 +1,4 @@
-"""Measure the cost of a model: time by stage with torch.profiler, time and memory by batch size, and a classifier's
-accuracy.
+"""Measure a model: time by stage with torch.profiler, time and memory by batch size, and accuracy.
 
 On the CPU the time of a stage is the self time of its operators and Python code. On CUDA it is the kernel time on the
 device. Stages in :data:`ON_HOST` don't use the device: their time is host time, which overlaps with the device.
@@ -82,9 +81,7 @@ class Subject(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Work to trace: a function that returns its results, the (N,) token counts of its texts, and its number of
-    batches.
-    """
+    """Work to trace: function that returns results, (N,) token counts of the texts, and number of batches."""
 
     work: Callable[[], Sequence[NDArray]]
     tokens: NDArray[np.int64]
@@ -294,9 +291,7 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
 
 
 def _peaks(model: Model) -> dict[str, float | str]:
-    """Peaks of matrix products (from the data sheet, if the device is known) and of memory bandwidth (read plus
-    write).
-    """
+    """Peaks of matrix products (from the data sheet, if the device is known) and of memory (read plus write)."""
     device, on_cuda = model.device, model.device.type == "cuda"
     known = peak_tflops(model.facts.device_name, model.facts.precision) if on_cuda else None  # type: ignore[arg-type]
     # Large enough to fill the device, small enough for a second: 8,192² products, and 1 GB, beyond any cache.

@@ -1,4 +1,4 @@
-"""Render a profile as text and PNG. Sizes that ran out of memory are not plotted."""
+"""Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

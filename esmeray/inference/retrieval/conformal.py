@@ -55,7 +55,7 @@ class Calibration:
 def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float) -> Calibration:
     """Find the lowest threshold that keeps the rate. Per query: scores (K,), best first, and a mask of false hits."""
     scores = np.concatenate([scores_K for scores_K, _ in hits]).astype(np.float64)
-    # The amount by which each hit raises its query's share, in descending order of score.
+    # Increase of the query's share at each hit, in descending order of score.
     rises = np.concatenate([np.diff(_largest_shares(is_false_K), prepend=0.0) for _, is_false_K in hits])
     order = np.argsort(-scores, kind="stable")
     risks = (1 + rises[order].cumsum()) / (len(hits) + 1)
@@ -82,8 +82,7 @@ def calibrated(
     top_k: int,
     not_missing: Collection[str] = (),
 ) -> Calibration:
-    """Calibrate with proteins of an index. Each is searched in the rest of the index, and its first ``top_k`` hits
-    count.
+    """Calibrate with proteins of an index, each searched in the rest of it; the first ``top_k`` hits count.
 
     Args:
         level: a hit is false if its label differs before its last ``level`` parts. Hits without a label are ignored.
@@ -119,9 +118,7 @@ def calibrated(
 
 
 def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArray[np.int64]:
-    """(n,) numbers of the ids in a file, one per line, or of all with a label. Raises DataError for an id without a
-    number.
-    """
+    """(n,) numbers of the ids in a file, one per line, or of all with a label. Raises DataError for an unknown id."""
     if not numbers:
         raise DataError(f"{labels}: has none of the ids that are searched, or no label of them")
     if path is None:

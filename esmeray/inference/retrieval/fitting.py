@@ -1,6 +1,6 @@
 """Fit a network for homology search to labelled proteins, in closed form.
 
-Counts of gapped k-mers are soft: a k-mer counts for another one with weight exp(0.3 s), where s is their BLOSUM62
+Counts of gapped k-mers are soft: a k-mer counts for another one with weight exp(0.3 s), and s is their BLOSUM62
 score. Transforming each residue axis of the counts makes these weights an inner product. The principal components, each
 divided by the fourth root of its variance, are the features of :mod:`esmeray.model.backbones.gapped_kmers`. The groups
 are regressed on these features.

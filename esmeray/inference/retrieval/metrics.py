@@ -24,8 +24,9 @@ METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
 
 
 def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
-    """(n,) true for sequences in the training of the model of these embeddings or index, and a text. None if not
-    recorded.
+    """(n,) true for sequences in the training of the model, None if not recorded; and a text.
+
+    ``folder``: embeddings or an index.
     """
     training = training_hashes(folder)
     if training is None:
@@ -38,12 +39,13 @@ def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") 
 
 
 def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(L, M) metrics of one query; NaN if it has no relative of the level, and for top hits if it has none up to the
-    level.
+    """(L, M) metrics of one query.
+
+    NaN if the query has no relative of the level, and for top hits if it has none up to the level.
 
     ``groups_NL``: negative for proteins without a label, which are ignored. ``hits_K``: proteins in ranked order; the
     list may be incomplete. The query itself counts as the first hit of the sensitivity at level 0, as in published
-    values, and nowhere else.
+    values. Elsewhere it is ignored.
     """
     levels = groups_NL.shape[1]
     is_counted_N = groups_NL[:, 0] >= 0
@@ -71,8 +73,7 @@ def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.i
 
 
 def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> list[dict[str, dict[str, Any]]]:
-    """Mean metrics per level: ``value`` is the mean over the ``queries`` that have one, ``interval`` its bootstrap
-    interval.
+    """Mean metrics per level: ``value`` over the ``queries`` that have one, and its bootstrap ``interval``.
 
     ``values``: (L, M) per query. ``samples``: number of resamplings of the queries.
     """
