@@ -1,7 +1,7 @@
-"""Texts to classes, numbers or letters by a trained classifier, on any device and in any precision.
+"""Predict classes, numbers or letters for texts with a trained classifier, on any device and in any precision.
 
-Texts are packed to a token budget, longest first, so that memory runs out at the start or not at all.
-Shape legend: N texts, C classes or numbers, R residues of all texts.
+Texts are packed under a token budget, longest first, so that an out-of-memory error occurs early. Shape legend: N
+texts, C classes or numbers, R residues of all texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,20 @@ from esmeray.tasks.plan import check_length
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Precision, Stream, Weights
 
 UNSEEN_RESIDUE = "?"
-"""Letter of a residue that was cropped; as a target it is ignored."""
+"""Letter of a cropped residue; ignored as a target."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of N texts, in their order.
+    """Predictions for N texts, in their order.
 
     Attributes:
-        label_space: what the columns mean.
-        probabilities: (N, C) fp32; numbers themselves for regression. For per_residue (R, C), residues end to end.
-        lengths: (N,) int64, rows of each text for per_residue; else None.
-        cropped: (N,) int64, tokens of each text that were left out because it is longer than the pipeline's limit.
-        crop: which these are.
+        label_space: meaning of the columns.
+        probabilities: (N, C) fp32; predicted numbers for regression. (R, C) for per_residue, with residues
+            concatenated.
+        lengths: (N,) int64, rows per text for per_residue; otherwise None.
+        cropped: (N,) int64, tokens per text beyond the pipeline's limit, which were left out.
+        crop: part of a longer text that is kept.
     """
 
     label_space: LabelSpace
@@ -50,35 +51,38 @@ class Predictions:
         return self.cropped.size
 
     def labels(self, separator: str = ";") -> list[str]:
-        """The prediction of each text in words.
+        """Return the prediction of each text in words.
 
-        multiclass and binary: the likeliest name; multilabel: names of a probability above 0.5; per_residue: a letter
-        for each residue, :data:`UNSEEN_RESIDUE` where it was cropped; regression: the numbers.
+        - multiclass and binary: the likeliest name
+        - multilabel: names with a probability above 0.5
+        - per_residue: a letter per residue, :data:`UNSEEN_RESIDUE` if it was cropped
+        - regression: the numbers
         """
         names, kind = self.label_space.names, self.label_space.kind
         if kind == "regression":
             return [separator.join(f"{value:.6g}" for value in row) for row in self.probabilities.tolist()]
         if kind == "multilabel":
-            # By the function that metrics use: a label at exactly 0.5 would else be here and not in the report.
+            # The same function as in the metrics, so that a probability of exactly 0.5 has the same result here and in
+            # the report.
             return [separator.join(compress(names, row)) for row in predicted_positive(self.probabilities)]
         likeliest = self.probabilities.argmax(-1).tolist()
         if kind != "per_residue":
             return [names[index] for index in likeliest]
-        # One letter each (U1), so that residues and letters count alike.
+        # One letter each (U1), so that the number of letters equals the number of residues.
         letters = np.array([names[index] for index in likeliest], dtype="<U1")
         return ["".join(text) for text in self.of_whole_texts(letters, UNSEEN_RESIDUE)]
 
     def kept_residues(self) -> NDArray[np.bool_] | None:
-        """(residues of the whole texts,) which have a prediction; None where a text has one, not its residues."""
+        """(residues of the whole texts,) true for residues with a prediction; None if predictions are per text."""
         if self.lengths is None:
             return None
-        # Of each text three runs: its start, what was cropped, and its end, of which the last may be empty.
+        # Three runs per text: its start, the cropped part, and its end, which may be empty.
         heads_N = np.array([head_length(kept, self.crop) for kept in self.lengths.tolist()], dtype=np.int64)
         sizes_N3 = np.stack([heads_N, self.cropped, self.lengths - heads_N], axis=1)
         return np.repeat(np.tile([True, False, True], len(self)), sizes_N3.ravel())
 
     def of_whole_texts(self, values_R: NDArray, missing: str | float) -> list[NDArray]:
-        """The values (R, ...) of each text's residues, with ``missing`` where one was cropped, for per_residue."""
+        """Values (R, ...) of each text's residues, with ``missing`` for cropped ones, for per_residue."""
         kept = self.kept_residues()
         assert kept is not None and self.lengths is not None
         whole = np.full((kept.size, *values_R.shape[1:]), missing, dtype=values_R.dtype)
@@ -91,9 +95,9 @@ class ClassifierPipeline:
     """A trained classifier of texts.
 
     Args:
-        model: with the classifier's head.
-        tokens: budget of a batch, special tokens included; a longer text goes alone.
-        max_length, crop: of texts of more tokens, special ones left out, this part is used; they are counted.
+        model: model with a classifier head.
+        tokens: token budget of a batch, special tokens included; a longer text has its own batch.
+        max_length, crop: maximum tokens of a text, without special tokens, and the part of a longer text to keep.
     """
 
     model: Model
@@ -114,17 +118,17 @@ class ClassifierPipeline:
         stream: Stream = "auto",
         weights: Weights = "stored",
     ) -> "ClassifierPipeline":
-        """The classifier that was exported to a folder, or that a run exported at its end.
+        """Load a classifier from an export, or from a run that exported one at its end.
 
-        The length limit and crop are those of ``data``, by default the folder's own. Raises ConfigError where there
-        is no classifier or no such device, DataError where its files are damaged.
+        Length limit and crop come from ``data``, by default from the folder's settings. Raises ConfigError if there is
+        no classifier or no such device, DataError if its files are damaged.
 
         >>> classifier = esmeray.ClassifierPipeline.load("classifier", device="cpu")
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
         (2, 3)
         """
         tokens = ComputeSection.of(tokens=tokens).tokens or DEFAULT_TOKENS
-        # With an own length limit a tool can take more of a text than training did; by default both are the same.
+        # With its own length limit a tool can use more of a text than training did; by default both are the same.
         model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
         limit = model.limit
         if data is not None:
@@ -143,11 +147,15 @@ class ClassifierPipeline:
     def predict(
         self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Predictions:
-        """Probabilities of each text, in the order given; ``progress`` gets the texts that are done, and all of them.
+        """Predict the probabilities of each text, in order.
 
-        Proteins are cleaned as commands clean them, with a warning that counts the changes and residues that the
-        vocabulary lacks. Raises ConfigError if ``texts`` is no list, DataError for a text that a command would refuse
-        and for NaN, ResourceError if the device is out of memory for a single text.
+        ``progress`` gets the number of finished texts and the total.
+
+        Proteins are cleaned as in commands, with a warning that counts the changes and the residues that the vocabulary
+        lacks.
+
+        Raises ConfigError if ``texts`` is not a list, DataError for an invalid text or NaN. Raises ResourceError if a
+        single text is out of memory.
         """
         cleaned = clean_list(texts, "texts", self.model.content)
         self.model.facts.unknown.warn(cleaned)
@@ -156,13 +164,14 @@ class ClassifierPipeline:
     def predict_clean(
         self, texts: Sequence[str], *, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Predictions:
-        """:meth:`predict` of texts that were read from a file or a store, and so are clean."""
+        """:meth:`predict` for texts read from a file or a store, which are already clean."""
         tokenized = self.model.tokenize(texts, self.max_length, self.crop)
-        self.model.facts.unknown.report(texts)  # refuses too many
+        self.model.facts.unknown.report(texts)  # raises if there are too many
         widths_N = tokenized.lengths if self.classifier.per_residue else np.ones(len(texts), dtype=np.int64)
         ends_N = np.cumsum(widths_N)
         result = np.empty((int(widths_N.sum()), self.label_space.num_outputs), dtype=np.float32)
-        # Written in where each text belongs: batches come longest first, and results are as large as the input.
+        # Written to each text's position, because batches are sorted longest first, and results are as large as the
+        # input.
         done, outputs = 0, self.model.outputs(["classes"])
         for batch in run(self.model, TokenizedTexts(tokenized, self.model), outputs, self.tokens):
             for index, rows in zip(batch.indices.tolist(), batch.by_text(outputs[0]), strict=True):

@@ -1,5 +1,7 @@
-"""Texts for a trained classifier: with targets, of a labelled file or of the records that its run held out; or without,
-of files to predict. Shape legend: N records, R residues of all records end to end, C outputs.
+"""Texts for a trained classifier, with or without targets.
+
+Texts with targets come from a labelled file or from the run's held-out records; texts without targets come from files
+to predict. Shape legend: N records, R concatenated residues of all records, C outputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +43,7 @@ from esmeray.train_config.section import Overrides
 class LabelledTexts:
     """N records with targets, (N,) or for residues (R,) int64, or (N, C) float32; and weights, (N,) float32.
 
-    ``counts`` has the records that were changed or left out, by name.
+    ``counts`` holds the number of records that were changed or left out, by name.
     """
 
     ids: list[str]
@@ -60,10 +62,12 @@ def read_texts(
     part: Part = "all",
     overrides: Overrides | None = None,
 ) -> LabelledTexts:
-    """Read labelled files for a model with this label space; of a part, by the split column.
+    """Read labelled files for a model with this label space. The split column selects a part.
 
-    The overrides distinguish a wrong setting of the command line from a default. Raises ConfigError for settings that
-    the model or the file does not have, DataError for a file, record or label that is refused, or where none is left.
+    ``overrides`` distinguish command-line settings from defaults.
+
+    Raises ConfigError for settings that the model or the file doesn't support. Raises DataError for an invalid file,
+    record or label, or if no record is left.
     """
     labels = _settings(data.labels, space, part, overrides or {})
     records = read_labelled(sources, labels, tokenizer, data.ingest)
@@ -74,7 +78,7 @@ def read_texts(
     if part != "all":
         chosen &= np.array([name == part for name in records.parts or []], dtype=bool)
         texts.counts["records_of_other_parts"] = int((~chosen).sum())
-    # Of residues one that has no label is left out by itself, and its record stays.
+    # A residue without a label is left out by itself; its record stays.
     if labels.unseen_labels == "skip" and not per_residue:
         known = has_target(targets)
         texts.counts["records_unseen_label"] = int((~known & chosen).sum())
@@ -92,22 +96,22 @@ def own_texts(
     space: LabelSpace,
     part: Part,
 ) -> LabelledTexts:
-    """The records that a run was trained on, or held out, by its own split.
+    """Read the records that a run was trained on, or held out, by its own split.
 
-    They are read again where the run's labelled store is gone. Raises DataError where the source gives other labels
-    than the model has or the split has no such part, CheckpointError where the source is not the one that the run's
-    checkpoints name.
+    If the run's labelled store is gone, they are read from the source. Raises DataError if the source's labels differ
+    from the model's, or if the split lacks the part. Raises CheckpointError if the source differs from the one in the
+    run's checkpoints.
     """
     run = RunFolder(section.storage_path, section.name)
-    # Minutes where the labelled store is gone and the source is large: the bar says what is waited for.
+    # A progress bar, because reading a large source again takes minutes if the store is gone.
     with conversion_bar("reading the run's data") as progress:
         store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
         raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
-    # Its source may have changed since: a split made anew would mix what was trained on with what was held out.
+    # The source may have changed since: a new split would mix training with held-out records.
     check_data(run, data.source, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
-    in_parts = np.sort(np.concatenate([*parts.values()]))  # without records that the split left out, counted already
+    in_parts = np.sort(np.concatenate([*parts.values()]))  # without records outside of the split, counted already
     records = in_parts if part == "all" else parts[part]
     if not records.size:
         raise DataError(f"the run's split has no record of part {part}")
@@ -124,9 +128,9 @@ def own_texts(
 
 
 def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDArray[np.bool_] | None:
-    """(N,) texts that the model's run was trained on; None where its checkpoints or its labelled store are not here.
+    """(N,) true for texts that the model's run was trained on; None if its checkpoints or labelled store are missing.
 
-    The store is found by the checksum that a checkpoint has, as the source may have changed since, or be gone.
+    The store is found by the checksum in a checkpoint, because the source may have changed or be gone.
     """
     folder_of_run = RunFolder(run.storage_path, run.name)
     checkpoint = CheckpointStore(folder_of_run.checkpoints).newest_intact()
@@ -135,7 +139,7 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
     for folder in (*folder_of_run.stores.glob("*"), *map(Path, filter(None, (data.store, *data.source)))):
         if not (folder / MANIFEST_FILE).is_file():  # a source may be a file of any kind
             continue
-        with suppress(DataError):  # a damaged store of another run is no reason to end here
+        with suppress(DataError):  # a damaged store of another run is skipped
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
                 hashes_N = hashes_of([text.encode() for text in texts])
@@ -144,7 +148,7 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
 
 
 def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
-    """The records whose text is not among these; raises DataError where none is left."""
+    """Select the records whose text is not in ``unwanted``. Raises DataError if no record is left."""
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
         raise DataError("every record that the run was trained on is in the file, too: leave --evaluate.baselines out")
@@ -155,7 +159,7 @@ def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: O
     if labels.kind != space.kind and ("data", "labels", "kind") in overrides:
         raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
     update: dict[str, object] = {"kind": space.kind}
-    if part == "all":  # else reading would ask for the split that the run was trained with
+    if part == "all":  # otherwise reading would ask for the split that the run was trained with
         update |= {"split": "hash", "split_column": None, "group_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
@@ -186,12 +190,12 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
 
 def _left_out(counts: LabelledCounts) -> dict[str, int]:
     reported = counts.model_dump(exclude={"training", "validation", "test"}, exclude_defaults=True)
-    # The report has the sum of counts by name.
+    # The report shows the total of counts that are split by name.
     return reported | {name: sum(number.values()) for name, number in reported.items() if isinstance(number, dict)}
 
 
 def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
-    # Targets of residues lie end to end, one for each letter.
+    # Residue targets are concatenated, one per letter.
     rows = np.repeat(chosen, [len(text) for text in texts.texts]) if texts.per_residue else chosen
     return replace(
         texts,
@@ -203,7 +207,7 @@ def _selected(texts: LabelledTexts, chosen: NDArray[np.bool_]) -> LabelledTexts:
 
 
 class TextPart(NamedTuple):
-    """Records in a row with ids unique among all parts, and the share of the files' bytes read by then, 0 to 1."""
+    """Consecutive records with ids unique over all parts, and the share of bytes read so far, 0 to 1."""
 
     ids: list[str]
     texts: list[str]
@@ -211,11 +215,11 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Records of files, folders and globs to predict, in their order, checked by the policies of the config as for
-    training (:mod:`esmeray.dataset.store.ingest`). Memory holds one part, and 8 bytes for each id, to detect one that
-    repeats.
+    """Records to predict from files, folders and globs, in their order.
 
-    Raises DataError for a name of nothing that can be read.
+    They are checked as in training (:mod:`esmeray.dataset.store.ingest`).
+
+    Memory holds one part, and 8 bytes per id to detect duplicates. Raises DataError for a name without a readable file.
     """
 
     def __init__(
@@ -231,19 +235,21 @@ class TextStream:
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
         self._ingest.counts.files_ignored = files_ignored(sources, is_labelled_name)
         self.counts: IngestCounts = self._ingest.counts
-        """Records that were changed or left out so far."""
+        """Number of records changed or left out so far."""
 
     def parts(self, characters: int = 1) -> Iterator[TextPart]:
-        """Records up to the first that is refused, in parts of at least so many characters; to be iterated once.
+        """Yield records in parts of at least ``characters`` characters, up to the first invalid record.
 
-        Raises DataError for a file that can't be read, or once all are read with every record that is refused.
+        Iterate over them only once.
+
+        Raises DataError for a file that can't be read, or, when all are read, for all invalid records.
         """
         bytes_total = max(1, self._source.bytes_total)
         ids: list[str] = []
         texts: list[str] = []
         size, share = 0, 0.0
         for _, _, block in self._source.cleaned(self._ingest):
-            # After a refusal the rest is read all the same: the error lists all that is to be mended.
+            # After an invalid record the rest is still read, so that the error lists all problems.
             if block is None or self._ingest.faults:
                 continue
             ids += [record_id.decode("utf-8") for record_id in block.ids.split()]

@@ -1,5 +1,6 @@
-"""Pictures of a classifier's confusions, ranking and calibration, and of predicted numbers, by scikit-learn's displays:
-one PNG each, legible with a hundred classes. Shape legend: N records or residues, C classes, labels or columns.
+"""Plots of a classifier's confusions, ranking and calibration, and of predicted numbers, with scikit-learn's displays.
+
+Each is one PNG, legible with a hundred classes. Shape legend: N records or residues, C classes, labels or columns.
 """
 
 from collections.abc import Sequence
@@ -27,35 +28,35 @@ from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.metrics.weighted import CALIBRATION_BINS
 
 _MOST_CLASSES = 100
-"""In one confusion matrix; beyond, those that are confused most."""
+"""Maximum classes in a confusion matrix. Beyond it only the most confused classes are shown."""
 _NUMBERED_CLASSES = 20
-"""Up to here the cells have numbers."""
+"""Maximum classes of a confusion matrix with numbers in its cells."""
 _MOST_COLUMNS = 9
 _MOST_POINTS = 2000
 _LONGEST_NAME = 36
 _COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#8c564b", "#d6539b", "#4ab4c4")
 
 Displays = list[tuple[float, RocCurveDisplay | PrecisionRecallDisplay]]
-"""Curves of classes, each with the area below it."""
+"""Curves of classes, each with its area under the curve."""
 
 
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
-    """Draw (C, C) numbers of rows of each true class (first axis) that were predicted as each class."""
+    """Draw a (C, C) confusion matrix of counts: true classes as rows, predicted classes as columns."""
     total, right = int(counts_CC.sum()), int(np.trace(counts_CC))
     title = f"{right:,} of {total:,} right ({right / max(total, 1):.1%})"
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
-    shown_C = np.sort(order[:_MOST_CLASSES])  # in the label space's order again, in which a reader looks for them
+    shown_C = np.sort(order[:_MOST_CLASSES])  # restore the label space's order, which a reader expects
     if len(shown_C) < len(names):
         title += f"; the {len(shown_C)} most confused of {len(names)} classes"
-    # Of the whole row, before classes are left out: the shares that are shown then need not add up to 1.
+    # Shares of the whole row, before classes are left out, so that shown shares need not add up to 1.
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
     counts_CC, shares_CC = counts_CC[np.ix_(shown_C, shown_C)], shares_CC[np.ix_(shown_C, shown_C)]
     labels = [_legible(names[index]) for index in shown_C]
 
     is_numbered = len(labels) <= _NUMBERED_CLASSES
     cell_inches, font = (0.5, 9) if is_numbered else (0.18, 7)
-    # Room for the longest name at either side: Matplotlib clips what a figure has no room for.
+    # Margins for the longest name, because Matplotlib clips text outside of the figure.
     margin = 1.2 + font / 72 * 0.55 * max(map(len, labels), default=0)
     side = max(len(labels) * cell_inches + margin, 5.0)
     with picture(path, side, side, title) as figure:
@@ -68,9 +69,9 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
             text_kw={"fontsize": 7} if is_numbered else None,
             cmap="Blues",
             colorbar=False,
-            im_kw={"norm": PowerNorm(0.5, 0, 1)},  # by square root, so that one record in a hundred still shows
+            im_kw={"norm": PowerNorm(0.5, 0, 1)},  # square-root scale, so that 1 % is visible
         )
-        if is_numbered:  # the colour is the share of the row, the number that of rows
+        if is_numbered:  # the colour is the share of the row, the number is the count
             for cell, text in np.ndenumerate(display.text_):
                 text.set_text(f"{counts_CC[cell]:,}" if counts_CC[cell] else "")
         axes.tick_params(colors=INK, labelsize=font)
@@ -79,9 +80,9 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
 
 
 def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> None:
-    """Draw recall against false positives, and precision against recall, of each class.
+    """Draw the ROC and precision-recall curves of each class.
 
-    Targets are (N,) classes with IGNORED_TARGET where there is none, or (N, C) of 0 and 1 with NaN where unknown. Of
+    Targets are (N,) classes, with IGNORED_TARGET if missing, or (N, C) of 0 and 1, with NaN if unknown. If there are
     two classes, the second is drawn.
     """
     rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
@@ -95,15 +96,15 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
 
 
 def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArray) -> None:
-    """Draw the share that is right against the confidence, and how many have which confidence (Guo et al. 2017).
+    """Draw the observed accuracy against the confidence, and the distribution of confidences (Guo et al. 2017).
 
-    Targets as of :func:`draw_roc_pr`; of (N,) classes the likeliest counts, of (N, C) labels each.
+    Targets are as in :func:`draw_roc_pr`. For (N,) classes the likeliest class counts, for (N, C) each label counts.
     """
     confidences, outcomes = _confidences(probabilities_NC, targets)
     with picture(path, 6.4, 7.2, "Calibration") as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-        if len(confidences):  # scikit-learn refuses none at all
-            # In the bins of the metric, so that the picture is that of the calibration error beside it.
+        if len(confidences):  # scikit-learn rejects empty input
+            # The metric's bins, so that the plot agrees with the reported calibration error.
             CalibrationDisplay.from_predictions(
                 outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=above, name="observed", color=BLUE
             )
@@ -123,7 +124,7 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
-    """Draw measured numbers (NaN where not measured) against predicted ones, a panel for each of the first columns."""
+    """Draw measured (NaN if missing) against predicted numbers, one panel for each of the first columns."""
     shown = names[:_MOST_COLUMNS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
@@ -141,13 +142,13 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
                     measured_N[known_N],
                     predicted_N[known_N],
                     kind="actual_vs_predicted",
-                    subsample=min(_MOST_POINTS, records),  # more are one blot, and slow to draw
+                    subsample=min(_MOST_POINTS, records),  # more points overlap, and are slow to draw
                     random_state=0,
                     ax=axes,
                     scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
                     line_kwargs={"color": GREY, "linestyle": ":"},
                 )
-                axes.set_aspect("auto")  # the display's is equal: a few outliers would leave a line of a panel
+                axes.set_aspect("auto")  # with the display's equal aspect, outliers would make a panel a line
             axes.set(xlabel="predicted", ylabel="measured")
             style(axes, f"{_legible(name)} ({records:,} records{sampled})")
         for axes in panels[len(shown) :]:
@@ -155,11 +156,11 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
 
 
 def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> tuple[Displays, Displays]:
-    """ROC and precision curves of the classes that have positives and negatives; see :func:`draw_roc_pr`."""
+    """ROC and precision-recall curves of classes with positives and negatives; see :func:`draw_roc_pr`."""
     are_labels = targets.ndim == 2
     rocs: Displays = []
     precisions: Displays = []
-    # Of two classes the second is the positive one, whose curves are those that a reader expects.
+    # With two classes, the second is the positive one by convention.
     for index in range(1 if not are_labels and len(names) == 2 else 0, len(names)):
         target = targets[:, index] if are_labels else targets
         known = np.isfinite(target) if are_labels else target != IGNORED_TARGET
@@ -169,7 +170,7 @@ def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence
         name = _legible(names[index])
         scores = probabilities_NC[known, index]
         false_rate, recall, _ = roc_curve(positive, scores)
-        # With the area below, by which curves are ordered and named.
+        # Curves are sorted and labelled by their area.
         rocs.append((roc_auc_score(positive, scores), RocCurveDisplay(fpr=false_rate, tpr=recall, name=name)))
         precision, recall, _ = precision_recall_curve(positive, scores, drop_intermediate=True)
         precisions.append(
@@ -179,7 +180,7 @@ def _ranking_curves(probabilities_NC: NDArray, targets: NDArray, names: Sequence
 
 
 def _draw_curves(axes: Axes, curves: Displays, title: str, x: str, y: str) -> None:
-    """Draw each curve; of many, only the best and the worst have a colour and a name."""
+    """Draw the curves. With many curves only the best and the worst have a colour and a name."""
     ordered = sorted(curves, key=lambda curve: -curve[0])
     half = len(_COLOURS) // 2
     named = ordered if len(ordered) <= len(_COLOURS) else ordered[:half] + ordered[-half:]
@@ -205,7 +206,7 @@ def _confidences(probabilities_NC: NDArray, targets: NDArray) -> tuple[NDArray, 
 
 
 def _legible(name: str) -> str:
-    """Not too long, on one line, and with no sign that Matplotlib reads as mathematics."""
+    """Shorten a name to one line and escape Matplotlib's math."""
     name = " ".join(name.split())
     short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
     return short.replace("$", r"\$")

@@ -1,9 +1,13 @@
-"""Predictions as rows of a CSV, TSV or Parquet file, written part by part.
+"""Write predictions as rows of a CSV, TSV or Parquet file, part by part.
 
-Columns: ``id``; ``label``, the prediction in words (names of a multilabel target with the separator between them, a
-letter for each residue); and for each class ``probability_NAME``. Of per-residue labels this is one number for each
-residue: a list in Parquet, numbers with blanks between them in text, NaN where a residue was cropped. Regression has
-``predicted_NAME`` alone. Parquet holds fp32, text six digits.
+Columns:
+
+- ``id``
+- ``label``: the prediction in words: names of a multilabel target joined by the separator, or a letter per residue
+- ``probability_NAME`` per class; regression has ``predicted_NAME`` instead, and no label
+
+For per-residue labels a probability is a list in Parquet and numbers separated by blanks in text, NaN for a cropped
+residue. Parquet holds fp32, text six digits.
 
 Shape legend: N texts, C classes or numbers.
 """
@@ -25,21 +29,21 @@ from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.inference.classify.labelled import TextPart
 
 Writer = Callable[[Sequence[str], Predictions], None]
-"""Appends the rows of these ids."""
+"""Function that appends the rows of these ids."""
 
 
 @contextmanager
 def writing_predictions(path: Path, final_name: str, space: LabelSpace, separator: str) -> Iterator[Writer]:
-    """Open a file for rows of this label space; the suffix of ``final_name`` is that of the format.
+    """Open a file for predictions in this label space. The suffix of ``final_name`` chooses the format.
 
-    The separator stands between the names of a multilabel target.
+    ``separator`` joins the names of a multilabel target.
     """
     numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
     words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
     schema = pa.schema(
         [(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names]
     )
-    if final_name.endswith(".parquet"):  # by the final name: the file that is written has a temporary one
+    if final_name.endswith(".parquet"):  # by the final name, because the file being written has a temporary one
         with pq.ParquetWriter(path, schema) as file:
 
             def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
@@ -61,16 +65,16 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
 def predict_all(
     pipeline: ClassifierPipeline, chunks: Iterable[TextPart], write: Writer
 ) -> tuple[int, int, Counter[str]]:
-    """Read, predict and write chunk after chunk.
+    """Read, predict and write chunk by chunk.
 
-    Returns the number of records, of those that were cropped, and of unknown tokens by letter.
+    Returns the number of records, the number of cropped records, and the number of unknown tokens by letter.
     """
     records = cropped = 0
     unknown: Counter[str] = Counter()
     before = 0.0
     with record_bar("predicting") as bar:
         for ids, texts, share in chunks:
-            # Defaults keep the values of this chunk, which the loop changes.
+            # Default arguments capture this chunk's values, because the loop changes them.
             def show(done: int, total: int, first=before, width=share - before, earlier=records) -> None:
                 bar(first + width * done / total, earlier + done)
 
@@ -84,7 +88,7 @@ def predict_all(
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:
-    """Columns of N values: strings, numbers, or arrays of the numbers of residues."""
+    """Columns of N values: strings, numbers, or arrays of residue values."""
     words: list[Any] = [list(ids)]
     if predictions.label_space.kind != "regression":
         words.append(predictions.labels(separator))

@@ -1,8 +1,13 @@
-"""Report of an evaluation: metrics with intervals, baselines, mistakes and pictures.
+"""Report of an evaluation: metrics with intervals, baselines, mistakes and plots.
 
-A folder with evaluation.json, everything as numbers; report.md to read; confusion.tsv, the rows of each true class that
-were predicted as each class; and pictures.
-Shape legend: N records, R residues of all records end to end, C classes, labels or columns.
+The report folder holds:
+
+- evaluation.json: all values
+- report.md: the report to read
+- confusion.tsv: the confusion matrix as counts, true classes as rows
+- plots as PNG
+
+Shape legend: N records, R concatenated residues of all records, C classes, labels or columns.
 """
 
 import json
@@ -40,14 +45,14 @@ _WITH_UNIT = ("mse", "mae")
 
 @dataclass(frozen=True)
 class Scored:
-    """N records with their targets and a model's predictions, as
-    :func:`esmeray.model.metrics.classification.classification_metrics` has them.
+    """N records with their targets and a model's predictions, in the format of
+    :func:`esmeray.model.metrics.classification.classification_metrics`.
 
     Attributes:
         probabilities: (N, C), or (R, C) for per_residue.
         targets: (N,), (N, C) or (R,).
         weights: (N,) weight of each record, or None.
-        lengths: (N,) residues of each record, for per_residue, whose resamplings draw whole records; else None.
+        lengths: (N,) residues of each record, for per_residue, because whole records are resampled; otherwise None.
     """
 
     label_space: LabelSpace
@@ -59,16 +64,16 @@ class Scored:
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
-        """(R,) record that each residue belongs to, for per_residue."""
+        """(R,) record index of each residue, for per_residue; otherwise None."""
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
 
 
 def scored_by(
     pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
 ) -> tuple[Scored, dict[str, Any], dict[str, int]]:
-    """The records with the model's predictions, those of the baselines by name, and counts of records.
+    """Predict the records. Return them with the predictions, the baselines' predictions by name, and counts of records.
 
-    Of per-residue labels both are of the residues that are left of cropped sequences.
+    For per-residue labels, targets and baselines are restricted to the residues that remain after cropping.
     """
     space = pipeline.label_space
     with record_bar("predicting") as bar:
@@ -84,7 +89,7 @@ def scored_by(
     cropped = int((predictions.cropped > 0).sum())
     unknown, _ = pipeline.model.facts.unknown.counts_of(texts.texts)
     counts = {**texts.counts, "records_cropped": cropped, "residues_unknown": unknown.total()}
-    # Reasons that left nothing out would only lengthen the report.
+    # Zero counts are dropped to keep the report short.
     counts = {name: number for name, number in counts.items() if number}
     scored = Scored(space, texts.ids, predictions.probabilities, targets, texts.weights, predictions.lengths)
     return scored, others, counts
@@ -98,13 +103,13 @@ def evaluation_of(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Content of ``evaluation.json``, with intervals from so many resamplings; baselines are predictions by name.
+    """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
 
-    ``trained_N``: records that the model was trained on, where known; metrics of the others stand beside those of all.
-    Raises DivergenceError where a prediction is NaN or infinite.
+    ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
+    DivergenceError if a prediction is NaN or infinite.
     """
     kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
-    # Of residues each counts as its record does.
+    # Each residue has its record's weight.
     weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
 
     def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
@@ -116,8 +121,8 @@ def evaluation_of(
             samples,
             seed,
             weights=weights_of_rows,
-            # Whole records are drawn: residues of one protein are alike, and drawn alone would make intervals too
-            # narrow.
+            # Whole records are resampled. Residues of one protein are correlated, so that resampling residues would
+            # make intervals too narrow.
             groups=None if groups is None else groups[rows],
         )
         return {
@@ -125,9 +130,9 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    # Records that were trained on flatter the metrics; the file may hold them without anybody's knowledge.
+    # Training records inflate the metrics, and the file may contain some unnoticed.
     not_in_training = None
-    if trained_N is not None and 0 < trained_N.sum() < len(trained_N):  # else both numbers are one
+    if trained_N is not None and 0 < trained_N.sum() < len(trained_N):  # otherwise both sets of metrics would be equal
         new = ~trained_N if groups is None else ~trained_N[groups]
         not_in_training = {"records": int((~trained_N).sum()), **metrics_of(scored.probabilities, new)}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
@@ -157,13 +162,15 @@ def write_report(
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write tables, pictures and numbers to a folder that exists.
+    """Write tables, plots and metrics to an existing folder.
 
-    ``best_of`` is the metric by which the model was chosen, shown first; ``counts`` are of records that were skipped
-    and so on; ``facts`` are of the model, its checkpoint and the data, by name.
+    Args:
+        best_of: metric that the model was selected by, shown first.
+        counts: number of records by kind, e.g. skipped records.
+        facts: properties of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored)  # first: the report links the pictures that there are
+    _draw(folder, scored)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     if "confused" in evaluation:
         names = scored.label_space.names
@@ -171,19 +178,19 @@ def write_report(
             folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n"
         )
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
-    # NaN would be no JSON: metrics that are undefined are left out before.
+    # NaN is not valid JSON; undefined metrics have been left out.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
 
 
 def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> list[str]:
-    """A table in Markdown: the metrics of the model and of the baselines with their intervals, ``best_of`` first."""
+    """Markdown table with the metrics of the model and the baselines with their intervals, ``best_of`` first."""
     number, unit = evaluation["records"], "records"
     if "residues" in evaluation:
         number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
     new = {"model, not trained on": evaluation["not_in_training"]} if "not_in_training" in evaluation else {}
     columns = {"model": evaluation, **new, **evaluation["baselines"]}
-    # A baseline may have a metric that the model lacks, where it is undefined for one of them.
+    # A metric may be undefined for the model and defined for a baseline.
     present = {name for column in columns.values() for name in column["metrics"]}
     first = [best_of] if best_of in present else []
     rows = [
@@ -214,7 +221,7 @@ def _draw(folder: Path, scored: Scored) -> None:
 
 
 def _confused(scored: Scored) -> list[dict[str, Any]]:
-    """Pairs of a true and a predicted class, most frequent first, each with ids of the most confident mistakes."""
+    """Pairs of true and predicted class, most frequent first, each with ids of the most confident mistakes."""
     names, targets, groups = scored.label_space.names, scored.targets, scored.groups
     matrix_CC = confusion_matrix(scored.probabilities, targets)
     wrong_CC = matrix_CC - np.diag(np.diag(matrix_CC))
@@ -224,9 +231,9 @@ def _confused(scored: Scored) -> list[dict[str, Any]]:
     for truth, other in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
         if not wrong_CC[truth, other]:
             break
-        # Ids in the report, to look them up; of a protein once, however many of its residues are confused.
+        # Ids of examples. A protein is listed once, regardless of the number of confused residues.
         rows = np.flatnonzero((targets == truth) & (predicted == other))
-        # The surest first: these are where a label is likeliest wrong, or the model has learnt something else.
+        # Most confident first: these are likely wrong labels, or something else that the model has learnt.
         rows = rows[np.argsort(-confidence[rows], kind="stable")]
         records = rows if groups is None else groups[rows]
         pairs.append(
@@ -263,7 +270,7 @@ def _classes_section(kind: str, classes: Sequence[Mapping[str, Any]]) -> list[st
     title, columns = "Classes", ["records", "predicted", "precision", "recall", "f1", "auroc", "average_precision"]
     if kind == "regression":
         title, columns = "Columns", ["records", "mse", "mae", "r2", "pearson", "spearman"]
-    # A GO model has thousands of terms; evaluation.json has all.
+    # A GO model has thousands of terms; evaluation.json contains all of them.
     shown = sorted(classes, key=lambda entry: -entry["records"])[:_CLASSES_SHOWN]
     rows = [[entry["name"], *(_cell(name, entry.get(name, "–")) for name in columns)] for entry in shown]
     table = table_lines(["name", *(name.replace("_", " ") for name in columns)], rows)
@@ -280,12 +287,12 @@ def _value(scores: Mapping[str, Any], name: str) -> str:
 
 
 def _short(name: str, value: float) -> str:
-    """Three decimals of what is at most 1, three digits of what has a unit."""
+    """Three decimals for values up to 1, three significant digits for values with a unit."""
     return f"{value:#.3g}" if name in _WITH_UNIT else f"{value:.3f}"
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown, its columns aligned to be read as it stands."""
+    """Markdown table with aligned columns, readable as plain text."""
     lines = [[_escaped(cell) for cell in line] for line in (header, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])

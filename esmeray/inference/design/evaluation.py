@@ -1,6 +1,9 @@
-"""Metrics of the field for designs on given structures: recovery of native residues and perplexity, of all and by
-secondary structure and burial, beside two baselines from other records: the composition alone, and that of each kind of
-secondary structure. Intervals are of proteins drawn with replacement.
+"""Metrics for designs on given structures: recovery of native residues and perplexity.
+
+They are computed overall, and by secondary structure and burial.
+
+Two baselines come from other records: the composition, and the composition of each kind of secondary structure.
+Intervals are bootstrap intervals over proteins.
 
 Recovery is not designability: many sequences fold alike, and a high recovery may come with sequences that don't.
 Shape legend: L residues of a protein, S states, A = 20 amino acids.
@@ -22,20 +25,22 @@ from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
 
 SHORT = 100
-"""Residues up to which a protein is short, as in CATH's benchmark."""
+"""Maximum residues of a short protein, as in CATH's benchmark."""
 ELEMENTS = "abc"
-"""Helix, strand and other of P-SEA (Labesse et al. 1997), which needs CA atoms alone."""
+"""P-SEA states: helix, strand and other (Labesse et al. 1997). P-SEA needs CA atoms only."""
 _CONTACT, _BURIED = 10.0, 18
-"""Å between CA atoms in contact, and contacts from which a residue counts as buried."""
+"""Contact distance between CA atoms in Å, and the minimum number of contacts of a buried residue."""
 _DRAWS = 1000
 _Statistic: TypeAlias = Callable[[NDArray[np.int64]], float]
-"""Of the proteins with these numbers."""
+"""A statistic of the proteins with these indices."""
 
 
 @dataclass
 class Evaluation:
-    """Metrics of the evaluated proteins: value, and the ends of its 95 % interval; ``left_out`` are records without a
-    structure, or without a native residue to recover."""
+    """Metrics of the evaluated proteins: value and the two ends of the 95 % interval.
+
+    ``left_out`` counts the records without a structure or without a native residue to recover.
+    """
 
     proteins: int
     left_out: int
@@ -51,12 +56,14 @@ def evaluate_designs(
     tokens: int = DEFAULT_TOKENS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate the likeliest design of each of these structures.
+    """Evaluate the likeliest design for each of these structures.
 
-    The baselines are of the store's other structures; of these themselves, which favours the baselines, where it has no
-    others. Raises DataError where no record can be evaluated.
+    The baselines are computed from the store's other structures. If there are none, the evaluated structures are used,
+    which favours the baselines.
+
+    Raises DataError if no record can be evaluated.
     """
-    # A baseline that has counted the structures which it is judged on would know their composition.
+    # Evaluated structures are excluded, because otherwise the baseline would know their composition.
     others = np.setdiff1d(np.arange(len(store)), records)
     shares_SA = _shares(store, others if others.size else records)
     proteins = []
@@ -65,7 +72,7 @@ def evaluate_designs(
         judged = any(letter in AMINO_ACIDS for letter in structure.residues)
         if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
             continue
-        # At temperature 0 there is one design: recovery is a property of the model, and no draw of luck.
+        # At temperature 0 there is one design, so recovery depends on the model only.
         (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, tokens=tokens)
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
@@ -75,7 +82,7 @@ def evaluate_designs(
 
 
 def elements_of(structure: Structure) -> NDArray[np.int64]:
-    """(L,) index in :data:`ELEMENTS` of each residue; other where there are no coordinates."""
+    """(L,) index of each residue's state in :data:`ELEMENTS`; other for residues without coordinates."""
     import biotite.structure as struc
 
     known = np.flatnonzero(np.isfinite(structure.coordinates[:, 1, 0]))
@@ -84,14 +91,14 @@ def elements_of(structure: Structure) -> NDArray[np.int64]:
     atoms.atom_name[:], atoms.res_name[:] = "CA", "ALA"
     atoms.res_id, atoms.chain_id = known + 1, structure.chains[known].astype("U4")
     elements = np.full(len(structure.residues), ELEMENTS.index("c"))
-    # What it can't judge biotite gives no letter: other.
+    # biotite returns an empty letter for residues that it can't assign; they count as other.
     elements[known] = [ELEMENTS.index(letter or "c") for letter in struc.annotate_sse(atoms)]
     return elements
 
 
 def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(S + 1, 20): shares of the amino acids in each kind of element, and in all, of these records."""
-    # One of each: an amino acid that is absent would make the baseline's perplexity infinite.
+    """(S + 1, 20) shares of the amino acids per state, with the overall shares as the last row."""
+    # A pseudocount of 1, because an absent amino acid would make the baseline's perplexity infinite.
     counts = np.ones((len(ELEMENTS), len(AMINO_ACIDS)))
     for structure in map(store.structure, records.tolist()):
         letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
@@ -102,7 +109,7 @@ def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDArray[np.float64]) -> dict[str, float]:
-    """Numbers of a protein by name: length, shares of residues that are right, hits and sizes of regions, losses."""
+    """Numbers of one protein by name: length, recoveries, losses, hits and sizes of regions."""
     letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
     judged = letters >= 0
     native, elements = letters[judged], elements_of(structure)[judged]
@@ -127,7 +134,7 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
 
 
 def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
-    """Medians over proteins of recovery, and perplexities; intervals by the bootstrap."""
+    """Compute median recoveries and perplexities over proteins, with bootstrap intervals."""
     columns = {name: np.array([protein[name] for protein in proteins]) for name in proteins[0]}
     lengths_N, right_N = columns["length"], columns["right"]
 
@@ -138,7 +145,7 @@ def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
         return lambda rows: float(np.mean((right_N - columns[name])[rows]))
 
     def perplexity(name: str) -> _Statistic:
-        # By residues, as perplexity is defined; recovery is a median over proteins, as in the papers.
+        # Perplexity is averaged over residues, as it is defined. Recovery is a median over proteins, as in the papers.
         return lambda rows: float(np.exp(np.average(columns[name][rows], weights=lengths_N[rows])))
 
     def within(name: str) -> _Statistic:
@@ -163,7 +170,7 @@ def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
     }
     evaluation = Evaluation(len(proteins), left_out)
     for name, (rows, statistic) in statistics.items():
-        if rows.size and np.isfinite(statistic(rows)):  # there may be no buried residue
+        if rows.size and np.isfinite(statistic(rows)):  # e.g. no protein has a buried residue
             interval = percentile_interval(
                 [statistic(np.repeat(rows, drawn)) for drawn in resamplings(rows.size, _DRAWS, seed=0)]
             )

@@ -1,8 +1,9 @@
-"""Positions of a structure as people write them: by the residue numbers of its file, or counted along the chain.
+"""Positions of a structure in the user's notation: residue numbers of its file, or counted along the chain.
 
-``57``, ``52A`` and ``-2`` are residue numbers with insertion codes. ``10-20``, ``-2-5`` and ``52-52B`` are ranges of
-them, which may span residues that the file lacks. ``#13`` and ``#1-10`` count the residues of the chain from 1. The
-chain of a complex comes first: ``A:52A``, ``B:#13``.
+- ``57``, ``52A`` and ``-2`` are residue numbers with insertion codes.
+- ``10-20``, ``-2-5`` and ``52-52B`` are ranges. They may include residues that the file lacks.
+- ``#13`` and ``#1-10`` count the residues of the chain from 1.
+- In a complex the chain comes first: ``A:52A``, ``B:#13``.
 """
 
 import re
@@ -21,9 +22,9 @@ _SPAN = re.compile(
 
 
 def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], int]:
-    """Indices of the positions that fix names, and the number of those within its ranges that the structure lacks.
+    """Return the indices of the named positions, and the number of positions in ranges that the structure lacks.
 
-    Raises ConfigError for a residue that is not there, or a range without any.
+    Raises ConfigError for a residue that the structure lacks, or a range without any residue.
     """
     indices: set[int] = set()  # ranges may overlap
     absent = 0
@@ -37,7 +38,7 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
         first = packed_number(int(match["first"]), match["first_code"])
         last = first if match["last"] is None else packed_number(int(match["last"]), match["last_code"])
-        # Numbers decide, not the order: ends of a range may be missing, and loops of another protein be inserted.
+        # Compare numbers, not positions in the file: the ends of a range may be missing, and insertions may lie inside.
         inside = np.flatnonzero((numbers >= first) & (numbers <= last))
         if not inside.size:
             shown = f"{written_positions(structure, members)}, or #1-{len(members)} in order"
@@ -48,12 +49,12 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
 
 
 def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:
-    """Groups of residues, by index, that become the same. Raises ConfigError if chains lack different residues."""
+    """Groups of residue indices that get the same residue. Raises ConfigError if the chains lack different residues."""
     if not text:
         return ()
     names = dict.fromkeys(map(str.strip, text.split(",")))
     chains = [_members(structure, f"--generate.tie {text}", name) for name in names]
-    # Chains of equal length may lack different residues: the numbers, from any first one, say which belong together.
+    # Chains of equal length may lack different residues. The numbers, relative to the first one, show which match.
     if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
         shown = " and ".join(written_positions(structure, chain) for chain in chains)
         raise ConfigError(
@@ -63,9 +64,9 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
 
 
 def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[int, ...]") -> str:
-    """Residue numbers of these positions, ascending, as :func:`fixed_positions` reads them: A:1-9,A:13."""
+    """Residue numbers of these ascending positions, in the notation of :func:`fixed_positions`: A:1-9,A:13."""
     numbers = structure.packed_numbers[list(indices)]
-    # A range ends with the chain and where residues are missing, so that a reader sees what is there.
+    # A range ends at the end of a chain and before missing residues, so it names only residues in the structure.
     is_next = (np.diff(indices) == 1) & (np.diff(structure.chains[list(indices)]) == 0)
     is_next &= (np.diff(numbers) > 0) & (np.diff(numbers // 256) <= 1)
     texts = []
@@ -76,7 +77,7 @@ def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[
 
 
 def _members(structure: Structure, option: str, chain: str | None = None) -> NDArray[np.int64]:
-    """Indices of a chain's residues; of the only chain if none is named."""
+    """Indices of a chain's residues. If no chain is named, the structure's only chain."""
     names = structure.chain_names
     if chain is None and len(names) == 1:
         return np.arange(len(structure.residues))

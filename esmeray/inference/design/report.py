@@ -1,4 +1,4 @@
-"""Pictures and tables of designs.
+"""Logos and tables of designs.
 
 Shape legend: N designs, L residues, A = 20 amino acids.
 """
@@ -19,7 +19,7 @@ from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import Design
 
 _ROW = 60
-"""Positions of a row of the logo."""
+"""Positions per row of the logo."""
 _MOST_ROWS = 10
 _COLOURS = {
     **dict.fromkeys("AVILMFWC", "#4c78a8"),
@@ -30,8 +30,11 @@ _COLOURS = {
 
 
 def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], designs: Sequence[Design]) -> None:
-    """Append a line for each position: structure, chain, residue number in the file, position from 1, native residue,
-    whether it was fixed, mean probability of each amino acid over the designs."""
+    """Append one line per position of the structure.
+
+    Columns: structure, chain, residue number in the file, position from 1, native residue, whether it was fixed, and
+    the mean probability of each amino acid over the designs.
+    """
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
     table = pd.DataFrame(
         {
@@ -44,13 +47,15 @@ def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], 
             **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
         }
     )
-    # Appended: a file of all structures, of which each is written when its designs are done.
+    # One file holds all structures; each is appended when its designs are done.
     table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
 
 
 def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> None:
-    """Frequencies of the designs' residues as a logo, and how sure the model was, as PNG. Below are the native sequence
-    and the residue numbers of the structure's file."""
+    """Draw the designs' residue frequencies as a logo with the model's confidence, as PNG.
+
+    The native sequence and the file's residue numbers are below the logo.
+    """
     native = structure.residues
     labels = structure.residue_labels
     letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]
@@ -77,13 +82,13 @@ def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> No
 def _logo_row(axis: Axes, labels: list[str], native: str, shares: NDArray, surest: NDArray) -> None:
     for column, native_letter in enumerate(native):
         bottom = 0.0
-        for index in np.argsort(shares[column]):  # the commonest on top, where a logo is read
+        for index in np.argsort(shares[column]):  # the most frequent residue on top, as usual in logos
             share = shares[column, index]
-            if share > 0.04:  # lower letters are no letters to the eye
+            if share > 0.04:  # lower letters are illegible
                 letter = AMINO_ACIDS[index]
                 plot_scaled_text(axis, letter, column + 0.05, bottom, width=0.9, height=share, color=_COLOURS[letter])
                 bottom += share
-        # More than half of the designs: the commonest residue would be decided by the alphabet where two are equal.
+        # More than half of the designs. On a tie the most frequent residue would depend on the order of the alphabet.
         agrees = native_letter in AMINO_ACIDS and shares[column, AMINO_ACIDS.index(native_letter)] > 0.5
         axis.text(
             column + 0.5,
@@ -96,7 +101,7 @@ def _logo_row(axis: Axes, labels: list[str], native: str, shares: NDArray, sures
             color=_COLOURS[native_letter] if agrees else GREY,
         )
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
-    # The last row is as wide, too: its letters are as wide as the others'.
+    # The last row has the same x range as the others, so its letters have the same width.
     axis.set(xlim=(0, _ROW), ylim=(-0.4, 1.02), yticks=[0, 1])
     ticks = [column for column, label in enumerate(labels) if label.endswith("0")]
     axis.set_xticks([tick + 0.5 for tick in ticks], [labels[tick] for tick in ticks], fontsize=7)

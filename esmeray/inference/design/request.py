@@ -1,4 +1,4 @@
-"""A trained model and structures as the commands of design name them."""
+"""Model and structure settings of the design commands."""
 
 import sys
 from pathlib import Path
@@ -18,40 +18,42 @@ if TYPE_CHECKING:
 
 
 class DesignModelSection(Section):
-    """Settings with which a model of sequence diffusion runs."""
+    """Settings to run a sequence diffusion model."""
 
     label: str | None = None
-    """Class that designs are conditioned on."""
+    """Class to condition designs on."""
     device: str | None = None
-    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
     tokens: PositiveInt = DEFAULT_TOKENS
     """Token budget of a batch."""
 
 
 class DesignStructuresSection(DesignModelSection):
-    """Structures, and how the model runs."""
+    """Settings for structures and the model."""
 
     structures: list[str] = Field(default=[])
     """Structure files, folders or globs."""
     chains: str = "each"
-    """Chains to take of each file: each, first, complex (all as one), or names, as A,B."""
+    """Chains to read from each file: each, first, complex (all as one), or names, e.g. A,B."""
     ca_only: CaOnly = "error"
-    """Chains of CA atoms alone: refuse, leave out or complete them."""
+    """Handling of chains with CA atoms only: error, skip or complete."""
 
 
 TASK = "diffusion"
 
 
 def exported_design(source: Path) -> Path:
-    """The folder of the model of sequence diffusion that a command means; raises ConfigError for another one."""
+    """Folder of the sequence diffusion model that ``source`` names. Raises ConfigError for any other model."""
     return exported_by(TASK, source)
 
 
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
-    """Chains of the structure files; what was changed or left out is said. Raises DataError for a file or id that is
-    refused."""
-    # From one residue on, as the user has named the file: the rules of training are for folders full of them.
-    # Designs depend on coordinates and not on confidences.
+    """Read the chains of the structure files and print which residues were changed or left out.
+
+    Raises DataError for an invalid file or id.
+    """
+    # min_residues is 1, because the user named these files; training's minimum is meant for large collections.
+    # `predicted` is false, because designs depend on coordinates only.
     section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only, predicted=False)
     counts = StructureCounts()
     structures = read_files(find_structure_files(options.structures), section, counts)
@@ -62,9 +64,9 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
 
 
 def load_model(source: Path, options: DesignModelSection) -> "tuple[SequenceDiffusion, int]":
-    """The model on its device, and the number of the label.
+    """Load the model onto its device and look up the label's number.
 
-    Raises ConfigError for an unknown label, or where there is no such device.
+    Raises ConfigError for an unknown label or an unavailable device.
     """
     from esmeray.dataset.packed_batch import NO_LABEL
     from esmeray.inference.models.opening import open_model

@@ -1,9 +1,11 @@
-"""Sequences for a structure, by denoising: from <mask> everywhere, more positions are decided in each step. And how
-well given sequences go with one: log-likelihood per residue, recovery of a native sequence, distance from known ones.
+"""Generate sequences for a structure by denoising, and score given sequences.
 
-A design depends on its own seed alone, not on what it shares a batch with. A masked diffusion model with the linear
-schedule is an autoregressive model in every order at once (Ou et al. 2024): -log p of a sequence is L times the mean
-cross entropy of hidden residues, over a share of them that is uniform in (0, 1]. Here over stratified shares.
+Generation starts with <mask> everywhere and decides more positions in each step. Scores are the log-likelihood per
+residue, the recovery of a native sequence, and the novelty compared with known sequences.
+
+A design depends on its own seed only, not on its batch. A masked diffusion model with the linear schedule is an
+autoregressive model in every order at once (Ou et al. 2024). Therefore -log p of a sequence is L times the mean cross
+entropy of hidden residues, with the hidden share uniform in (0, 1]. This module uses stratified shares.
 
 Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino acids, G groups of tied positions.
 """
@@ -38,13 +40,13 @@ class Request:
     Attributes:
         structure: backbone; residues without coordinates are designed from the others.
         fixed: positions from 0 that keep the structure's residue.
-        omitted: letters that are not to be used.
+        omitted: letters to exclude.
         tied: groups of positions that get the same residue.
-        label: number of the class, :data:`~esmeray.dataset.packed_batch.NO_LABEL` for none.
-        temperature: of sampling; 0 takes the likeliest residue.
-        steps: evaluations of the model.
+        label: class number, or :data:`~esmeray.dataset.packed_batch.NO_LABEL`.
+        temperature: sampling temperature; 0 takes the likeliest residue.
+        steps: number of evaluations of the model.
         guidance: see :meth:`~esmeray.tasks.diffusion.model.SequenceDiffusion.logits`.
-        order: which positions are decided first: those that the model is surest of, or any.
+        order: order of decisions: by the model's confidence, or random.
     """
 
     structure: Structure
@@ -60,8 +62,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Design:
-    """A generated sequence of L letters, the number of its seed, and (L, 20) probabilities of
-    :data:`~esmeray.dataset.fasta.alphabet.AMINO_ACIDS` when the position was decided; 1 for a fixed residue."""
+    """A generated sequence of L letters, its seed number and its probabilities.
+
+    ``probabilities`` is (L, 20) over :data:`~esmeray.dataset.fasta.alphabet.AMINO_ACIDS`, at the step that decided the
+    position; 1 for a fixed residue.
+    """
 
     residues: str
     probabilities: NDArray[np.float32]
@@ -76,7 +81,7 @@ def generate(
     seed: int = 0,
     tokens: int = DEFAULT_TOKENS,
 ) -> Iterator[Design]:
-    """Designs ``0`` to ``number - 1`` of a seed, as batches of them are done."""
+    """Yield designs ``0`` to ``number - 1`` of a seed, batch by batch."""
     length = len(request.structure.residues)
     device = next(model.parameters()).device
 
@@ -93,9 +98,9 @@ def generate(
 
 
 def structure_batch(structure: Structure, sequences: list[str], label: int = NO_LABEL) -> PackedBatch:
-    """Sequences of a structure, of its length each, packed with its coordinates."""
+    """Pack sequences of the structure's length together with its coordinates."""
     copies = len(sequences)
-    # A row before and behind for <cls> and <eos>, which are nowhere.
+    # A row before and after the residues for <cls> and <eos>, which have no coordinates.
     coordinates = torch.tensor(structure.coordinates, dtype=torch.float32)
     coordinates_T43 = functional.pad(coordinates, (0, 0, 0, 0, 1, 1), value=torch.nan).repeat(copies, 1, 1)
     chains_T = functional.pad(torch.from_numpy(structure.chains.astype(np.int64)), (1, 1)).repeat(copies)
@@ -105,21 +110,24 @@ def structure_batch(structure: Structure, sequences: list[str], label: int = NO_
 
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
-    """(T, 20): the logits of the amino acids alone, whatever the backbone's vocabulary."""
+    """(T, 20) logits of the amino acids, independent of the backbone's vocabulary."""
     ids = _AMINO_ACID_IDS.to(logits_TK.device)
     backbone_ids = model.backbone.residue_ids
     return logits_TK[:, ids if backbone_ids is None else backbone_ids[ids]]
 
 
 class _Drafts:
-    """Designs in the making, (copies) of them: their batch, (T, H) conditions, the (L,) group of each position,
-    (copies, G) what is hidden, and the randomness of each."""
+    """State of (copies) unfinished designs.
+
+    It holds the batch, the (T, H) conditions, the (L,) group of each position, the (copies, G) hidden mask, and a
+    random generator per design.
+    """
 
     def __init__(self, model: SequenceDiffusion, request: Request, seed: int, numbers: list[int]) -> None:
         self.model, self.request, device = model, request, next(model.parameters()).device
         groups_L, num_groups = _groups(request, len(request.structure.residues))
         letters = np.array(list(request.structure.residues))
-        # What is tied to a fixed position gets its residue.
+        # Positions tied to a fixed position get its residue.
         for position in request.fixed:
             letters[groups_L == groups_L[position]] = letters[position]
         self.batch: PackedBatch = structure_batch(
@@ -128,39 +136,40 @@ class _Drafts:
         self.conditions, self.groups = model.conditions(self.batch), groups_L.to(device)
         self.hidden = torch.ones(len(numbers), num_groups, dtype=torch.bool, device=device)
         self.hidden[:, groups_L[list(request.fixed)]] = False
-        # A generator for each design, of its own number: it is the same in any batch, and alone.
+        # One generator per design, seeded by its number, so that a design does not depend on its batch.
         states = [np.random.SeedSequence([seed, number]).generate_state(1, np.uint64) for number in numbers]
         self.draws = [torch.Generator().manual_seed(int(state[0] >> 1)) for state in states]
 
     def inside(self, rows: Tensor) -> Tensor:
-        """(copies, L, ...): rows of tokens without <cls> and <eos>, a view."""
+        """(copies, L, ...) view of token rows without <cls> and <eos>."""
         return rows.unflatten(0, (len(self.draws), -1))[:, 1:-1]
 
     def drawn(self, logits_T20: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(copies, G, 20) log-probabilities, (copies, G) amino acids drawn from them, and (copies, G) chance."""
+        """Return (copies, G, 20) log-probabilities, (copies, G) sampled amino acids and (copies, G) uniform numbers."""
         copies, G = self.hidden.shape
-        # Tied positions share the mean of their logits, as one residue has to suit all of them.
+        # Tied positions share the mean of their logits, because one residue has to suit all of them.
         allowed = torch.tensor([letter not in self.request.omitted for letter in AMINO_ACIDS], device=logits_T20.device)
         sums = torch.zeros(copies, G, 20, device=logits_T20.device).index_add_(1, self.groups, self.inside(logits_T20))
         sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
         log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
-        # Drawn on the CPU, for all groups in each step: the same whatever the device, and whatever is decided already.
+        # Sampled on the CPU for all groups in each step, so that the numbers don't depend on the device or on earlier
+        # decisions.
         uniform = torch.stack([torch.rand(G, 21, generator=draw) for draw in self.draws]).to(logits_T20.device)
-        # Gumbel's trick: the largest of log p + T g is a draw at temperature T, and at 0 the likeliest. 0 and 1 have no
-        # finite logarithm.
+        # Gumbel-max trick: argmax of log p + T g samples at temperature T, and takes the likeliest at 0. Clamped,
+        # because 0 and 1 have no finite logarithm.
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
         return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
 
 
 def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
-    """(copies, L) tokens and (copies, L, 20) probabilities, from <mask> everywhere."""
+    """(copies, L) tokens and (copies, L, 20) probabilities, denoised from <mask> everywhere."""
     model, request, hidden, groups_L = drafts.model, drafts.request, drafts.hidden, drafts.groups
-    rows = drafts.inside(drafts.batch.tokens)  # a view: what is decided is seen by the next step
+    rows = drafts.inside(drafts.batch.tokens)  # a view, so that the next step sees decided residues
     rows.masked_fill_(hidden[:, groups_L], MASK)
-    probabilities = (rows[..., None] == _AMINO_ACID_IDS.to(rows.device)).float()  # 1 for the residue that is there
+    probabilities = (rows[..., None] == _AMINO_ACID_IDS.to(rows.device)).float()  # 1 for fixed residues
     num_hidden = int(hidden[0].sum())
     for step in range(request.steps):
-        # As many stay hidden as at this time of training, so that the model sees what it knows.
+        # The hidden share follows training's schedule, so that the model sees shares that it was trained on.
         left = round(
             num_hidden * float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
         )
@@ -177,7 +186,7 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
 
 
 def _groups(request: Request, length: int) -> tuple[Tensor, int]:
-    """(L,) group of each position, a group of its own where it is not tied, and their number."""
+    """(L,) group of each position and the number of groups. A position that is not tied has its own group."""
     group_of = np.arange(length)
     for tied in request.tied:
         group_of[list(tied)] = group_of[tied[0]]
@@ -186,7 +195,7 @@ def _groups(request: Request, length: int) -> tuple[Tensor, int]:
 
 
 DRAWS = 16
-"""Shares of hidden residues that a likelihood is a mean over."""
+"""Number of hidden shares that a likelihood averages over."""
 
 
 def log_likelihoods(
@@ -197,11 +206,13 @@ def log_likelihoods(
     label: int = NO_LABEL,
     tokens: int = DEFAULT_TOKENS,
 ) -> NDArray[np.float64]:
-    """(sequences,) mean log-likelihood of a residue, in nats, given the structure. Residues that are no amino acid are
-    not judged."""
+    """(sequences,) mean log-likelihood per residue, in nats, given the structure.
+
+    Residues other than the 20 amino acids are ignored.
+    """
     length = len(structure.residues)
     at_once = max(1, tokens // (length + 2))
-    # The same positions for every sequence, so that scores compare.
+    # All sequences use the same hidden positions, so that their scores are comparable.
     order = torch.rand(DRAWS, length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
     hidden = order < torch.tensor([[max(1, round(length * (draw + 0.5) / DRAWS))] for draw in range(DRAWS)])
     jobs = [(number, draw) for number in range(len(sequences)) for draw in range(DRAWS)]
@@ -226,22 +237,24 @@ def log_likelihoods(
     for indices, totals in loop.run(consecutive(len(jobs), at_once)):
         sums.flat[indices] = totals["sums"].numpy()
         counts.flat[indices] = totals["counts"].numpy()
-    known = counts > 0  # of a short sequence a draw may hide residues alone that are not judged
+    known = counts > 0  # in a short sequence, all hidden residues of a draw may be non-standard
     return np.where(known, sums / np.maximum(counts, 1), 0).sum(1) / known.sum(1)
 
 
 def recovery(designed: str, native: str) -> float:
-    """Share of positions with the native residue, of those whose native residue is an amino acid."""
+    """Share of positions with the native residue, among positions whose native residue is an amino acid."""
     judged = [(letter, other) for letter, other in zip(designed, native, strict=True) if other in AMINO_ACIDS]
     return sum(letter == other for letter, other in judged) / max(1, len(judged))
 
 
 def nearest(residues: str, known: Search) -> tuple[str, float]:
-    """The id of the sequence of a store that has the highest score, and the share of the residues that differ from it,
-    where they are not aligned included."""
+    """Return the id of the best-scoring sequence of the store, and the share of residues that differ from it.
+
+    Unaligned residues count as different.
+    """
     query = residues.encode()
     hits = known.hits(query, count=1, evalue=float("inf"))
-    if not hits:  # nothing scores above 0: all of it is new, whatever the record
+    if not hits:  # nothing scores above 0: all residues are new, compared with any record
         return known.store.id(0), 1.0
     target = known.store.text(hits[0].record)
     matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)

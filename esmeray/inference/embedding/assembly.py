@@ -1,7 +1,13 @@
-"""The final files of a job from its complete shards: the same whatever was interrupted on the way.
+"""Assemble the final files of a job from its complete shards. Interruptions don't change the result.
 
-One file for each output of proteins, in the order of the input; the shards themselves, by hard link, for outputs of
-residues; or HDF5 of either; the index; the manifest, last. Shape legend: N records, n of a part of them, C channels.
+The files are:
+
+- outputs of proteins: one file each, in input order
+- outputs of residues: the shards, as hard links
+- HDF5, if chosen, in place of either
+- the index and, last, the manifest
+
+Shape legend: N records, n records of a part, C channels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,14 +48,15 @@ class Assembly:
         rows: Sequence[ShardRow],
         settings: EmbedSection,
     ) -> None:
-        """``rows``: of all shards, in order."""
+        """``rows``: rows of all shards, in order."""
         self._building, self._plan, self._store = building, plan, store
         self._shards, self._rows, self._settings = shards, rows, settings
-        # Mapped and verified once, not once a record; bounded, since each is an open file.
+        # Each shard is mapped and verified once, not per record. The cache is bounded, because each shard is an open
+        # file.
         self._open = lru_cache(maxsize=1024)(lambda output, number: shards.arrays(output, rows[number]))
 
     def write(self, outputs: tuple[Output, ...], job: dict[str, Any], show: Callable[[str], None]) -> None:
-        """Write all files. Raises ResourceError where the disk is full."""
+        """Write all files. Raises ResourceError if the disk is full."""
         manifests = {}
         for output in outputs:
             show(f"writing {output.name}")
@@ -64,7 +71,7 @@ class Assembly:
         manifest = EmbeddingsManifest(
             num_records=records, num_sequences=self._plan.num_sequences, outputs=manifests, job=job
         )
-        # Last: a folder with a manifest is whole.
+        # The manifest is written last: a folder with a manifest is complete.
         write_manifest(self._building, manifest)
 
     def _merged(self, output: Output) -> OutputManifest:
@@ -81,7 +88,7 @@ class Assembly:
                     keys,
                 )
 
-        def largest() -> Values:  # of all shards: int8 has one scale for a channel, whatever part of a file is read
+        def largest() -> Values:  # over all shards: int8 has one scale per channel for the whole file
             shards = (self._open(output.name, number) for number in range(self._plan.num_shards))
             return np.max([np.abs(shard["values"]).max(axis=0) for shard in shards], axis=0)
 
@@ -92,30 +99,30 @@ class Assembly:
             dtype=self._settings.dtype,
             format=file_format.name,
         )
-        # Linked as they are, and not read; others are verified as they are read.
+        # Shards are linked without being read, so they are verified here; other files are verified when read.
         linked = self._rows if file_format.name == "safetensors" else []
         shards = [self._shards.verified(output.name, row) for row in linked]
         source = Source(self._plan.chosen.size, blocks, largest, shards, self._plan.bounds[:-1].tolist())
         return file_format.merge(self._building, output.name, manifest, source)
 
     def _values(self, output: Output, start: int, stop: int) -> Any:
-        """(n, C) fp32 of records ``start`` to ``stop``; of residues or pairs an array (L, C) or (L, L) of each."""
+        """(n, C) fp32 for records ``start`` to ``stop``; for residues or pairs a list of (L, C) or (L, L) arrays."""
         if output.per == "protein":
             return self._of_proteins(output, start, stop)
         return [self._of_sequence(output, sequence) for sequence in self._plan.sequences[start:stop].tolist()]
 
     def _of_proteins(self, output: Output, start: int, stop: int) -> Values:
-        """(n, C) fp32 of records ``start`` to ``stop``."""
+        """(n, C) fp32 for records ``start`` to ``stop``."""
         sequences_n, bounds = self._plan.sequences[start:stop], self._plan.bounds
         shards_n = bounds.searchsorted(sequences_n, side="right") - 1
         rows_nC = np.empty((stop - start, output.channels), dtype=np.float32)
-        for number in np.unique(shards_n).tolist():  # shard by shard: one gather each, not one read a record
+        for number in np.unique(shards_n).tolist():  # one gather per shard instead of one read per record
             chosen = shards_n == number
             rows_nC[chosen] = self._open(output.name, number)["values"][sequences_n[chosen] - bounds[number]]
         return rows_nC
 
     def _of_sequence(self, output: Output, sequence: int) -> Values:
-        """(L, C) fp32 of one sequence, or (L, L)."""
+        """(L, C) fp32 of one sequence; (L, L) for pairs."""
         bounds = self._plan.bounds
         number = int(bounds.searchsorted(sequence, side="right")) - 1
         arrays = self._open(output.name, number)

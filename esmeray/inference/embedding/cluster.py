@@ -1,4 +1,4 @@
-"""Shards computed by actors of a Ray cluster, one a device, which write the files: no vector passes through Ray."""
+"""Compute shards with Ray actors, one per device. Actors write the files, so that vectors don't pass through Ray."""
 
 import logging
 import tempfile
@@ -24,12 +24,11 @@ from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 log = logging.getLogger(__name__)
 
 SHARDS_AT_ONCE = 2
-"""Of an actor: while one is written, the next is computed."""
+"""Shards per actor: while one is written, the next is computed."""
 
 
 class ActorSettings(NamedTuple):
-    """The job and the model of an actor, with the store's path, and the shards, in a folder that all nodes see or else
-    at their URI."""
+    """Job, model, store path and shard files of an actor. The shard folder is shared by all nodes, or is at a URI."""
 
     job: EmbedJobSection
     source: str
@@ -38,16 +37,17 @@ class ActorSettings(NamedTuple):
 
 
 class _EmbeddingActor:
-    """A device that computes shards."""
+    """Actor that computes shards on one device."""
 
     def __init__(self, actor: ActorSettings) -> None:
         self._settings = actor
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
-        """Load the model and copy the store. A method, since what a constructor raises reaches nobody as it is."""
+        """Load the model and copy the store. Not in the constructor, because Ray wraps its exceptions."""
         job, path = self._settings.job, self._settings.store
-        # Ray limits no threads: an actor computes on all cores, and would sum in another order than its neighbour.
+        # Ray does not limit threads: an actor would use all cores, and its summation order would differ from other
+        # actors'.
         torch.set_num_threads(job.cpus_per_worker)
         if self._settings.files.uri is not None:
             path = local_path(f"{self._settings.files.uri}.store")
@@ -57,28 +57,28 @@ class _EmbeddingActor:
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
-        # Two shards are here at once: one computes, while the other is written outside of the lock.
+        # An actor has two shards at once: one computes inside the lock, and one is written outside of it.
         with self._computing:
             computed, row = self._worker.compute(shard)
         return self._settings.files.write(computed, row)
 
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
-    # Else shards of two models would stand in one file, without a sign of it.
+    # Otherwise one file could hold shards of two models without any sign of it.
     if other.fingerprint != first.fingerprint:
         raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
 
 
 class ClusterEngine:
-    """Shards computed by actors on Ray, which is connected."""
+    """Computes shards with Ray actors; Ray must be connected."""
 
     def __init__(
         self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
-        # Of several nodes the store lies on shared storage, which LMDB's mapped pages make slow, or break.
+        # With several nodes the store is on shared storage, where LMDB's memory mapping is slow or fails.
         if job.stage_dir is None and len(ray.nodes()) > 1:
             job = job.model_copy(update={"stage_dir": Path(tempfile.gettempdir()) / "esmeray-stores"})
-        source = absolute_path(source, PATH_OR_NAME)  # actors have another working folder
+        source = absolute_path(source, PATH_OR_NAME)  # actors have a different working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(
@@ -94,7 +94,7 @@ class ClusterEngine:
         self.facts: JobFacts = self._pool.loaded
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
-        """As :meth:`esmeray.inference.embedding.worker.LocalEngine.run`."""
+        """Yield the rows of shards, like :meth:`esmeray.inference.embedding.worker.LocalEngine.run`."""
         for row in self._pool.run(shards):
             progress(row.sequences)
             yield row

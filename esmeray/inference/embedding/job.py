@@ -1,9 +1,16 @@
-"""An embedding job: from FASTA files or a store to a folder of embeddings, resumable at any moment; or its estimate.
+"""Run an embedding job, from FASTA files or a store to a folder of embeddings, or estimate it.
 
-The folder is complete under its name, or not there. Until then everything lies in ``OUTPUT.partial``: the store,
-``job.json`` of each model with what the job depends on, the shards that are done, the log. The same command resumes
-there; one with another input, model or settings is refused. A finished folder grows by a part, a folder in it, of the
-records of the input that it lacks; until the part is complete, everything lies in ``OUTPUT.grown.partial``.
+The output folder appears when it is complete. Until then ``OUTPUT.partial`` holds:
+
+- the store
+- ``job.json`` per model, with everything that the result depends on
+- the finished shards
+- the log
+
+The same command resumes the job; a job with another input, model or settings is rejected.
+
+A finished folder can grow: records of the input that it lacks are added as a part, a subfolder. Until the part is
+complete, its files are in ``OUTPUT.grown.partial``.
 """
 
 import json
@@ -55,26 +62,30 @@ def run_job(
     cluster: RaySection | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Compute what is missing, publish the folder, or the part by which it grows; return the reports of each model.
+    """Compute missing results, publish the folder or the part added to it, and return the models' reports.
 
-    ``cluster``: of Ray, whose actors compute; None for this process. Raises ConfigError where the unfinished or
-    finished output is another job's, DataError where sequences or weights can't be taken, an id has another sequence
-    in the finished output among them, ResourceError where disk, memory or workers don't suffice.
+    ``cluster``: Ray settings if actors compute; None for this process.
+
+    Raises:
+        ConfigError: the unfinished or finished output belongs to another job.
+        DataError: sequences or weights are invalid, or an id has another sequence in the finished output.
+        ResourceError: disk, memory or workers don't suffice.
     """
     check_registered(job)
-    # What names a folder on any file system, and in a URI.
+    # Names must be valid as folders on any file system, and in a URI.
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
     uri = uri_of(job.output)
     output = target_path(job.output)
     recover(output)
-    # Of one model the output is its folder: a second model is another job, so that none has to be moved.
+    # With one model the output is its folder. Adding a second model is another job, so that no folder has to move.
     folders = names if len(names) > 1 else [""]
     before = [] if overwrite else _finished(job, output, folders)
     if not before:
         refuse_existing(output, MADE_BY, overwrite)
-    # Apart: what is unfinished beside a finished output may be of one that is to replace it.
+    # A separate suffix, because an unfinished folder next to a finished output may belong to a job that will replace
+    # it.
     suffix = ".grown" if before else ""
     shared = uri and f"{uri}{suffix}.partial"
     with (
@@ -89,13 +100,13 @@ def run_job(
         works = [folder or "model" for folder in folders]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
-        # All before the first loads its model: an id that has another sequence by now costs nothing.
+        # All are checked before the first model loads, so that an id with a changed sequence costs nothing.
         indexes: Sequence[Index | None] = before or [None] * len(works)
         models = [
             ModelJob(job, cluster, model, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
             for model, name, index in zip(job.models, works, indexes, strict=True)
         ]
-        # One after the other, all before the first is assembled: a model that is refused costs no files.
+        # All models compute before the first is assembled, so that a rejected model costs no files.
         for model in models:
             model.compute()
         if before:
@@ -106,15 +117,15 @@ def run_job(
                 (building / folder).mkdir(exist_ok=True)
                 reports.append(model.assemble(building / folder))
             shutil.copytree(partial / "logs", building / "logs")
-        # Inside the unfinished folder's block: it goes only once the URI has all.
+        # Inside the block of the unfinished folder, so that it is removed only when the URI has all files.
         publish(job.output)
         return reports
 
 
 def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[Index]:
-    """The finished output of each model in its folder; none where there is no output.
+    """Indexes of the finished output, one per model folder; empty if there is no output.
 
-    Raises ConfigError where it is of other models.
+    Raises ConfigError if it belongs to other models.
     """
     pattern = MANIFEST_FILE if (output / MANIFEST_FILE).is_file() else f"*/{MANIFEST_FILE}"
     finished = {path.parent for path in output.glob(pattern)}
@@ -126,20 +137,20 @@ def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[In
 
 
 def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str | None) -> list[dict[str, Any]]:
-    """Add what was computed to the finished folder of each model; the reports of all that is there by then."""
+    """Add the computed part to the finished folder of each model. Return the reports of all parts."""
     output = folders[0] if len(folders) == 1 else folders[0].parent
     for model, folder in zip(models, folders, strict=True):
-        if model.before is None or not model.chosen.size:  # no record is new, or an earlier start ended after this one
+        if model.before is None or not model.chosen.size:  # nothing new, or added by an earlier start
             continue
         part = folder / part_name(len(model.before.parts))
         ready = model.folder.with_name(f"{model.folder.name}.part")
-        # Overwritten: an earlier start may have ended before it was renamed.
+        # Overwritten, because an earlier start may have ended before the rename.
         with made_folder(ready, MADE_BY, overwrite=True) as building:
             model.assemble(building)
             shutil.copytree(partial / "logs", building / "logs")
-        if uri is not None:  # there the folder is a copy, maybe with the start of an upload that was cut short
+        if uri is not None:  # at a URI the folder is a copy, maybe with part of an interrupted upload
             shutil.rmtree(part, ignore_errors=True)
-        # Nothing that a reader has open changes: a part is there as a whole or not at all, at a URI by its manifest.
+        # Open files never change: a part appears as a whole, at a URI when its manifest appears.
         with writing(part):
             ready.rename(part)
             sync(folder)
@@ -155,8 +166,7 @@ def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str 
 def estimate(
     job: EmbedJobSection, ingest: IngestSection | None = None, *, cluster: RaySection | None = None
 ) -> list[str]:
-    """Lines on size and time of a job, after a measurement of ten seconds for each model; nothing that is written
-    stays."""
+    """Estimate size and time of a job from a measurement of ten seconds per model. All written files are removed."""
     check_registered(job)
     with tempfile.TemporaryDirectory() as folder, _connected(cluster):
         job = _resolved(job, cluster)
@@ -171,7 +181,7 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
     plan = make_plan(store, job, facts.longest)
     measured_flops = measured_tokens = 0.0
     start_s: float | None = None
-    # Batches of the job itself, drawn over all of it: the longest alone, or the first, would be slower or faster.
+    # Batches are sampled from the whole job: the first or the longest only would be faster or slower than the mean.
     random = np.random.default_rng(0)
     with status_line() as show:
         show(f"measuring {source}")
@@ -182,16 +192,16 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
             batch = np.concatenate(batches[first : first + worker.model.batches_at_once(shard.budget)])
             piece = shard._replace(records=shard.records[batch], lengths=shard.lengths[batch])
             worker.compute(piece)
-            if start_s is None:  # the first warms up
+            if start_s is None:  # the first batch is the warm-up
                 start_s = time.perf_counter()
                 continue
             measured_flops += facts.flops(piece.lengths)
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
-    # By FLOP, not by residues: a long sequence costs more for each, as attention grows with the square.
+    # Based on FLOP instead of residues, because attention makes long sequences cost more per residue.
     seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
-    every_length = plan.lengths[plan.sequences]  # duplicates too: most formats repeat their rows
-    # Of the outputs, without ids.
+    every_length = plan.lengths[plan.sequences]  # with duplicates, because most formats repeat their rows
+    # Size of the outputs without ids.
     disk_bytes = sum(
         format_of(job, output).size(output.per, output.channels, job.dtype, every_length, plan.lengths)
         for output in facts.outputs
@@ -209,7 +219,7 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
 
 
 def _connected(cluster: RaySection | None, shared: Path | None = None) -> AbstractContextManager[Any]:
-    """Ray for the time of a block, where a cluster computes."""
+    """Connect to Ray for the duration of a block, if a cluster computes."""
     if cluster is None:
         return nullcontext()
     from esmeray.cluster.connection import connected
@@ -218,16 +228,16 @@ def _connected(cluster: RaySection | None, shared: Path | None = None) -> Abstra
 
 
 def _recorded_precision(partial: Path, before: list[Index]) -> Any:
-    """Precision of the unfinished work or the finished output that a job continues; None if there is neither."""
+    """Precision of the unfinished work or finished output that a job continues; None if there is neither."""
     jobs = [read_json(path, REMEDY) for path in partial.glob(f"*/{JOB_FILE}")]
     jobs += [index.manifest.job for index in before]
     return jobs[0].get("settings", {}).get("precision") if jobs else None
 
 
 def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = None) -> EmbedJobSection:
-    """The job with its device and workers chosen, from the cluster where there is one, and the defaults of these.
+    """Resolve the job's device, workers and their defaults, from the cluster if there is one.
 
-    ``recorded``: precision of the work that is continued, which counts if none is given.
+    ``recorded``: precision of the work that is continued, used if the job sets none.
     """
     nodes = local_resources()
     if cluster is not None:
@@ -235,7 +245,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = 
 
         nodes = connection.cluster_resources()
     gpus = sum(node.gpus for node in nodes)
-    # Decided here, not by each worker: the job's identity names the device, and all must compute on one kind.
+    # Chosen here instead of by each worker: the job's identity names the device, and all workers must use one kind.
     device = job.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
@@ -250,13 +260,13 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = 
 
 @contextmanager
 def _logging(folder: Path) -> Iterator[None]:
-    """A log file named by the time, in the unfinished folder."""
+    """Log to a file in the unfinished folder, named by the time."""
     with writing(folder):
         (folder / "logs").mkdir(exist_ok=True)
         name = f"embed-{datetime.now().strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.log"
     with logged_to(folder / "logs" / name, "%(asctime)s %(levelname)s %(message)s"):
         try:
             yield
-        except BaseException as error:  # an interruption too: the log of a job that ended says why
+        except BaseException as error:  # interruptions too, so that the log shows why the job ended
             log.error("ended: %s: %s", type(error).__name__, error)
             raise

@@ -1,9 +1,10 @@
-"""Values that are known before a job computes any: of the cache, of the output that grows, of other outputs.
+"""Values that need no computation: from the cache, from the output that grows, or from other outputs.
 
-Each is a source of sequences, found by the two hashes of their key. Known sequences make the
-first shards of a job, which nobody computes; a job that is resumed finds the same, whatever its sources have by then.
+Each of these is a source, which finds sequences by the two hashes of their key. Known sequences are the first shards of
+a job, which are copied instead of computed. A resumed job uses the same known sequences, even if its sources have
+changed.
 
-Shape legend: U distinct sequences of a job, n of a shard, C channels.
+Shape legend: U distinct sequences of a job, n sequences of a shard, C channels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,19 +29,19 @@ from esmeray.run_folder.job import differences
 
 _MOST_RECORDS = 1 << 40
 _BLOCK = 4096
-"""Records of an earlier output that are read together, where several of them are wanted."""
+"""Records per block. Wanted records of an earlier output in the same block are read together."""
 
 
 class EarlierOutput:
-    """Another output, or the one that grows, of the model and the settings of a job."""
+    """Another output with the job's model and settings, or the output that grows."""
 
     def __init__(
         self, index: Index, outputs: Sequence[Output], identity: dict[str, Any], settings: EmbedJobSection
     ) -> None:
-        """``identity``: of the job. Raises ConfigError where the values are not those that the job would compute."""
+        """``identity``: the job's identity. Raises ConfigError if the output's values differ from the job's."""
         self.index = index
         self._dtype = settings.dtype
-        # What a value depends on, and not how files and batches are cut.
+        # Settings that values depend on; the sizes of files and batches don't matter.
         names = ("precision", "long", "max_length", "overlap")
         needs = {"model": identity["model"], "settings": {name: identity["settings"][name] for name in names}}
         changes = differences(index.manifest.job, needs)
@@ -54,11 +55,11 @@ class EarlierOutput:
                 f"--embed.known {index.source}: its values can't be taken ({reason}); give outputs of the same model "
                 "and settings"
             )
-        # Only what is asked for: an output that is opened is verified, which reads all of it.
+        # Opened on demand, because opening an output verifies it, which reads all of it.
         self._open = cache(lambda name: read_embeddings(index.source, name))
 
     def find(self, store: Store, records_U: Indices) -> Indices:
-        """(U,) where it has each record's sequence, from 0; -1 where it has not."""
+        """(U,) index of each record's sequence in this output, from 0; -1 if it lacks the sequence."""
         keys_N2 = self.index.sequence_keys
         hashes_N = keys_N2[:, 0]
         order = np.argsort(hashes_N, kind="stable")
@@ -69,15 +70,15 @@ class EarlierOutput:
         return np.where((hashes_N[found_U] == store.sequence_hashes[records_U]) & ~is_other_U, found_U, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
-        """The rows (rows, C) of records, as a shard has them, from where they were found."""
-        # They were found when the job was started: another output may have the name by now.
+        """Rows (rows, C) of records, in the format of a shard, from the indices that :meth:`find` returned."""
+        # The indices are from the start of the job: another output may have this name now.
         if differ(self.index.sequence_keys[found_n], store.sequence_keys(records_n)).any():
             raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
         earlier = self._open(output)
         if earlier.output.per != "protein":
             values = (as_stored(earlier[number], self._dtype) for number in found_n.tolist())
             return [rows.reshape(-1, earlier.channels) for rows in values]
-        # Together, since a request or a row group for each vector would take longer than computing it.
+        # Read in blocks, because one request or row group per vector would take longer than computing it.
         together = np.split(found_n, np.flatnonzero(np.diff(found_n // _BLOCK)) + 1)
         blocks = (earlier[int(numbers[0]) : int(numbers[-1]) + 1][numbers - numbers[0]] for numbers in together)
         return [row[None] for block_nC in blocks for row in block_nC]
@@ -87,8 +88,11 @@ Source: TypeAlias = Cache | EarlierOutput
 
 
 def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) -> Indices | None:
-    """(U,) the source, by its number, and the index there of each sequence, as one number; -1 where none has it, None
-    without sources."""
+    """Find each sequence in the sources.
+
+    Returns (U,) source number and index, encoded in one integer; -1 if no source has the sequence. Returns None without
+    sources.
+    """
     known_U = np.full(records_U.size, -1)
     for number, source in sources.items():
         found_U = source.find(store, records_U)
@@ -104,7 +108,7 @@ def write_known(
     files: ShardFiles,
     outputs: Sequence[Output],
 ) -> list[ShardRow]:
-    """Write the shards of known sequences. Raises ConfigError where their source is not given any more."""
+    """Write the shards of known sequences. Raises ConfigError if their source is missing."""
     known_U = np.sort(known_U[known_U >= 0])  # the order of the plan
     rows = []
     for number in range(plan.num_cached):
@@ -116,11 +120,11 @@ def write_known(
                 "the job was started with a cache or known outputs; give the same --embed.cache and --embed.known to "
                 "resume it"
             )
-        # Into shards like any other: assembly then need not know where values come from.
+        # Written as normal shards, so that assembly is the same for all values.
         computed: dict[str, dict[str, NDArray]] = {}
         for output in outputs:
             arrays: list[NDArray] = []
-            for source in numbers:  # ascending, as the sequences are
+            for source in numbers:  # ascending, like the sequences
                 chosen_n = sources_n == source
                 arrays += sources[source].rows(output.name, store, shard.records[chosen_n], found_n[chosen_n])
             computed[output.name] = {

@@ -1,4 +1,4 @@
-"""Maps of proteins: a PNG, and a page of HTML that needs nothing else. Shape legend: P points."""
+"""Maps of proteins as a PNG and a self-contained HTML page. Shape legend: P points."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,12 +27,18 @@ box.oninput = () => {
   Plotly.restyle(plot, {x: [x], y: [y]}, [last]);
   count.textContent = part && x.length + ' found';
 };"""
-"""A box that stars the points whose ids have its text: the last trace of the page."""
+"""JavaScript of a search box that marks points with matching ids, using the last trace of the page."""
 
 
 class Points(NamedTuple):
-    """(P,) ids, lengths in residues, labels (numbers with NaN, or names with an empty one, where there is none), and
-    (P, 2) coordinates."""
+    """Points of a map.
+
+    Attributes:
+        ids: (P,) ids.
+        lengths: (P,) residues.
+        labels: (P,) numbers, NaN if missing, or names, empty if missing.
+        xy: (P, 2) coordinates.
+    """
 
     ids: NDArray
     lengths: NDArray[np.integer]
@@ -41,12 +47,12 @@ class Points(NamedTuple):
 
     @property
     def are_numbers(self) -> bool:
-        """True where the labels are numbers."""
+        """True if the labels are numbers."""
         return self.labels.dtype.kind != "U"
 
     @property
     def are_labelled(self) -> NDArray[np.bool_]:
-        """(P,) points that have a label."""
+        """(P,) true for points with a label."""
         return ~np.isnan(self.labels) if self.are_numbers else self.labels != ""
 
 
@@ -58,10 +64,10 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
         axes.set(xlabel=x, ylabel=y)
         handles = []
         for name, rows, colour in _groups(points, label):
-            # Smaller where there are many, so that they do not cover each other; never too small to be seen.
+            # Markers shrink with the number of points to reduce overlap, but stay visible.
             area = np.clip(20_000 / len(points.ids), 5, 30)
             drawn = axes.scatter(points.xy[rows, 0], points.xy[rows, 1], s=area, linewidths=0, c=colour)
-            text = name.replace("$", r"\$")  # which begins mathematics in Matplotlib, and may stand in a name
+            text = name.replace("$", r"\$")  # $ starts math in Matplotlib
             if isinstance(colour, str):
                 handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=text))
             else:
@@ -70,7 +76,7 @@ def draw(path: Path, points: Points, title: str, x: str, y: str, label: str) -> 
 
 
 def write_page(path: Path, points: Points, title: str, x: str, y: str, label: str) -> None:
-    import plotly.graph_objects as go  # here: few ask for a page, and it takes a second
+    import plotly.graph_objects as go  # imported here, because it takes a second and pages are rarely requested
 
     figure = go.Figure(layout={"template": "plotly_white", "title": title, "xaxis_title": x, "yaxis_title": y})
     shown_labels = np.where(points.are_labelled, points.labels.astype(object), "no label")
@@ -78,7 +84,7 @@ def write_page(path: Path, points: Points, title: str, x: str, y: str, label: st
         is_class = isinstance(colour, str)
         scale = {} if is_class else {"colorscale": "Viridis", "colorbar": {"title": name, "len": 0.8, "y": 0.4}}
         figure.add_scattergl(
-            x=points.xy[rows, 0].round(4).tolist(),  # no difference is seen, and the page is smaller
+            x=points.xy[rows, 0].round(4).tolist(),  # rounding is invisible, and makes the page smaller
             y=points.xy[rows, 1].round(4).tolist(),
             text=points.ids[rows].tolist(),
             customdata=list(zip(points.lengths[rows].tolist(), shown_labels[rows].tolist(), strict=True)),
@@ -101,7 +107,7 @@ def write_page(path: Path, points: Points, title: str, x: str, y: str, label: st
 
 
 def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_], str | NDArray]]:
-    """Name, rows and colour of each class, as they are drawn one over the other; of numbers the colours are these."""
+    """Yield name, rows and colour of each class in drawing order. For numbers the colours are the values."""
     labels, labelled = points.labels, points.are_labelled
     if not labelled.all():
         yield f"no label ({(~labelled).sum():,})", ~labelled, "#c9cdd3"
@@ -109,7 +115,7 @@ def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_]
         yield label, labelled, labels[labelled]
         return
     counts = Counter(labels[labelled].tolist()).most_common()
-    # No more classes than colours that can be distinguished; rare ones first, so that they lie below.
+    # At most as many classes as distinguishable colours. Rare classes are drawn first, below the others.
     largest, others = counts[: len(COLOURS)], counts[len(COLOURS) :]
     if others:
         yield f"other ({sum(count for _, count in others):,})", np.isin(labels, [name for name, _ in others]), INK

@@ -1,7 +1,7 @@
-"""The part of an embedding job that is one model's: what is done, what is missing, and the final files.
+"""One model's part of an embedding job: finished work, missing shards, and the final files.
 
-``job.json`` in its unfinished folder is what the bytes of the result depend on: another job's is refused, naming what
-differs.
+``job.json`` in its unfinished folder records everything that the bytes of the result depend on. A job that differs is
+rejected, and the message names the difference.
 """
 
 import json
@@ -46,7 +46,7 @@ OTHER_OUTPUT = "choose another --embed.output, or pass --overwrite"
 
 
 class ModelJob:
-    """One model of a job: its part of the unfinished folder, and what was computed."""
+    """One model of a job, with its unfinished folder and its results."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ModelJob:
         store: Store,
         before: Index | None = None,
     ) -> None:
-        """``before``: the finished output, which is to grow; DataError where an id has another sequence there."""
+        """``before``: the finished output to grow. Raises DataError if an id has another sequence there."""
         self.settings, self.cluster, self.source, self.files, self.store = settings, cluster, source, files, store
         self.before = before
         self.folder = files.folder
@@ -65,7 +65,7 @@ class ModelJob:
         self.spent = Spent()
 
     def compute(self) -> None:
-        """Compute the shards that are missing; ConfigError where the output to grow is of another model or settings."""
+        """Compute the missing shards. Raises ConfigError if the output to grow has another model or settings."""
         start_s = time.perf_counter()
         with status_line() as show:
             show(f"loading {self.source}")
@@ -94,7 +94,7 @@ class ModelJob:
                 progress(0)
                 for row in engine.run([self.plan.shard(number) for number in todo], progress):
                     self.rows[row.number] = row
-                    # After each shard, so that a killed process loses the time of none that counts.
+                    # Written after each shard, so that a killed process keeps the time of its finished shards.
                     now_s = time.perf_counter()
                     self.spent.seconds = before.seconds + now_s - start_s
                     self.spent.computing_s = before.computing_s + now_s - computing_s
@@ -108,13 +108,13 @@ class ModelJob:
                     if row.splits:
                         log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
                     if self._cache is not None:
-                        self.files.fetch()  # an actor of another node has uploaded it, where the folder is at a URI
+                        self.files.fetch()  # at a URI, an actor on another node may have uploaded it
                         self._cache.keep(row, self.plan, self.store, self.files)
-        finally:  # also for a refusal: actors hold their devices until they are closed
+        finally:  # also after an error: actors hold their devices until they are closed
             engine.close()
 
     def assemble(self, building: Path) -> dict[str, Any]:
-        """Write the final files and the report, which is returned."""
+        """Write the final files and the report, and return the report."""
         start_s = time.perf_counter()
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
@@ -135,44 +135,44 @@ class ModelJob:
         job = self.settings, self.source, self.store, self.files
         if self.cluster is None:
             return LocalEngine(*job)
-        from esmeray.inference.embedding.cluster import ClusterEngine  # here: it needs Ray
+        from esmeray.inference.embedding.cluster import ClusterEngine  # imported here, because it needs Ray
 
         return ClusterEngine(*job, max_failures=self.cluster.max_failures)
 
     def _accept(self) -> None:
-        """Compare the job with the finished output and with the work there is, plan it and write it down."""
+        """Compare the job with finished and unfinished work, plan it and write its identity."""
         settings = self.settings
-        # Of weights as they are stored outputs of before the setting say nothing.
+        # Outputs from before the setting `weights` existed lack it; they have stored weights.
         left_out = {"device", "stream", *(["weights"] if settings.weights == "stored" else [])}
         identity = {
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
-            # A device that was asked for and one by default compute the same: its name above is what counts. So do
-            # layers that are in memory and those that are read.
+            # The device's name above identifies it, however it was chosen. Streamed layers give the same values as
+            # layers in memory.
             "settings": settings.model_dump(mode="json", include=EmbedSection.model_fields.keys() - left_out),
         }
-        # After the model is loaded: only then its fingerprint says whether the finished output is of this job.
+        # After the model is loaded, because its fingerprint shows whether the finished output belongs to this job.
         changes = [] if self.before is None else differences(self.before.manifest.job, identity)
         if changes:
             raise other_job(settings.output, changes[0], OTHER_OUTPUT)
         if not self.chosen.size:  # the output has all records
             return
         self._cache = Cache(settings.cache.absolute(), self.facts, settings) if settings.cache else None
-        # Numbers that stay: by them a job that is resumed finds its values again.
+        # Fixed numbers, because a resumed job uses them to find its values again.
         self._sources: dict[int, Source] = {} if self._cache is None else {0: self._cache}
-        if self.before is not None and settings.dtype != "int8":  # which would be rounded twice
+        if self.before is not None and settings.dtype != "int8":  # int8 would be rounded twice
             self._sources[1] = EarlierOutput(self.before, self.facts.outputs, identity, settings)
         others = [EarlierOutput(Index(folder), self.facts.outputs, identity, settings) for folder in settings.known]
         self._sources |= dict(enumerate(others, 2))
         self.plan = self._plan()
         self.job: dict[str, Any] = {"input": self.store.checksum, **identity, "plan": self.plan.checksum}
-        # Said, and not refused: vectors of another device differ in their last bits.
+        # Recorded instead of rejected: vectors from another device differ in their last bits only.
         if settings.known:
             self.job["known"] = [f"{other.index.source} ({other.index.manifest.job.get('device')})" for other in others]
         if self.before is not None:
             self.job[CONTINUES] = file_xxh128(self.before.parts[-1].folder / MANIFEST_FILE)
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
-        # After that: a job may be resumed on another processor. Said, and not refused, as above.
+        # Added after `accept`, because a job may resume on another processor. Recorded instead of rejected, as above.
         self.job["arithmetic"] = self.facts.arithmetic
         earlier = [] if self.before is None else [self.before]
         for index in [*earlier, *(other.index for other in others)]:
@@ -187,14 +187,15 @@ class ModelJob:
         self.files.keep(self.folder / JOB_FILE)
 
     def _plan(self) -> Plan:
-        """The plan; sequences that were known when the job was first started stay so."""
-        # What the cache holds changes while the job is stopped, by other jobs; the plan, which follows it, must not.
+        """Make the plan. Sequences that were known at the first start stay known."""
+        # Other jobs may change the cache while this job is stopped. The plan depends on it, so it is fixed at the first
+        # start.
         path = self.folder / KNOWN_FILE
         known = None
         if path.is_file():
             with parsing(path, "remove the unfinished folder"):
                 known = np.load(path)
-        elif not (self.folder / JOB_FILE).exists():  # else it was started without a source
+        elif not (self.folder / JOB_FILE).exists():  # otherwise it was started without a source
             known = find_known(self._sources, self.store, distinct_sequences(self.store, self.chosen)[0])
         plan = make_plan(self.store, self.settings, self.facts.longest, known, self.chosen)
         if known is not None and not path.exists():
@@ -224,9 +225,9 @@ class ModelJob:
 
 
 def _new_records(store: Store, before: Index, settings: EmbedJobSection) -> Indices:
-    """Records of a store that an output lacks, by id. Raises DataError for an id that has another sequence there."""
+    """Records of a store whose ids an output lacks. Raises DataError for an id that has another sequence there."""
 
-    def ids(start: int, stop: int) -> Any:  # so many at a time: as strings of Python all would take gigabytes
+    def ids(start: int, stop: int) -> Any:  # in blocks, because all ids as Python strings would take gigabytes
         return pa.array([store.id(record) for record in range(start, stop)])
 
     every_id = pa.chunked_array([ids(*rows) for rows in ranges(len(store), INDEX_ROWS)])

@@ -1,11 +1,11 @@
-"""The plan of an embedding job: which sequences are computed, in which shard and batch, from lengths and hashes alone;
-and the outputs and files that its settings mean for a model. Nothing here needs torch, so that mistakes are reported at
-once.
+"""Plan of an embedding job: the shard and batch of each sequence, and the outputs and file formats of its settings.
 
-In: a store, its records that an output is to get, and the job's limits. Out: distinct sequences, numbered in the order
-of the input, cut into shards; those of a shard are packed into batches under a token budget, the longest first, so that
-memory runs out early or not at all.
-The same store and limits give the same plan, and the same plan gives the same bytes on the same kind of device.
+The plan needs only lengths and hashes. This module does not import torch, so that mistakes are reported at once.
+
+Input is a store, the chosen records, and the job's limits. Output is the distinct sequences, numbered in input order
+and split into shards. Sequences of a shard are packed into batches under a token budget. The longest come first, so
+that an out-of-memory error occurs early. The same store and limits give the same plan, and the same plan gives the same
+bytes on the same kind of device.
 
 Shape legend: N records of the output, U distinct sequences, S shards, n sequences of a shard, B batches of a shard.
 """
@@ -29,14 +29,14 @@ from esmeray.inference.models.kinds import ModelFacts, Output, output_names
 
 
 class Shard(NamedTuple):
-    """A shard as it is sent to whoever computes it.
+    """A shard, as it is sent to the worker that computes it.
 
     Attributes:
-        number: from 0.
-        records: (n,) of the store.
-        lengths: (n,) residues that are taken of each; more than ``window`` are averaged over windows.
-        budget: tokens of a batch.
-        window: residues of a window; None where nothing is longer.
+        number: shard number from 0.
+        records: (n,) records of the store.
+        lengths: (n,) residues used per sequence; sequences longer than ``window`` are averaged over windows.
+        budget: token budget of a batch.
+        window: residues of a window; None if no sequence needs windows.
     """
 
     number: int
@@ -46,28 +46,28 @@ class Shard(NamedTuple):
     window: int | None
 
     def batches(self) -> list[Indices]:
-        """Indices (0 to n) of the sequences of each batch, the longest first; one that takes windows is alone."""
-        # Two special tokens for any model: the plan, and with it the bytes, are the same whatever model computes it.
+        """Indices (0 to n) of the sequences of each batch, longest first. A sequence with windows has its own batch."""
+        # Two special tokens for any model, so that the plan, and therefore the bytes, don't depend on the model.
         tokens_n = self.lengths + SPECIAL_TOKENS_PER_SEQUENCE
         if self.window is not None:
-            # More than the budget, so that nothing shares its batch: windows are batched by the model itself.
+            # Raised above the budget, so that nothing shares the batch: the model batches its windows itself.
             tokens_n = np.where(self.lengths > self.window, self.budget + tokens_n, tokens_n)
         return longest_first(tokens_n, self.budget)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Distinct sequences of records of a store in shards.
+    """Shards of the distinct sequences of chosen records.
 
     Attributes:
-        chosen: (N,) the records of the store.
-        sequences: (N,) number of each record's sequence.
-        records: (U,) the first record of the store that has each sequence.
-        lengths: (U,) residues that are taken of each.
+        chosen: (N,) records of the store.
+        sequences: (N,) sequence number of each record.
+        records: (U,) first record of the store with each sequence.
+        lengths: (U,) residues used per sequence.
         bounds: (S+1,) number of the first sequence of each shard.
-        num_cached: shards at the start whose values are known already.
-        long_sequences: distinct sequences of more than the limit.
-        residues_left_out: of all records, by cropping.
+        num_cached: number of shards at the start whose values are known.
+        long_sequences: number of distinct sequences longer than the limit.
+        residues_left_out: residues removed by cropping, over all records.
         budget, window: as in :class:`Shard`.
     """
 
@@ -95,7 +95,7 @@ class Plan:
     @property
     def checksum(self) -> str:
         """Identity of the plan, hex."""
-        # All that decides which sequences share a shard and a batch: rounding depends on it, and so do the bytes.
+        # Hashes everything that assigns sequences to shards and batches, because rounding depends on the batch.
         digest = hashlib.sha256(repr((self.num_cached, self.budget, self.window)).encode())
         for array in (self.sequences, self.records, self.lengths, self.bounds):
             digest.update(array.tobytes())
@@ -113,16 +113,19 @@ def make_plan(
     known: Indices | None = None,
     chosen: Indices | None = None,
 ) -> Plan:
-    """The plan of a job.
+    """Make the plan of a job.
 
-    ``longest``: residues that the model takes at most. ``known``: (U,) where the values of each sequence, in the order
-    of the input, are known from, -1 where nowhere: known ones come first, in this order, in shards of their own.
-    ``chosen``: records of the store, ascending; default: all. Raises ConfigError for a max_length beyond
-    the model's, DataError if a sequence is longer than the limit and the settings say error, and for ids that HDF5
-    can't hold.
+    Args:
+        longest: maximum residues of the model.
+        known: (U,) encoded source of each sequence's values, in input order; -1 if unknown. Known sequences come first,
+            in this order, in separate shards.
+        chosen: records of the store, ascending; default: all.
+
+    Raises ConfigError if max_length exceeds the model's maximum. Raises DataError for ids that HDF5 can't hold, and for
+    a sequence longer than the limit if the settings say error.
     """
     chosen = np.arange(len(store)) if chosen is None else chosen
-    # Now, though they are needed at the end: hours of computation would be lost to an id with a slash.
+    # Checked now, although ids are written last: an id with a slash would otherwise fail after hours of computation.
     if FORMATS[settings.format].has_keys and settings.hdf5_key == "id":
         check_ids(map(store.id, chosen.tolist()))
     limit = longest if settings.max_length is None else settings.max_length
@@ -139,16 +142,16 @@ def make_plan(
             f"{store.id(first)}: {whole[first]:,} residues, more than {limit:,} "
             f"({counted(int(long.sum()), 'such sequence{s}')}); choose embed.long crop or window, or max_length"
         )
-    lengths = whole[records].astype(np.int64)  # the store's are narrower, and are summed below
+    lengths = whole[records].astype(np.int64)  # the store's integers are smaller and could overflow in sums
     cropped = 0
     if settings.long == "crop" and limit is not None:
-        # Of all records, duplicates too: it is what their owner misses.
+        # Over all records, including duplicates, because it reports what each record loses.
         cropped = int(np.maximum(whole[chosen].astype(np.int64) - limit, 0).sum())
         lengths = np.minimum(lengths, limit)
     known = np.full(records.size, -1) if known is None else known
     num_known = int((known >= 0).sum())
-    # Known ones first, in shards that nobody computes, each read from one end of its source to the other; stable, so
-    # that the others keep the order of the input.
+    # Known sequences come first in separate shards, ordered by position in their source to read it sequentially. The
+    # sort is stable, so that others keep the input order.
     order = np.argsort(np.where(known < 0, np.iinfo(np.int64).max, known), kind="stable")
     numbers = np.empty_like(order)
     numbers[order] = np.arange(order.size)
@@ -164,20 +167,20 @@ def make_plan(
         num_cached=known_bounds.size - 1,
         long_sequences=int(long.sum()),
         residues_left_out=cropped,
-        # Those of a job are resolved by now; else a small batch is right on every device.
+        # A job's settings are resolved by now; otherwise the small CPU batch suits every device.
         budget=settings.resolved(on_cuda=False).tokens,
         window=limit if settings.long == "window" else None,
     )
 
 
 def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]:
-    """(U,) the first record that has each distinct sequence, in input order, and (N,) the number of each record's.
+    """Return (U,) first records of distinct sequences, in input order, and (N,) the sequence number per record.
 
-    Sequences are compared by both hashes of their keys, since pairs of one XXH3-64 can be constructed.
+    Sequences are compared by both hashes of their keys, because collisions of a single XXH3-64 can be constructed.
     """
-    # By sorting: a dictionary would hold an object for each of 10^8 records.
+    # By sorting, because a dictionary would hold an object for each of 10^8 records.
     _, first, group = np.unique(store.sequence_keys(chosen).view("S16")[:, 0], return_index=True, return_inverse=True)
-    # Back to the order of the input: a shard then reads records that lie together in the store.
+    # Restore input order, so that a shard reads neighbouring records of the store.
     by_input = np.argsort(first)
     rank = np.empty_like(by_input)
     rank[by_input] = np.arange(by_input.size)
@@ -185,28 +188,28 @@ def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]
 
 
 def _bounds(tokens: Indices, most: int) -> Indices:
-    """Bounds of consecutive shards, each from its first sequence up to the one with which it reaches ``most``."""
-    # By the tokens before it: a sequence longer than a shard still makes a shard, and none is ever empty.
+    """Bounds of consecutive shards. Each shard ends with the sequence that reaches ``most`` tokens."""
+    # Based on the tokens before each sequence: a sequence longer than a shard still forms one, and no shard is empty.
     shards = (np.cumsum(tokens) - tokens) // most
     return np.concatenate([[0], shards.searchsorted(np.unique(shards), side="right")]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class JobFacts(ModelFacts):
-    """A model as a job uses it: its outputs, and fingerprints of the features of those that can be cached."""
+    """Properties of a model in a job: its outputs, and the cache keys of those that can be cached."""
 
     outputs: tuple[Output, ...] = ()
     cache_keys: dict[str, str] = field(default_factory=dict)
 
 
 def format_of(settings: EmbedSection, output: Output) -> Format:
-    """Format of an output's files: what is no vector of a protein stays in shards, where the format can't hold it."""
+    """Format of an output's files. Outputs that the chosen format can't hold stay in safetensors shards."""
     chosen = FORMATS[settings.format]
     return chosen if output.per in chosen.holds else FORMATS["safetensors"]
 
 
 def check_registered(settings: EmbedSection) -> None:
-    """Raise ConfigError for an output or a format that there is not."""
+    """Raise ConfigError for an unknown output or format."""
     formats = [name for name, kind in FORMATS.items() if "protein" in kind.holds]
     names = [("outputs", "output", name, output_names()) for name in settings.outputs]
     for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
@@ -219,7 +222,7 @@ def check_registered(settings: EmbedSection) -> None:
 
 
 def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
-    """Raise ConfigError for settings that don't go together."""
+    """Raise ConfigError for incompatible settings."""
     for output in outputs:
         file_format = format_of(settings, output)
         if settings.dtype not in file_format.dtypes:

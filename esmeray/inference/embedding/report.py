@@ -1,4 +1,4 @@
-"""Performance of an embedding job from the rows of its shards, those of earlier starts too: as JSON, and as a table."""
+"""Performance report of an embedding job from the rows of its shards, over all starts, as JSON and as a table."""
 
 import platform
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from esmeray.monitoring.sampling.peaks import peak_tflops
 
 
 class Spent(BaseModel):
-    """Time of all starts of a job: of everything, and of the computation of shards alone."""
+    """Time over all starts of a job: in total, and for computing shards."""
 
     starts: int = 0
     seconds: float = 0.0
@@ -26,7 +26,7 @@ class Spent(BaseModel):
 
 
 def report_name(device: str) -> str:
-    """File of the report of a job on this kind of device."""
+    """File name of a job's report on this kind of device."""
     return f"embedding_performance_report_{device}.json"
 
 
@@ -38,17 +38,19 @@ def performance(
     spent: Spent,
     changes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The report of one model. ``changes``: lines about what reading the input changed or left out.
+    """Report on one model.
 
-    Rates are of the shards that were computed, over the seconds in which workers computed.
+    ``changes``: lines about residues or records that ingest changed or left out. Rates cover the computed shards, over
+    the seconds in which workers computed.
     """
     workers = settings.workers or 1
-    computed = [row for row in rows if not row.cached]  # cached ones cost no computation
-    busy_s = spent.computing_s  # without loading the model and writing the final files, which no larger job repeats
+    computed = [row for row in rows if not row.cached]  # cached shards cost no computation
+    # Without loading the model and writing the final files, whose cost does not grow with the job.
+    busy_s = spent.computing_s
     residues, tokens = sum(row.residues for row in computed), sum(row.tokens for row in computed)
     sequences, records = sum(row.sequences for row in computed), plan.sequences.size
     peak = peak_tflops(facts.device_name, settings.precision or "fp32")
-    # All workers' FLOP over one wall time, and so to be compared with the peak of as many devices.
+    # FLOP of all workers over one wall time, to be compared with the peak of the same number of devices.
     flops_per_s = sum(row.flops for row in computed) / busy_s if busy_s else 0.0
     return {
         "model": facts.name,
@@ -63,7 +65,7 @@ def performance(
         "distinct_sequences": plan.num_sequences,
         "computed_sequences": sequences,
         "duplicates": records - plan.num_sequences,
-        # Of distinct sequences: a duplicate is found without a cache.
+        # Over distinct sequences, because duplicates need no cache.
         "cache_hit_rate": sum(row.sequences for row in rows if row.cached) / plan.num_sequences,
         "long_sequences": plan.long_sequences,
         "long_policy": settings.long,
@@ -89,7 +91,7 @@ def performance(
 
 
 def table(reports: Sequence[dict[str, Any]]) -> Table:
-    """A row for each model."""
+    """Table with a row per model."""
     names = ("proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached")
     shown = Table("model", *[Column(name, justify="right") for name in names], box=None, padding=(0, 2, 0, 0))
     for report in reports:
@@ -109,7 +111,7 @@ def table(reports: Sequence[dict[str, Any]]) -> Table:
 
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
-    """Of the batches after the warm-up."""
+    """Statistics of the batch times after the warm-up."""
     return (
         {"mean": fmean(values), "deviation": pstdev(values), "min": min(values), "max": max(values)} if values else None
     )

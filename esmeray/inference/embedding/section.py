@@ -9,58 +9,58 @@ from esmeray.train_config.section import ComputeSection, NonNegativeInt, Positiv
 
 
 class EmbedSection(ComputeSection):
-    """Outputs, precision and limits: what the result of a job depends on."""
+    """Outputs, precision and limits: the settings that the result of a job depends on."""
 
     device: Literal["cpu", "cuda"] | None = None
-    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
     outputs: list[str] = Field(default=["mean"], min_length=1)
-    """Outputs to compute. mean, max, cls: a vector a protein. residues, logits, latents (of an autoencoder): a vector a
-    residue. contacts (ESM-2): a probability for each pair. mean_latents: the mean of latents. classes: probabilities
-    of a classifier."""
+    """Outputs to compute. Per protein: mean, max, cls, mean_latents (mean of an autoencoder's latents). Per residue:
+    residues, logits, latents. Per pair: contacts (ESM-2). classes: probabilities of a classifier.
+    """
     layers: list[int] = Field(default=[-1], min_length=1)
-    """Layers of mean, max, cls and residues: 0 the embeddings, -1 the last."""
+    """Layers of mean, max, cls and residues: 0 for the embeddings, -1 for the last layer."""
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
-    """Precision of the files. bf16: of residues alone; int8: scaled by channel."""
+    """Precision of the files. bf16 is for residues only; int8 is scaled per channel."""
     format: str = "parquet"
-    """Files of the vectors of proteins: parquet, npy, lance (needs pylance), or hdf5, which also holds outputs of
-    residues and pairs."""
+    """File format for protein vectors: parquet, npy, lance (needs pylance) or hdf5. hdf5 also holds outputs per
+    residue and pair.
+    """
     hdf5_key: Literal["id", "hash"] = "id"
-    """Names in HDF5: the id (with _ for /), or the hash by which biotrainer finds a sequence."""
+    """Names in HDF5: the id (with _ for /), or the sequence hash that biotrainer uses."""
     long: Literal["error", "crop", "window"] = "error"
-    """Sequences of more than max_length residues: error; crop keeps the start; window averages overlapping windows over
-    the residues."""
+    """Handling of sequences longer than max_length residues. error: reject; crop: keep the start; window: average
+    overlapping windows per residue.
+    """
     max_length: PositiveInt | None = None
-    """Residues of the longest sequence that is computed whole. Default: what positions of the model reach, for ESM-2
-    any length."""
+    """Maximum residues of a sequence that is computed whole. Default: the model's maximum; unlimited for ESM-2."""
     overlap: NonNegativeInt = 256
-    """Residues that neighbouring windows share."""
+    """Residues shared by neighbouring windows."""
     shard_tokens: PositiveInt = 262_144
-    """Tokens of a shard, the unit that is written and computed again after a failure."""
+    """Tokens per shard. Shards are written as a whole, and computed again after a failure."""
 
 
 class EmbedJobSection(EmbedSection):
     """Models, sequences, devices and outputs of a job."""
 
     models: list[str] = Field(min_length=1)
-    """Folders, URIs, hub names or runs; of several each gets a folder in the output."""
+    """Models: folders, URIs, hub names or runs. With several models each has a folder in the output."""
     input: list[str] = Field(min_length=1)
-    """FASTA files, folders, quoted globs, or one store; each also as a URI."""
+    """FASTA files, folders, quoted globs, or one store; also as URIs."""
     output: Path
-    """Folder to make, or the URI of one. A finished one of the same model and settings grows by the records that it
-    lacks."""
+    """Folder to create, or its URI. A finished folder of the same model and settings gets the missing records."""
     known: list[str] = Field(default=[])
-    """Outputs of the same model and settings, folders or URIs, from which values of sequences are taken."""
+    """Existing outputs with the same model and settings, as folders or URIs. Their values are reused."""
     random_weights: bool = False
-    """Take names of sizes (esm2_t6_8M), whose weights are random, to try things out."""
+    """Accept model sizes (esm2_t6_8M), which have random weights, for trying things out."""
     cache: Path | None = None
-    """Folder of values that jobs share, and classifiers of frozen backbones. Default: none."""
+    """Cache folder, shared by jobs and by classifiers with frozen backbones. Default: none."""
     cache_gb: PositiveFloat = 20.0
-    """Size of the cache; beyond it the oldest values are removed."""
+    """Maximum size of the cache in GB. Beyond it the oldest values are removed."""
     workers: PositiveInt | None = None
-    """Actors of a cluster. Default: one a GPU, or one a CPU core."""
+    """Number of cluster actors. Default: one per GPU, or one per CPU core."""
     cpus_per_worker: PositiveInt = 1
-    """CPU cores that each actor gets."""
+    """CPU cores per actor."""
     gpus_per_worker: PositiveFloat = 1.0
-    """GPUs of an actor; 0.5 puts two on each, for small models."""
+    """GPUs per actor; 0.5 runs two small models on each GPU."""
     stage_dir: Path | None = None
-    """Folder of each node's own disk to which the store is copied."""
+    """Folder on each node's local disk that the store is copied to."""

@@ -1,7 +1,7 @@
-"""Files of a job's shards, which of them are complete, and the cache of values that jobs and training share.
+"""Files of a job's shards and their completion records, and the cache that jobs and training share.
 
-A shard is ``OUTPUT/00012.safetensors`` for each output, then ``rows/00012.json``, by which it counts as done. The cache
-(:mod:`esmeray.dataset.embeddings.cache`) has a folder for each model, settings and output.
+A shard has ``OUTPUT/00012.safetensors`` per output. ``rows/00012.json``, which is written last, marks it as complete.
+The cache (:mod:`esmeray.dataset.embeddings.cache`) has a folder per model, settings and output.
 """
 
 import logging
@@ -27,22 +27,22 @@ from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.run_folder.job import PIECES
 
 Computed = Mapping[str, Mapping[str, NDArray]]
-"""Arrays by name, by output."""
+"""Arrays by output, then by name."""
 
 log = logging.getLogger(__name__)
 
 
 class ShardRow(BaseModel, extra="forbid", frozen=True):
-    """Facts of a shard, beside its files.
+    """Record of a complete shard.
 
     Attributes:
-        xxh128: of each output's file.
-        seconds: of its computation.
-        batch_s: of each batch after the warm-up, in turn.
-        splits: batches that were split for want of memory.
-        flops: of its forward passes, padding left out.
-        peak_bytes, mean_bytes: of memory in use: on CUDA the allocator's, else the process's resident memory.
-        cached: its values come from the cache, or from earlier outputs.
+        xxh128: checksum of each output's file.
+        seconds: time of its computation.
+        batch_s: seconds per batch after the warm-up, in order.
+        splits: number of batches that were split because they were out of memory.
+        flops: FLOP of its forward passes, without padding.
+        peak_bytes, mean_bytes: memory in use: the allocator's on CUDA, otherwise the process's resident memory.
+        cached: its values come from the cache or from earlier outputs.
     """
 
     number: int
@@ -61,7 +61,7 @@ class ShardRow(BaseModel, extra="forbid", frozen=True):
 
 
 class ShardFiles:
-    """The shards of a job in its folder, and at its URI, where it has one."""
+    """Shards of a job in its folder and, if it has one, at its URI."""
 
     def __init__(self, folder: Path, uri: str | None = None) -> None:
         self.folder, self.uri = folder, uri
@@ -70,7 +70,7 @@ class ShardFiles:
         return self.folder / output / f"{number:05d}.safetensors"
 
     def write(self, computed: Computed, row: ShardRow) -> ShardRow:
-        """Write a shard; complete when this returns its row. Raises ResourceError where the disk is full."""
+        """Write a shard and return its row; the shard is then complete. Raises ResourceError if the disk is full."""
         checksums = {}
         for output, arrays in computed.items():
             path = self.path(output, row.number)
@@ -79,7 +79,7 @@ class ShardFiles:
             write_arrays(path, arrays)
             checksums[output] = file_xxh128(path)
             self.keep(path)
-        # The row after all of its files: a process that ends in between leaves a shard that does not count as done.
+        # The row is written after all files, so that an interrupted shard does not count as complete.
         done = row.model_copy(update={"xxh128": checksums})
         with writing(self.folder):
             (self.folder / PIECES).mkdir(exist_ok=True)
@@ -88,18 +88,18 @@ class ShardFiles:
         return done
 
     def keep(self, path: Path) -> None:
-        """Upload a file of the folder; waits for a store that is away."""
+        """Upload a file of the folder, waiting for storage that is unavailable."""
         if (uri := self.uri) is not None:
             name = path.relative_to(self.folder)
             retried(lambda: upload(path, f"{uri}/{name}"), uri, storage().patience_s, log.warning)
 
     def fetch(self) -> None:
-        """Have here what other nodes, or an earlier start, have uploaded."""
+        """Download the files that other nodes or an earlier start have uploaded."""
         if (uri := self.uri) is not None:
             retried(lambda: download(uri, listing(uri), self.folder), uri, storage().patience_s, log.warning)
 
     def arrays(self, output: str, row: ShardRow) -> dict[str, NDArray]:
-        """The arrays of a shard, verified. Raises DataError where they are damaged."""
+        """Arrays of a shard, verified. Raises DataError if they are damaged."""
         return open_arrays(self.verified(output, row))
 
     def verified(self, output: str, row: ShardRow) -> Path:
@@ -108,8 +108,8 @@ class ShardFiles:
         return path
 
     def done(self) -> dict[int, ShardRow]:
-        """Complete shards whose files are there and undamaged, by number; sweeps what a killed process left."""
-        # Verified here, before anything is computed: a damaged shard is made again, not found at the end.
+        """Rows of complete, undamaged shards, by number. Temporary files of killed processes are removed."""
+        # Verified before anything is computed, so that a damaged shard is computed again instead of failing at the end.
         rows = {}
         for path in sorted(self.folder.rglob("*")):
             if path.suffix == ".tmp":
@@ -120,7 +120,7 @@ class ShardFiles:
                         row = ShardRow.model_validate_json(path.read_bytes())
                     for output in row.xxh128:
                         self.verified(output, row)
-                except DataError as error:  # nothing of it is used, so that it costs its time alone
+                except DataError as error:  # a damaged shard is not used, so computing it again is enough
                     log.warning("shard %s is computed again: %s", path.stem, error)
                 else:
                     rows[row.number] = row
@@ -128,7 +128,7 @@ class ShardFiles:
 
 
 class Cache:
-    """The cache of one model's outputs under ``root``, bounded by the settings."""
+    """Cache of one model's outputs under ``root``, bounded by the settings."""
 
     def __init__(self, root: Path, facts: JobFacts, settings: EmbedJobSection) -> None:
         if settings.dtype == "int8" and any(output.per != "protein" for output in facts.outputs):
@@ -137,7 +137,7 @@ class Cache:
             )
         self._root = root
         self._most_bytes = int(settings.cache_gb * 1e9)
-        # Those of proteins are fp32 until the final files.
+        # Outputs of proteins are fp32 until the final files.
         narrow = {output.name for output in facts.outputs if output.per != "protein" and settings.dtype != "fp32"}
         self._folders = {
             name: root / (key + f"-{settings.dtype}" * (name in narrow)) for name, key in facts.cache_keys.items()
@@ -148,21 +148,21 @@ class Cache:
         return {name: FeatureStore(folder) for name, folder in self._folders.items()}
 
     def find(self, store: Store, records_U: Indices) -> Indices:
-        """(U,) 0 for sequences of which every output is cached, -1 for others."""
+        """(U,) 0 for sequences with all outputs in the cache, otherwise -1."""
         keys_U2 = store.sequence_keys(records_U)
         return np.where(np.logical_and.reduce([features.has(keys_U2) for features in self._opened.values()]), 0, -1)
 
     def rows(self, output: str, store: Store, records_n: Indices, found_n: Indices) -> list[NDArray]:
-        """The rows (rows, C) of the sequences of records."""
+        """Rows (rows, C) of the records' sequences."""
         return list(self._opened[output].rows(store.sequence_keys(records_n)))
 
     def keep(self, row: ShardRow, plan: Plan, store: Store, files: ShardFiles) -> None:
-        """Add what a shard holds, and remove the oldest of the cache beyond its size."""
+        """Add the values of a shard, and remove the oldest values beyond the maximum size."""
         keys_N2 = store.sequence_keys(plan.shard(row.number).records)
-        # By its sequences: a job that is resumed or started twice writes the same file, not a second one.
+        # Named by its sequences, so that a job that is resumed or started twice writes the same file.
         name = xxhash.xxh3_64_hexdigest(keys_N2.tobytes())
         for output, folder in self._folders.items():
             arrays = files.arrays(output, row)
             write_shard(folder, name, keys_N2, np.split(arrays["values"], arrays["offsets"][1:-1]))
-        # After each shard: the cache is never larger than its bound by more than one.
+        # Bounded after each shard, so that the cache exceeds its maximum by one shard at most.
         bound_cache(self._root, self._most_bytes)

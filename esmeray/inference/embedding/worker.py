@@ -1,7 +1,7 @@
-"""Shards computed on one device, each to a file: what a job's process does, or each of its Ray actors.
+"""Compute shards on one device and write them, in the job's process or in a Ray actor.
 
-The batches are those of :func:`esmeray.inference.models.model.run`; while one shard is written, the next is computed.
-Ranges of torch.profiler name what is done beside the model. Shape legend: n sequences of a shard, R rows, C channels.
+Batches are computed by :func:`esmeray.inference.models.model.run`. While one shard is written, the next is computed.
+torch.profiler ranges name the steps outside of the model. Shape legend: n sequences of a shard, R rows, C channels.
 """
 
 import time
@@ -28,11 +28,11 @@ from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import Indices
 
 WARM_UP_BATCHES = 3
-"""First batches of a process, which do not count in the times of a batch."""
+"""Number of first batches per process that are left out of the batch times."""
 
 
 class ShardTexts:
-    """The sequences of a shard, read from the store batch by batch; long ones go over windows."""
+    """Sequences of a shard, read from the store batch by batch. Long sequences are computed in windows."""
 
     def __init__(self, shard: Shard, store: Store, overlap: int) -> None:
         self.lengths, self._shard, self._store, self._overlap = shard.lengths, shard, store, overlap
@@ -42,23 +42,23 @@ class ShardTexts:
 
     @record_function("read")
     def _read(self, indices: Indices) -> list[memoryview]:
-        # Views of the store's pages; what a crop leaves out is never read.
+        # Views of the store's pages; cropped residues are never read.
         lengths = self.lengths[indices]
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
     def launch(
         self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]
     ) -> list[dict[str, torch.Tensor]]:
-        # Without a window none is longer than it.
+        # Without a window setting no sequence exceeds the window.
         window = self._shard.window or int(self.lengths.max())
-        # The plan has those over windows alone in their batches, and first, as they are the longest.
+        # In the plan, sequences with windows have their own batches, which come first because they are the longest.
         long = [indices for indices in group if self.lengths[indices[0]] > window]
         rows = [
             model.rows_over_windows(
                 self._read(indices)[0],
                 outputs,
                 length=window,
-                # A window moves on by at least one residue, however the settings go together with the model's limit.
+                # A window advances by at least one residue, also if the model's limit is smaller than the overlap.
                 overlap=min(self._overlap, window - 1),
                 token_budget=self._shard.budget,
             )
@@ -72,16 +72,16 @@ class ShardTexts:
 
 
 class ShardWorker:
-    """Computes shards with one model on its device, by settings with the defaults of the device.
+    """Computes shards with one model on its device.
 
-    Raises ConfigError for settings that the model can't take.
+    Raises ConfigError for settings that the model doesn't support.
     """
 
     def __init__(self, model: Model, store: Store, settings: EmbedSection) -> None:
         self.model, self._store, self._settings = model, store, settings
         outputs = model.outputs(settings.outputs, settings.layers)
         if settings.long == "window":
-            # Windows are cut between tokens, so that their features can be averaged residue by residue.
+            # Windows are cut between tokens, so that their features can be averaged per residue.
             if not model.tokenizer.one_token_per_residue:
                 raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
             wrong = [output.kind for output in outputs if kind_of(output.kind).reads == "tokens"]
@@ -95,27 +95,30 @@ class ShardWorker:
             outputs=outputs,
             cache_keys={output.name: model.cache_key(output, settings.max_length, crop) for output in outputs},
         )
-        self._warm_up = WARM_UP_BATCHES  # of the process, not of a shard: kernels are chosen and memory reserved once
+        # Per process instead of per shard: kernels are chosen and memory is reserved once.
+        self._warm_up = WARM_UP_BATCHES
 
     def compute(
         self, shard: Shard, progress: Callable[[int], None] = lambda sequences: None
     ) -> tuple[Computed, ShardRow]:
-        """The arrays of each output, and the row of the shard, without checksums of files.
+        """Compute the arrays of each output, and the row of the shard without file checksums.
 
-        ``progress`` is called after each batch, with its sequences. Raises DataError where a value is not finite,
-        ResourceError where a single sequence is out of memory.
+        ``progress`` is called after each batch with its number of sequences.
+
+        Raises DataError if a value is not finite, ResourceError if a single sequence is out of memory.
         """
         facts, splits = self.facts, 0
         marks_s = [time.perf_counter()]
         memory: list[int] = []
         texts = ShardTexts(shard, self._store, self._settings.overlap)
         rows: dict[str, dict[int, NDArray]] = {output.name: {} for output in facts.outputs}
-        dtype = DTYPES.get(self._settings.dtype, torch.float32)  # int8 is made of fp32, once a shard's scale is known
+        # int8 is quantized from fp32 when the shard's scale is known.
+        dtype = DTYPES.get(self._settings.dtype, torch.float32)
         for batch in run(self.model, texts, facts.outputs, shard.budget, dtype=dtype):
             for output in facts.outputs:
                 rows[output.name].update(zip(batch.indices.tolist(), batch.by_text(output), strict=True))
             splits = batch.splits
-            memory.append(self._memory())  # beside the next batch, which is launched by now: of a device at work
+            memory.append(self._memory())  # the next batch is launched already, so this is the memory of a busy device
             marks_s.append(time.perf_counter())
             progress(len(batch.indices))
         warm_up = min(self._warm_up, len(memory))
@@ -137,7 +140,7 @@ class ShardWorker:
         return {output.name: self._joined(output, rows[output.name]) for output in facts.outputs}, row
 
     def _joined(self, output: Output, rows: dict[int, NDArray]) -> dict[str, NDArray]:
-        ordered = [rows[index] for index in range(len(rows))]  # batches came longest first
+        ordered = [rows[index] for index in range(len(rows))]  # batches are sorted longest first
         values = np.concatenate(ordered)
         arrays = {"offsets": np.cumsum([0, *map(len, ordered)], dtype=np.int64)}
         if output.per != "protein" and self._settings.dtype == "int8":
@@ -147,12 +150,12 @@ class ShardWorker:
 
     def _memory(self) -> int:
         device = self.model.device
-        # Of the process on the CPU, where torch has no count of its own.
+        # torch doesn't count CPU memory, so the process's memory is used.
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
-    """A worker with a model of a job, of which only the heads are loaded that its outputs take."""
+    """Open a job's model with only the heads that its outputs need."""
     model = open_model(
         source,
         job.precision or "fp32",
@@ -166,14 +169,14 @@ def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
 
 
 class LocalEngine:
-    """Shards computed in this process; one is written while the next is computed."""
+    """Computes shards in this process; one is written while the next is computed."""
 
     def __init__(self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles) -> None:
         self._worker, self._files = open_worker(source, job, store), files
         self.facts = self._worker.facts
 
     def run(self, shards: list[Shard], progress: Callable[[int], None]) -> Iterator[ShardRow]:
-        """Rows of the shards, each when its files are complete; ``progress`` is called with sequences computed."""
+        """Yield the row of each complete shard; ``progress`` gets the number of computed sequences."""
         thread: BackgroundThread[ShardRow] = BackgroundThread()
         try:
             for number, shard in enumerate(shards):
@@ -187,4 +190,4 @@ class LocalEngine:
             thread.close()
 
     def close(self) -> None:
-        """Nothing: the process ends."""
+        """Do nothing: the process ends."""

@@ -1,5 +1,7 @@
-"""Structures predicted while training runs, in the order in which it wants them: shards in the cache, which the workers
-read as they come (:class:`esmeray.dataset.structures.predictions.PredictedStructures`).
+"""Structures predicted while training runs, in the order in which training needs them.
+
+They are shards of the cache. The workers read them as they arrive
+(:class:`esmeray.dataset.structures.predictions.PredictedStructures`).
 """
 
 import threading
@@ -24,22 +26,28 @@ from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.training.section import TrainingSection
 
 _WINDOW = 8
-"""Batches of the predictor within which sequences are sorted by length: more of them fill batches better, but take
-sequences out of the order in which training wants them."""
+"""Batches per window in which sequences are sorted by length.
+
+A larger window fills batches better, but departs further from training's order.
+"""
 _PATIENCE_S = 15.0
-"""The run is over by then; a batch of long sequences may take minutes, and is worth no wait."""
+"""Seconds to wait for the predictor after the run has ended.
+
+A batch of long sequences may take minutes and isn't needed any more.
+"""
 
 
 @contextmanager
 def predicting(section: PredictionsSection, cluster: RaySection, sequences: Callable[[], list[str]]) -> Iterator[Path]:
-    """Predict what is missing of the sequences until this is left; Ray is connected. Yields the predictor's folder.
+    """Predict the missing structures in the background until the context exits. Yield the predictor's folder.
 
-    Where predicting fails, the reason is left there for the workers that wait. Raises ConfigError where the predictor
-    can't be loaded, or training would take every GPU.
+    Ray must be connected. If prediction fails, the reason is written to the folder for the waiting workers.
+
+    Raises ConfigError if the predictor can't be loaded or if training would take every GPU.
     """
     assert section.folder is not None and section.model is not None
     named = Path(section.folder).absolute()
-    cache = named.parent if any(named.glob("shard-*")) else named  # the folder that 'esmeray design fold' printed
+    cache = named.parent if any(named.glob("shard-*")) else named  # the folder that 'esmeray design fold' prints
     on_gpu = bool(ray.cluster_resources().get("GPU"))
     if on_gpu and cluster.num_workers == "auto":
         raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
@@ -49,7 +57,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
         cache,
         device="cuda" if on_gpu else "cpu",
         modules=tuple(section.predictor_module),
-        cpus=max(1, section.cpus_per_worker),  # 0 shares training's cores: one is still computed on
+        cpus=max(1, section.cpus_per_worker),  # 0 shares training's cores; the predictor still computes on one
         section="data.predictions",
     )
     ended = threading.Event()
@@ -58,8 +66,8 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
 
     def work() -> None:
         try:
-            # Listed in the thread: the plan of a large store takes a while, in which training may start.
-            # Without a bound of the cache: a structure that was removed again would be waited for without end.
+            # Listed in the thread, because planning a large store takes a while, and training may start meanwhile.
+            # The cache is not bounded: workers would wait forever for a structure that was removed.
             predict_structures(
                 sequences(), settings, tokens=section.tokens, cache_bytes=None, plan=in_order, workers=workers
             )
@@ -73,7 +81,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
     try:
         yield folder
     finally:
-        # The thread ends before Ray is shut down: a call after that would start a new cluster.
+        # End the thread before Ray shuts down: a later Ray call would start a new cluster.
         ended.set()
         thread.join(_PATIENCE_S)
 
@@ -86,7 +94,7 @@ def sequences_in_order(
     training: TrainingSection,
     seed: int,
 ) -> list[str]:
-    """Sequences without a structure as the first epoch wants them; the held-out ones where it is evaluated first."""
+    """Sequences without a structure in the order of the first epoch, with held-out ones at its first evaluation."""
     store = StructureStore(path)
     source = StructureSource(store, diffusion, max_length=data.max_length, seed=seed, training=True)
     plan = TrainingSteps(source, store.training, batch=batch, seed=seed).plan(0)
@@ -97,12 +105,13 @@ def sequences_in_order(
     unknown = set(store.unknown_records.tolist())
     records = dict.fromkeys(record for batch_records in batches for record in batch_records.tolist())
     texts = [store.store.text(record) for record in records if record in unknown]
-    # Workers wait for no longer ones (PredictedStructures.longest): memory of a predictor grows with their square.
+    # Workers don't wait for longer ones (PredictedStructures.longest), because a predictor's memory grows
+    # quadratically.
     return [text for text in texts if len(text) <= data.max_length]
 
 
 def in_order(lengths_N: NDArray[np.int64], budget: int) -> list[Indices]:
-    """Indices of the sequences of each batch, of like lengths within a window, one window after the other."""
+    """Indices of the sequences of each batch, sorted by length within windows that keep the given order."""
     windows_N = np.cumsum(lengths_N) // (_WINDOW * budget)
     windows = [np.flatnonzero(windows_N == window) for window in np.unique(windows_N)]
     return [members[batch] for members in windows for batch in longest_first(lengths_N[members], budget)]

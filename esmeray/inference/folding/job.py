@@ -1,7 +1,7 @@
-"""Structures of many sequences, predicted once each and cached: by this process, or by actors of a Ray cluster.
+"""Structures of many sequences, predicted once each and cached, by this process or by Ray actors.
 
-The cache has coordinates and confidences by sequence hash, in a folder of the predictor's fingerprint. Each batch is a
-shard of it, under a name of its own, so that several jobs may write at once and one that was ended resumes.
+The cache holds coordinates and confidences by sequence hash, in a folder named for the predictor's fingerprint. Each
+batch is a shard with its own name. Several jobs can therefore write at once, and a stopped job resumes.
 """
 
 import logging
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MERGED = 256
-"""Batches after which their shards are merged: each is an open file of whoever reads."""
+"""Batches between merges of their shards. Each shard is an open file in every reader."""
 
 
 @dataclass(frozen=True)
 class FoldingSettings:
-    """Predictor of a folding job, and its cache.
+    """Predictor and cache of a folding job.
 
     Attributes:
-        predictor, source: name and weights.
-        cache: folder that all nodes see.
-        modules: imported in each process, for predictors that they register.
-        cpus: cores that a process computes on; None for all.
-        section: of the settings, which messages name.
+        predictor, source: predictor name, and its weights.
+        cache: folder shared by all nodes.
+        modules: modules imported in each process to register predictors.
+        cpus: cores per process; None for all.
+        section: settings section that messages name.
     """
 
     predictor: str
@@ -54,7 +54,14 @@ class FoldingSettings:
 
 @dataclass(frozen=True)
 class FoldingReport:
-    """Where the predictions are, distinct sequences, those that were there already, and shards removed to bound it."""
+    """Result of a folding job.
+
+    Attributes:
+        folder: folder with the predictions.
+        sequences: number of distinct sequences.
+        cached: number of sequences that were in the cache already.
+        removed_shards: shards removed to bound the cache.
+    """
 
     folder: Path
     sequences: int
@@ -63,36 +70,36 @@ class FoldingReport:
 
 
 class Folder:
-    """Predicts batches and writes them. One for a process; an actor's own class on Ray."""
+    """Predicts batches of structures and writes them to the cache. One per process; also the Ray actor class."""
 
     def __init__(self, settings: FoldingSettings) -> None:
         self._settings = settings
 
     def load(self) -> str:
-        """Load the predictor; its fingerprint."""
+        """Load the predictor and return its fingerprint."""
         settings = self._settings
         if settings.cpus is not None:
             torch.set_num_threads(settings.cpus)
-        for module in settings.modules:  # here, as an actor's process has nothing of what the driver imported
+        for module in settings.modules:  # imported here, because an actor's process lacks the driver's imports
             import_module(module)
         self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
-        """Predict and write; returns the number of sequences.
+        """Predict structures, write them to the cache and return their number.
 
-        Raises DataError where a coordinate is not finite, ResourceError where memory runs out.
+        Raises DataError if a coordinate is not finite, ResourceError if the device is out of memory.
         """
         try:
             predicted = self._predictor.predict(sequences)
         except torch.OutOfMemoryError as error:
-            # Not halved, as batches of inference are: the last bit depends on the batch, and a job that was ended or
-            # moved to another GPU resumes with the batches that it would have taken.
+            # The batch is not split as in other inference, because the last bits depend on the batch. A resumed job,
+            # also on another GPU, must compute the same batches.
             raise ResourceError(
                 f"predicting {len(sequences)} sequences of up to {max(map(len, sequences))} residues needs more memory "
                 f"than the device has: lower {self._settings.section}.tokens, or leave long sequences out"
             ) from error
-        # Before it is cached: a structure that is there is never predicted again.
+        # Checked before caching, because a cached structure is never predicted again.
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
             raise DataError(f"{self._settings.source}: gives NaN or infinity; check its weights")
         keep(self._settings.cache / self._predictor.fingerprint, sequences, predicted)
@@ -108,8 +115,8 @@ def actors(
     max_failures: int = 3,
     ended: threading.Event | None = None,
 ) -> "ActorPool":
-    """Actors that predict, each with so many cores and, on CUDA, GPUs. Ray is connected."""
-    from esmeray.cluster.actor_pool import ActorPool  # here: it imports Ray
+    """Start prediction actors, each with ``cpus`` cores and, on CUDA, ``gpus`` GPUs. Ray must be connected."""
+    from esmeray.cluster.actor_pool import ActorPool  # imported here, because it imports Ray
 
     def same(first: str, other: str) -> None:
         if first != other:
@@ -138,17 +145,20 @@ def predict_structures(
     workers: "ActorPool | None" = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FoldingReport:
-    """Predict what is not in the cache; ``progress`` gets the sequences done and all of them.
+    """Predict the structures that the cache lacks.
 
-    ``plan`` gives the indices of each batch. ``cache_bytes`` bounds the cache, None does not. ``workers`` are
-    :func:`actors`, closed at the end; None computes here.
+    Args:
+        plan: function that returns the indices of each batch.
+        cache_bytes: maximum size of the cache; None for no bound.
+        workers: :func:`actors`, closed at the end; None computes in this process.
+        progress: called with the number of finished sequences and the total.
     """
     distinct, local = list(dict.fromkeys(sequences)), Folder(settings)
     folder = settings.cache / (local.load() if workers is None else workers.loaded)
     try:
-        (folder / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier start: workers would give up at once
+        (folder / FAILURE_FILE).unlink(missing_ok=True)  # from an earlier start; workers would give up at once
         absent = ~PredictedStructures(folder, "null").has(keys(distinct))
-        # Planned over all, so that a resumed job takes the batches that it would have taken.
+        # Planned over all sequences, so that a resumed job computes the same batches.
         planned = [indices[absent[indices]] for indices in plan(np.array([*map(len, distinct)], np.int64), tokens)]
         batches = [[distinct[index] for index in indices.tolist()] for indices in planned if indices.size]
         cached = done = int(len(distinct) - absent.sum())

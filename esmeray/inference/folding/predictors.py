@@ -1,6 +1,7 @@
-"""Predictors of structures, by name: sequences in, backbone atoms with a confidence out.
+"""Structure predictors by name: sequences in, backbone atoms with confidences out.
 
-A predictor is a class with ``fingerprint`` and ``predict`` under :func:`register`; tests and users add their own.
+A predictor is a class with ``fingerprint`` and ``predict``, registered by :func:`register`. Tests and users can add
+their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,16 +16,16 @@ from esmeray.model.backbones.fingerprint import weights_fingerprint
 
 
 class Predictor(Protocol):
-    """A model of structures on a device."""
+    """A structure prediction model on a device."""
 
     fingerprint: str
-    """Identity of weights, architecture and version: predictions of another one are never mixed with its own."""
+    """Identity of weights, architecture and version. Predictions with different fingerprints are never mixed."""
 
     def __init__(self, source: str, device: str) -> None:
         """Load from a local folder or hub name."""
 
     def predict(self, sequences: Sequence[str]) -> list[Predicted]:
-        """Structures of a batch."""
+        """Predict the structures of a batch."""
 
 
 Kind = TypeVar("Kind", bound=type)
@@ -32,7 +33,7 @@ PREDICTORS: dict[str, type[Predictor]] = {}
 
 
 def register(name: str) -> Callable[[Kind], Kind]:
-    """Make a class known under this name."""
+    """Register a predictor class under this name."""
 
     def add(kind: Kind) -> Kind:
         PREDICTORS[name] = kind
@@ -42,9 +43,9 @@ def register(name: str) -> Callable[[Kind], Kind]:
 
 
 def predictor(name: str, source: str, device: str, section: str = "fold") -> Predictor:
-    """Load the predictor that a section of the settings names.
+    """Load the predictor that a settings section names.
 
-    Raises ConfigError where there is none of this name, or its source can't be loaded.
+    Raises ConfigError for an unknown name, or if the source can't be loaded.
     """
     if name not in PREDICTORS:
         raise ConfigError(f"{section}.predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
@@ -56,7 +57,7 @@ def predictor(name: str, source: str, device: str, section: str = "fold") -> Pre
 
 
 class _OfTransformers:
-    """A predictor by a model of transformers."""
+    """A predictor that uses a transformers model."""
 
     kind: ClassVar[str]
 
@@ -64,13 +65,13 @@ class _OfTransformers:
         import transformers
 
         kind, config = getattr(transformers, self.kind), transformers.AutoConfig.from_pretrained(source)
-        # transformers would load any weights into the class, and draw those that are missing.
+        # transformers would load any weights into the class and randomly initialize the missing ones.
         if config.model_type != kind.config_class.model_type or not getattr(config, "is_folding_model", True):
             raise ValueError(f"by its config.json it is no {self.kind}")
         with quiet_transformers():
             self._model = kind.from_pretrained(source, use_safetensors=True).eval().to(device)
         if config.model_type == "esm" and device == "cpu":
-            self._model.esm.float()  # its language model is made in fp16, in which a CPU has no fast products
+            self._model.esm.float()  # its language model is created in fp16, which is slow on CPUs
         self.fingerprint = f"{type(self).__name__.lower()}-{weights_fingerprint(self._model)}"
 
 
@@ -83,15 +84,16 @@ class EsmFold(_OfTransformers):
     @torch.inference_mode()
     def predict(self, sequences: Sequence[str]) -> list[Predicted]:
         folded = self._model.infer(list(sequences))
-        atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()  # of atom14: N, CA, C, O first
-        confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # of CA
-        rows = zip(atoms, confidence, map(len, sequences), strict=True)  # padded to the longest
+        # The first four atoms of atom14 are N, CA, C and O.
+        atoms = folded["positions"][-1, :, :, :4].float().cpu().numpy()
+        confidence = 100 * folded["plddt"][..., 1].float().cpu().numpy()  # confidence of CA
+        rows = zip(atoms, confidence, map(len, sequences), strict=True)  # padded to the longest sequence
         return [Predicted(atoms_L[:length], confidence_L[:length]) for atoms_L, confidence_L, length in rows]
 
 
 @register("esmfold2")
 class EsmFold2(_OfTransformers):
-    """ESMFold2 from the sequence alone: of its samples, drawn from the same seed in any batch, that of highest pTM."""
+    """ESMFold2 from the sequence alone: the sample with the highest pTM. The seed is the same in every batch."""
 
     kind = "EsmFold2Model"
 
@@ -103,7 +105,8 @@ class EsmFold2(_OfTransformers):
         from transformers.models.esmfold2.protein_utils import prepare_protein_features
 
         features = prepare_protein_features(sequence, device=self._model.device)
-        # Its diffusion draws noise: from one seed for each sequence, whatever shares the batch; training's own stays.
+        # Its diffusion samples noise. One seed per sequence makes the result independent of the batch; fork_rng keeps
+        # training's random state.
         with torch.random.fork_rng():
             torch.manual_seed(0)
             folded = self._model.fold(**features)

@@ -1,8 +1,7 @@
-"""The parts of a blend: scores of each predictor for some proteins, sparse and propagated, so that no term scores above
-its parents.
+"""Parts of a blend: sparse scores of each predictor, propagated so that no term scores above its parents.
 
-Shape legend: N proteins to predict, R records of the run, M annotated proteins of an aspect, V its terms, K terms that
-are learnt, of all aspects, C channels.
+Shape legend: N proteins to predict, R records of the run, M annotated proteins of an aspect, V terms of an aspect, K
+learnt terms of all aspects, C channels.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +30,14 @@ from esmeray.tasks.terms.section import TermsSection
 
 
 class Queries(NamedTuple):
-    """N proteins to predict: what the parts read of them. None, or no aspect, where no part does."""
+    """Inputs of the parts for N proteins. Inputs that no part reads are None or empty.
+
+    Attributes:
+        lengths: (N,) residues.
+        vectors: (N, C) embeddings.
+        bits: (N, R) bit scores.
+        learnt: (N, V) network probabilities by aspect.
+    """
 
     lengths: NDArray[np.int64]
     vectors: Vectors | None
@@ -40,9 +46,9 @@ class Queries(NamedTuple):
 
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]
-"""The K terms that are learnt, and from sequences and vectors to (N, K) probabilities."""
+"""The K learnt terms, and a function from sequences and vectors to (N, K) probabilities."""
 _AT_ONCE = 1024
-"""Proteins whose probabilities are dense."""
+"""Proteins per block of dense probabilities."""
 
 
 def takes_vectors(terms: TermsSection) -> bool:
@@ -50,7 +56,7 @@ def takes_vectors(terms: TermsSection) -> bool:
 
 
 def open_network(export: Path, terms: TermsSection) -> Network:
-    """The network that a run exported. Raises DataError where it is damaged."""
+    """Open the network that a run exported. Raises DataError if it is damaged."""
     if terms.network == "backbone":
         pipeline = ClassifierPipeline.load(export)
         return pipeline.label_space, lambda texts, _: pipeline.predict_clean(texts).probabilities
@@ -65,7 +71,7 @@ def open_network(export: Path, terms: TermsSection) -> Network:
 
 @dataclass
 class Parts:
-    """Predictors on the training proteins of a run, or on all its annotated proteins."""
+    """Predictors that use a run's training proteins, or all of its annotated proteins."""
 
     export: Path
     terms: TermsSection
@@ -77,18 +83,18 @@ class Parts:
         self._network = open_network(self.export, self.terms) if "network" in self.terms.parts else None
 
     def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
-        """Inputs of :meth:`scores` for proteins: for all aspects at once, as a search or a network knows of none."""
+        """Compute the inputs of :meth:`scores`, once for all aspects: search and network don't depend on the aspect."""
         return Queries(
             np.array([*map(len, texts)], np.int64), vectors_NC, self._hits(texts), self._learnt(texts, vectors_NC)
         )
 
     def _hits(self, texts: Sequence[str]) -> csr_array | None:
-        """(N, R) bit scores; None where homology is no part."""
+        """(N, R) bit scores; None if homology is not a part."""
         if "homology" not in self.terms.parts:
             return None
         homology, rows = self.terms.homology, []
         for query in map(str.encode, texts):
-            # Only those that share words with it are aligned: with all, the search costs many times as much.
+            # Only records that share words with the query are aligned: aligning all costs many times as much.
             shared = self._words("", query, homology.candidates)
             rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, shared))
         ends = np.cumsum([0, *map(len, rows)])
@@ -99,11 +105,11 @@ class Parts:
         )
 
     def _learnt(self, texts: Sequence[str], vectors_NC: Vectors | None) -> dict[str, csr_array]:
-        """(N, V) probabilities of each aspect that has terms which the network knows; none where it is no part."""
+        """(N, V) probabilities by aspect, for aspects with terms that the network knows; empty if it is not a part."""
         if self._network is None:
             return {}
         space, probabilities = self._network
-        # Dense for some proteins at a time, and pruned at once: of thousands of terms few are likely.
+        # Dense for one block at a time and pruned immediately: of thousands of terms few are likely.
         blocks = []
         for start, stop in ranges(len(texts), _AT_ONCE):
             vectors_nC = None if vectors_NC is None else vectors_NC[start:stop]
@@ -116,12 +122,13 @@ class Parts:
             known = [(columns[term], index) for index, term in enumerate(terms) if term in columns]
             if known:
                 selected_KV = csr_array((np.ones(len(known)), np.transpose(known)), shape=(len(columns), len(terms)))
-                # Rare terms are not learnt; as parents of learnt ones they get what their children have.
+                # The network does not learn rare terms; those that are parents of learnt terms get their children's
+                # scores.
                 learnt[name] = propagate(csr_array(scores @ selected_KV), aspect.aspect)
         return learnt
 
     def scores(self, name: str, queries: Queries, rows: Any = slice(None)) -> dict[str, csr_array]:
-        """(N, V) scores of an aspect by part, of these rows of the queries."""
+        """(N, V) scores of an aspect by part, for the given rows of the queries."""
         aspect = self.data.aspects[name]
         members = self._members(aspect)
         terms, records = aspect.terms[members], aspect.records[members]
@@ -132,7 +139,7 @@ class Parts:
             scores["homology"] = transferred(csr_array(queries.bits[rows][:, records]), terms)
         if "neighbours" in self.terms.parts and queries.vectors is not None and self.vectors is not None:
             settings = self.terms.neighbours
-            # Vectors of one model share a large mean, beside which every cosine would be near 1.
+            # Vectors of one model share a large mean. Without centering, every cosine would be near 1.
             mean_C = self.vectors.mean(axis=0)
             known_MC = self.vectors[records] - mean_C
             near = nearest(queries.vectors[rows] - mean_C, known_MC, settings.number, settings.temperature)
@@ -144,13 +151,13 @@ class Parts:
     def candidates(
         self, name: str, queries: Queries, scores: dict[str, csr_array], blend: csr_array, rows: Any = slice(None)
     ) -> Candidates:
-        """Proteins and terms for the ranker, of what :meth:`scores` gave and the blend of it."""
+        """Proteins and terms for the ranker, from the results of :meth:`scores` and their blend."""
         aspect = self.data.aspects[name]
         members = self._members(aspect)
         near = (
             csr_array((blend.shape[0], len(members)))
             if queries.bits is None
-            # By length: near 2 bits a residue is the protein itself, however long it is.
+            # Normalized by length: about 2 bits per residue is the protein itself, whatever its length.
             else csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
         )
         return candidates(scores, blend, near, aspect.terms[members], aspect.aspect, aspect.accretion)
@@ -167,5 +174,5 @@ class Parts:
         )
 
     def _members(self, aspect: AspectData) -> NDArray[np.int64]:
-        # To fit weights, a part may have seen training proteins alone; to predict, more proteins are better.
+        # Weights are fitted on parts that know training proteins only. Predictions use all annotated proteins.
         return np.flatnonzero(aspect.training | (not self.training))

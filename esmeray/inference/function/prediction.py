@@ -1,13 +1,16 @@
-"""Function prediction by a finished run: the blend of its parts, and predictions for the proteins of FASTA files.
+"""Function prediction by a finished run: fit the blend of its parts, and predict the proteins of FASTA files.
 
-The run's folder ``function``, whole or not at all, has the data (:mod:`esmeray.function.proteins`), the vectors,
-``ranker_ASPECT.npz``, and ``blend.json`` with the weights and the values that each part, the blend and the ranker reach
-on the held-out proteins. Blend and ranker are fitted on parts that have seen the training proteins alone; predictions
-then transfer from all.
+The run's folder ``function`` is written completely or not at all. It holds:
 
-Predictions are in CAFA's format: protein, term and score with three digits, terms of a protein from the highest score
-down, parents before children. Until the file is complete everything lies in ``OUTPUT.partial``: the store, the
-embeddings, and the lines of the blocks of proteins that are done; the same command computes the others.
+- the data (:mod:`esmeray.function.proteins`) and the vectors
+- ``ranker_ASPECT.npz``
+- ``blend.json``: weights, and the metrics of each part, the blend and the ranker on the held-out proteins
+
+Blend and ranker are fitted on parts that know the training proteins only. Predictions then transfer from all proteins.
+
+Predictions are in CAFA's format: protein, term, and score with three digits. The terms of a protein are in descending
+order of score, parents before children. Until the file is complete, ``OUTPUT.partial`` holds the store, the embeddings,
+and the lines of finished blocks of proteins. The same command resumes the job.
 """
 
 import json
@@ -52,16 +55,16 @@ MADE_BY = "predict_function"
 _BLEND_MADE_BY, FOLDER, BLEND_FILE = "function", "function", "blend.json"
 _METRICS = ("fmax", "fmax_w")
 _WHOLE = ("ranker", "blend")
-"""Scores that are made of all parts."""
+"""Scores that combine all parts."""
 _BLOCK = 1024
 
 
 def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
-    """Fit the blend of a finished run where that is not done, and print the values of its parts."""
+    """Fit the blend of a finished run if necessary, and print the metrics of its parts."""
     run = RunFolder(section.storage_path, section.name)
     target = run.path / FOLDER
     if not target.exists():
-        # With checksums of its files, by which predictions verify them.
+        # made_folder adds checksums of the files, which predictions verify.
         with made_folder(target, _BLEND_MADE_BY, overwrite=False) as building, status_line() as show:
             show("fitting the blend")
             shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
@@ -71,7 +74,7 @@ def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
 
 
 def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
-    """Weights and values on the held-out proteins by aspect."""
+    """Fit the blend and return its weights and held-out metrics by aspect."""
     data = read(folder)
     vectors_RC: Vectors | None = None
     if takes_vectors(terms):
@@ -79,7 +82,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         save_known(vectors_RC, terms.embeddings, folder)
     parts = Parts(export, terms, data, vectors_RC, training=True)
     held_out = data.held_out
-    # Searched once, though a protein may be held out in several aspects: the search takes most of the time.
+    # Searched once, although a protein may be held out in several aspects: the search takes most of the time.
     queries = parts.queries(
         [data.store.text(record) for record in held_out.tolist()], None if vectors_RC is None else vectors_RC[held_out]
     )
@@ -88,7 +91,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         rows = np.flatnonzero(~aspect.training)
         queried = np.searchsorted(held_out, aspect.records[rows])
         scores = parts.scores(name, queries, queried)
-        if not scores:  # the network alone, which learnt no term of this aspect
+        if not scores:  # the network is the only part, and it learnt no term of this aspect
             continue
         weights = fit_blend(scores, aspect.terms[rows], aspect.accretion)
         summed = blended(scores, weights)
@@ -103,10 +106,10 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
 def _values(
     data: FunctionData, name: str, rows: np.ndarray, scores: dict[str, csr_array]
 ) -> dict[str, dict[str, float]]:
-    """Metrics of each part on the held-out proteins of an aspect, which are at these rows of it."""
+    """Metrics of each part on the held-out proteins of an aspect; ``rows`` are their rows in the aspect."""
     aspect = data.aspects[name]
     truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
-    # Without intervals: a value guides whoever trains; 'esmeray function evaluate' has the whole.
+    # Without intervals: these values guide training. 'esmeray function evaluate' reports intervals.
     settings = EvaluationSection(draws=0, orphans=False)
     values = {}
     for predictor, predicted in scores.items():
@@ -129,7 +132,7 @@ def _print(blend: dict[str, Any]) -> None:
 
 
 def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
-    """Settings and blend of a finished run. Raises ConfigError where there is none, DataError where it is damaged."""
+    """Settings and blend of a finished run. Raises ConfigError if there is none, DataError if it is damaged."""
     blend = run / FOLDER / BLEND_FILE
     if not blend.is_file():
         raise ConfigError(f"{run}: is no finished run of function prediction; give one, or train: {TRAIN}")
@@ -140,9 +143,9 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
 
 
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:
-    """Write the predictions of the ranker, the blend, or one part; return the number of proteins.
+    """Write the predictions of the ranker, the blend or one part, and return the number of proteins.
 
-    Raises ConfigError for work of another command in ``OUTPUT.partial``, DataError for sequences that can't be read.
+    Raises ConfigError if another command's work is in ``OUTPUT.partial``, DataError for unreadable sequences.
     """
     part, output = options.part, options.output
     settings, blend = _finished(run)
@@ -161,7 +164,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
-        # The blend's checksum stands for the run: it follows from all that a run's parts are.
+        # The blend's checksum identifies the run, because the blend depends on all of its parts.
         accept(
             partial,
             {
@@ -178,7 +181,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 with building.open("w", encoding="utf-8") as file:
                     file.writelines(done.lines())
                 if options.format == "cafa6":
-                    # Before the file has its name: a competition has few submissions a day to find out by.
+                    # Checked before the file gets its final name: a competition allows only a few submissions a day.
                     check_submission(building, read_ontology(run / FOLDER / "terms.obo"))
     return len(store)
 
@@ -193,9 +196,9 @@ def _predict(
     options: PredictTermsSection,
     done: Journal,
 ) -> None:
-    """Add the lines of the blocks that are missing, by each aspect's weights of the parts, and its ranker if any."""
+    """Append the lines of missing blocks, using each aspect's part weights and its ranker, if any."""
     blocks = list(ranges(len(store), _BLOCK))[done.done :]
-    if not blocks:  # killed between the last block and the output: no model need be loaded
+    if not blocks:  # killed between the last block and the output: no model is needed
         return
     ids = [store.id(record) for record in range(len(store))]
     data = read(run / FOLDER)
@@ -218,7 +221,7 @@ def _predict(
                 if name in rankers:
                     pairs = parts.candidates(name, queries, scores, summed)
                     summed = scored(rankers[name].probabilities(pairs.features), pairs, aspect)
-                # After rounding, so that a parent's digits are never below its child's.
+                # Propagated after rounding, so that a parent's score is never below its child's.
                 predicted[name] = propagate(_thousandths(summed), aspect)
                 if options.format == "cafa6":
                     predicted[name] = csr_array(predicted[name].multiply(aspect.levels > 0))
@@ -228,20 +231,20 @@ def _predict(
 
 
 def _thousandths(scores: csr_array) -> csr_array:
-    """Scores in whole thousandths, which are compared and written exactly."""
+    """Scores as integer thousandths, which compare and print exactly."""
     whole = csr_array((np.rint(scores.data * 1000).astype(np.int32), scores.indices, scores.indptr), shape=scores.shape)
     whole.eliminate_zeros()
     return whole
 
 
 def _lines(ids: list[str], data: FunctionData, predicted: dict[str, csr_array], terms: int) -> Iterator[str]:
-    """Lines of the highest scores; of equal ones the term that is nearer to the root is first."""
+    """Lines of the highest scores; on a tie the term nearer to the root comes first."""
     joined = csr_array(hstack(list(predicted.values()), format="csr"))
     joined.sort_indices()
     names = [term for name in predicted for term in data.aspects[name].aspect.terms]
     for row, protein in enumerate(ids):
         entries = slice(*joined.indptr[row : row + 2])
         scores, columns = joined.data[entries], joined.indices[entries]
-        # Stable: terms of an aspect are in the order of the ontology, from the root.
+        # A stable sort, because the terms of an aspect are in ontology order, from the root.
         for entry in np.argsort(-scores, kind="stable")[:terms].tolist():
             yield f"{protein}\t{names[columns[entry]]}\t{scores[entry] / 1000:.3f}"

@@ -1,4 +1,4 @@
-"""Vectors of proteins by a model: an embedding job into a folder, before a run is trained and for what is predicted."""
+"""Compute protein vectors with an embedding job, before training and for the proteins to predict."""
 
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from esmeray.tasks.terms.section import TermsSection
 
 
 def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> TermsSection:
-    """The section with embeddings of the proteins, computed beside their data where a model is named without them."""
+    """Return the section with the proteins' embeddings. If it only names a model, they are computed."""
     settings = terms.embeddings
-    if settings.model == COMPOSITION or settings.store is not None:  # nothing to compute, or it is there
+    if settings.model == COMPOSITION or settings.store is not None:  # nothing to compute, or computed already
         return terms
     prepared = prepare(data, RunFolder(run.storage_path, run.name).stores)
     folder = prepared.with_name(name_of_content(f"{prepared.name}-embeddings", [settings.model_dump()]))
@@ -32,14 +32,14 @@ def with_vectors(run: RunSection, data: DataSection, terms: TermsSection) -> Ter
 
 
 def vectors_of(store: Store, settings: EmbeddingsSection, folder: Path) -> Vectors:
-    """(N, C) of all records of a store, by the model of a run; computed into ``folder`` where that takes a model."""
+    """(N, C) vectors of all records of a store, by the run's model; computed into ``folder`` if necessary."""
     if settings.model != COMPOSITION:
         compute(store, settings, folder)
     return read_vectors(store, settings.model_copy(update={"store": str(folder)}))
 
 
 def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
-    """Run the embedding job, or resume it; nothing where the folder is complete."""
+    """Run or resume the embedding job; do nothing if the folder is complete."""
     run_job(
         EmbedJobSection(
             models=[settings.model],
@@ -54,19 +54,19 @@ def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
 
 
 def save_known(vectors_RC: Vectors, settings: EmbeddingsSection, folder: Path) -> None:
-    """Keep the vectors of a run's proteins in its folder, and what they were computed by."""
-    # In the run, which then predicts without the embeddings' folder, wherever it is taken.
+    """Save the vectors of a run's proteins and the identity of their embedding space in the run's folder."""
+    # Saved with the run, so that the run can be moved and predicts without the embeddings folder.
     np.save(folder / "vectors.npy", vectors_RC)
     if settings.store is not None:
         (folder / "weights.txt").write_text(_space(Path(settings.store)), encoding="utf-8")
 
 
 def load_known(folder: Path, computed: Path) -> Vectors:
-    """The vectors that :func:`save_known` saved.
+    """Load the vectors that :func:`save_known` saved.
 
-    Raises DataError for damage, and for another model, layer or pooling than that of ``computed``.
+    Raises DataError for damaged files, or if ``computed`` has another model, layer or pooling.
     """
-    # Vectors of two models have no distance that means anything, and nothing else would notice.
+    # Distances between vectors of different models are meaningless, and no later check would detect this.
     weights = folder / "weights.txt"
     vectors = verified(folder / "vectors.npy")
     if weights.is_file() and verified(weights).read_text(encoding="utf-8") != _space(computed):

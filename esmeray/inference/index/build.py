@@ -1,9 +1,9 @@
-"""Build an index, or extend one: from folders of embeddings to a folder of parts.
+"""Build an index from folders of embeddings, or extend one.
 
-Vectors pass once, a part at a time in memory (a compressed index takes a sample of them before that). All ids are
-compared before (:mod:`esmeray.inference.index.rows`), by 48 bytes an id in files. The parts that are done lie in
-``OUTPUT.partial``, where the same command resumes; the index appears when it is complete. An extension adds parts to
-links of the existing ones: none is written again, and whoever has the old index open keeps it.
+Vectors are read once, one part in memory at a time; a compressed index is trained on a sample first. All ids are
+compared beforehand (:mod:`esmeray.inference.index.rows`), with 48 bytes per id in temporary files. ``OUTPUT.partial``
+holds the finished parts, and the same command resumes there. The index appears when it is complete. An extension
+hard-links the existing parts and adds new ones. Nothing is rewritten, so readers of the old index are not affected.
 
 Shape legend: N records of a source, n rows of a part, C channels.
 """
@@ -52,18 +52,18 @@ from esmeray.run_folder.job import Journal, accept, journal, unfinished
 
 MADE_BY = "index"
 PART_BYTES = 2**29
-"""Of a part's vectors in fp32, which are in memory at a time."""
+"""Maximum size in bytes of a part's fp32 vectors, which are in memory together."""
 PART_ROWS = 2**21
-"""Of a part at most: where vectors are short, ids would be most of it."""
+"""Maximum rows of a part. With short vectors the ids would otherwise dominate memory."""
 _SAMPLED = 64
-"""Vectors of a cluster of a compressed index by which it is found."""
+"""Training vectors per cluster of a compressed index."""
 _FEWEST_SAMPLED = 39
-"""For which faiss asks."""
+"""Minimum training vectors per cluster that faiss asks for."""
 _BLOCK = 16_384
 
 
 class Built(NamedTuple):
-    """An index as it is now; how many vectors are ``new``, and how many of the sources were ``known`` by their ids."""
+    """The current index, the number of ``new`` vectors, and the number of source vectors whose ids were ``known``."""
 
     manifest: IndexManifest
     new: int
@@ -73,22 +73,22 @@ class Built(NamedTuple):
 def build_index(
     sources: Sequence[Path], section: IndexSection, *, overwrite: bool = False, made_by: str = MADE_BY
 ) -> Built:
-    """Build the index of the vectors of folders, or extend it by those whose ids it lacks.
+    """Build an index of the folders' vectors, or extend it with the vectors whose ids it lacks.
 
-    Raises ConfigError where the output is something else, or an index of another kind, or another job's unfinished
-    one; DataError for damaged sources, for vectors of another model, layer or pooling, and for those that can't be
-    compared; ResourceError where the disk is full.
+    Raises ConfigError if the output is not an index, is of another kind, or is another job's unfinished index;
+    DataError for damaged sources, vectors of another model, layer or pooling, and vectors that can't be compared;
+    ResourceError if the disk is full.
     """
     output = target_path(section.output, overwrite)
     recover(output)
     is_there = (output / INDEX_FILE).is_file() and not overwrite
     if not is_there:
         refuse_existing(output, made_by, overwrite)
-    # Of a URI the manifests alone are fetched until now; an extension links what is there, and needs the clusters.
-    # Objects that no manifest lists are left of an upload that was cut short.
+    # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
+    # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
     base = resolved(local_path(section.output, listed_names(output, made_by).__contains__)) if is_there else None
     with unfinished(output, made_by) as partial:
-        # Under the lock: another process may have extended it until now.
+        # Read under the lock, because another process may have extended the index meanwhile.
         before = None if base is None else read_index_manifest(base)
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
@@ -121,7 +121,7 @@ def build_index(
 
 
 def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
-    """An exact index of the vectors of a folder, in memory: 4 bytes a value, 6 where the product is in bf16."""
+    """An exact index of a folder's vectors in memory: 4 bytes per value, or 6 with bf16 products."""
     from esmeray.common.processor import cpu_computes_bf16
 
     pieces = [
@@ -140,7 +140,7 @@ def memory_index(source: Embeddings, metric: MetricName) -> ExactIndex:
 
 
 def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: IndexManifest | None) -> IndexManifest:
-    """The manifest of an index that is begun, or of the one that is there; refuses what doesn't go together."""
+    """Manifest of a new index, or of the existing one. Raises ConfigError for incompatible settings or sources."""
     first = sources[0]
     for source in sources[1:]:
         source.refuse_other_space(first)
@@ -167,8 +167,8 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
 
 
 def _model_of(source: Embeddings) -> SourceModel | None:
-    """The model of an embedding job, where its report names it."""
-    from esmeray.inference.embedding.report import report_name  # here: it loads torch
+    """Model of an embedding job, if its report names one."""
+    from esmeray.inference.embedding.report import report_name  # imported here, because it loads torch
 
     report = next(source.folder.glob(report_name("*")), None)
     if report is None or "settings" not in source.manifest.job:
@@ -177,7 +177,7 @@ def _model_of(source: Embeddings) -> SourceModel | None:
     with parsing(report, "remove it"):
         name = Path(content["model"])
         return SourceModel(
-            # A folder stays the same one wherever queries are searched from.
+            # An absolute path, so that queries can be embedded from any working folder.
             source=str(name.absolute() if name.exists() else content["model"]),
             random_weights=content["random_weights"],
             settings=source.manifest.job["settings"],
@@ -185,13 +185,13 @@ def _model_of(source: Embeddings) -> SourceModel | None:
 
 
 def num_lists(rows: int, channels: int) -> int:
-    """Clusters of a compressed index of so many rows."""
-    # 4 sqrt(N) is faiss's advice; fewer where a cluster would have less than the 39 vectors that it asks for.
+    """Number of clusters of a compressed index with this number of rows."""
+    # faiss recommends 4 sqrt(N). Fewer if a cluster would get fewer than the 39 training vectors that faiss asks for.
     return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _FEWEST_SAMPLED))
 
 
 def _most_sampled(channels: int) -> int:
-    # faiss copies the sample: so many are in memory at a time.
+    # faiss copies the sample, so half of a part's rows fit in the same memory.
     return max(1, _part_rows(channels) // 2)
 
 
@@ -202,12 +202,12 @@ def _part_rows(channels: int) -> int:
 def _trained(
     partial: Path, base: Path | None, manifest: IndexManifest, section: IndexSection, rows: Sequence[NewRows]
 ) -> Path | None:
-    """The file of the clusters of a compressed index, which an extension has already."""
+    """Train the clusters of a compressed index and return their file. An extension uses the existing file."""
     if manifest.kind == "exact":
         return None
     if base is not None:
         return base / TRAINED_FILE
-    from esmeray.inference.index.compressed import train  # here: it loads faiss
+    from esmeray.inference.index.compressed import train  # imported here, because it loads faiss
 
     path = partial / TRAINED_FILE
     count = sum(len(group.records) for group in rows)
@@ -218,7 +218,7 @@ def _trained(
     if recorded.exists():
         check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
     else:
-        # Evenly from all.
+        # The sample is spread evenly over all sources.
         share = min(1, min(_SAMPLED * lists, _most_sampled(manifest.channels)) / count)
         sample = []
         for group in rows:
@@ -238,7 +238,7 @@ def _grown(
     trained: Path | None,
     progress: Callable[[int], None],
 ) -> IndexManifest:
-    """The manifest with the new parts; those that an earlier start wrote are verified, the others written."""
+    """The manifest with the new parts. Parts that an earlier start wrote are verified; the others are written."""
     before = manifest.count
     pieces = [
         NewRows(group.source, group.records[start:stop])
@@ -258,7 +258,7 @@ def _grown(
 
 
 def _write_part(folder: Path, manifest: IndexManifest, piece: NewRows, trained: Path | None) -> PartEntry:
-    """The files of the part that continues an index."""
+    """Write the files of the next part of an index."""
     vectors_nC = _vectors([piece], manifest.metric)
     name = f"parts/{len(manifest.parts):05d}"
     entry = PartEntry(rows=len(vectors_nC), name=name, continues=manifest.identity())
@@ -279,7 +279,7 @@ def _write_part(folder: Path, manifest: IndexManifest, piece: NewRows, trained: 
 
 
 def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
-    """(n, C) prepared vectors of records. Raises DataError with the id of one that can't be compared."""
+    """(n, C) prepared vectors of records. Raises DataError with the id of a vector that can't be compared."""
     vectors_nC = np.empty((sum(len(group.records) for group in groups), groups[0].source.channels), np.float32)
     filled = 0
     for group in groups:
@@ -290,6 +290,6 @@ def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
             source.refuse(start, *unusable(metric, block_nC))
             vectors_nC[filled : filled + len(chosen)] = prepared(metric, block_nC[chosen])
             filled += len(chosen)
-        # Of .npy, which is mapped, all vectors would else be in memory at the end.
+        # Unmap .npy sources, because otherwise all vectors would be resident at the end.
         source.release()
     return vectors_nC

@@ -1,6 +1,6 @@
-"""An index that actors of a Ray cluster search, each its own parts; their candidates are merged as one index has them.
+"""An index searched by Ray actors. Each searches its own parts; merged candidates equal a single index's candidates.
 
-A lost actor is replaced, and asked again. Only queries and candidates pass through Ray.
+A lost actor is replaced, and its query is repeated. Only queries and candidates pass through Ray.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class _SearchActor:
-    """A process that searches some parts."""
+    """Actor that searches some parts."""
 
     def __init__(self, opened: Callable[[], Index]) -> None:
         self._opened = opened
@@ -43,7 +43,7 @@ class _SearchActor:
 
 
 def _opened_part(source: str, probes: int | None, cpus: int, parts: slice, entries: list[PartEntry]) -> Index:
-    # Before torch and faiss are loaded, which would take all cores.
+    # Set before torch and faiss are loaded; they would otherwise use all cores.
     os.environ["OMP_NUM_THREADS"] = str(cpus)
     index = open_index(source, probes, parts)
     if index.manifest.parts != entries:
@@ -52,11 +52,12 @@ def _opened_part(source: str, probes: int | None, cpus: int, parts: slice, entri
 
 
 class ClusterIndex(Index):
-    """See the module; made by :func:`on_cluster`. ``pools`` have an actor each, for its own parts."""
+    """An index on a cluster, created by :func:`on_cluster`. Each pool has one actor with its own parts."""
 
     def __init__(self, index: Index, pools: Sequence[ActorPool], threads: ThreadPoolExecutor) -> None:
         super().__init__(index.folder, index.manifest, index._parts)
-        # Batches as in one process: a product's last bits depend on its rows, and clusters are chosen by products.
+        # The same batches as in one process, because a product's last bits depend on its rows, and products choose the
+        # clusters.
         self.at_once = index.at_once
         self._index = index
         self._pools = pools
@@ -74,9 +75,9 @@ class ClusterIndex(Index):
 
 
 def merged(of_parts: Sequence[Candidates], considered: int) -> Candidates:
-    """The candidates of the whole, of those of its parts: the best so many by their keys, ties by row."""
+    """Merge the candidates of all parts: the best ``considered`` by key, ties by row."""
     every = [np.concatenate(arrays, axis=1) for arrays in zip(*of_parts, strict=True)]
-    # The last key by which keys are sorted is the first that counts.
+    # np.lexsort sorts by its last key first.
     order_qW = np.lexsort((every[0], -every[1]), axis=1)[:, :considered]
     return Candidates(*(np.take_along_axis(values, order_qW, axis=1) for values in every))
 
@@ -85,10 +86,12 @@ def merged(of_parts: Sequence[Candidates], considered: int) -> Candidates:
 def on_cluster(
     index: Index, source: Path, ray: RaySection, workers: int, cpus_per_worker: int, probes: int | None
 ) -> Iterator[ClusterIndex]:
-    """The index, searched by actors for the time of a block: as many as ``workers``, or as it has parts.
+    """Search the index with Ray actors for the duration of a block.
 
-    ``source``: its folder, which all nodes see, or its URI. Raises ResourceError where the cluster has not so many
-    cores, or another index at that place; ConfigError for vectors that are no index on disk.
+    There are at most ``workers`` actors, with at least one part each.
+
+    ``source``: the index folder, shared by all nodes, or its URI. Raises ResourceError if the cluster lacks cores or a
+    node has another index at that path; ConfigError for vectors without an index on disk.
     """
     entries = index.manifest.parts
     if not all(entry.files for entry in entries):
@@ -97,7 +100,7 @@ def on_cluster(
     groups = [slice(start, stop) for start, stop in pairwise(bounds)]
     ended = threading.Event()
     with connected(ray), ThreadPoolExecutor(len(groups)) as threads:
-        # Else Ray would wait for more without end.
+        # Checked here, because Ray would wait forever for more cores.
         room = sum(node.cpus // cpus_per_worker for node in cluster_resources())
         if room < len(groups):
             raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; ask for fewer")
@@ -116,10 +119,10 @@ def on_cluster(
 
         pools: list[ActorPool] = []
         try:
-            # A pool for each: a task of a pool may go to any of its actors.
+            # One pool per actor, because a pool may send a task to any of its actors.
             pools += threads.map(pool, groups)
             yield ClusterIndex(index, pools, threads)
         finally:
-            ended.set()  # a thread that waits for an actor would wait on
+            ended.set()  # stops threads that wait for an actor
             for each in pools:
                 each.close()

@@ -1,11 +1,11 @@
-"""The compressed index, of faiss' own parts: clusters, in them one bit a value (RaBitQ), and fp16 values on disk.
+"""A compressed index built from faiss components: clusters, one bit per value (RaBitQ), and fp16 values on disk.
 
-A query is compared by bits with the rows of the nearest clusters; the best of them are scored again by their fp16
-values. Each part has lists of its own, whose bits are put together in memory, cluster by cluster, when a query first
-asks for them; fp16 values are read a row at a time.
+A query is compared by bits with the rows of the nearest clusters. The best rows are scored again with their fp16
+values. Each part has its own lists. A cluster's bits are merged in memory when a query first needs them. fp16 values
+are read row by row.
 
-Shape legend: n rows, Q queries, p of them that are scored together, P clusters of a query, W rows of it that are scored
-again, K hits of a query, C channels.
+Shape legend: n rows, Q queries, p queries that are scored together, P clusters of a query, W rows that are scored again
+per query, K hits of a query, C channels.
 """
 
 import struct
@@ -32,20 +32,23 @@ PROBES = 32
 _FEWEST = 100
 _TIMES = 10
 _OF_CLUSTER = 3
-"""Rows that are scored again: so many, or so many times the hits, or as many as this part of a cluster has."""
+"""Number of rows that are scored again: the maximum of three values.
+
+These are ``_FEWEST``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
+"""
 _BLOCK = 16_384
 _SCORED_AT_ONCE = 16
-"""Queries whose rows are scored together, for a cache; faiss itself is 1.4 times as fast by 512 than by 64."""
+"""Queries whose rows are scored together, to stay in a cache. faiss itself is 1.4 times as fast with 512 as with 64."""
 
 
 def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
-    """Of a part's arrays."""
+    """Dtypes and shapes of a part's arrays."""
     channels = ("float32", (manifest.channels,))
     return {"codes": ("float16", (part.rows, manifest.channels)), "deviations": channels, "centre": channels}
 
 
 def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None:
-    """Write an index without rows, whose clusters are those of a sample of prepared vectors."""
+    """Write an index without rows, with clusters trained on a sample of prepared vectors."""
     index = _untrained(metric, sample_nC.shape[1], lists)
     index.train(sample_nC)
     with atomic_file(path) as building:
@@ -54,24 +57,24 @@ def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None
 
 def _untrained(metric: MetricName, channels: int, lists: int) -> Any:
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    # A random rotation first: bits of channels that differ in size would be worth different amounts.
+    # A random rotation first: otherwise the bits of channels with different variances would carry different weights.
     return faiss.index_factory(channels, f"RR{channels},IVF{lists},RaBitQ", kind)
 
 
 def _read_trained(path: Path, manifest: IndexManifest) -> Any:
-    """The index of :func:`train`. Raises DataError for any other: faiss reads all kinds, and searches them somehow."""
+    """Read the index of :func:`train`. Raises DataError for any other index, which faiss would read too."""
     with parsing(verified(path), REMEDY, SystemError), ExitStack() as restored:
-        # Before memory is taken: a file says how long its vectors are.
+        # Limited to the file size before allocation, because the file itself states the length of its vectors.
         restored.callback(faiss.set_deserialization_vector_byte_limit, faiss.get_deserialization_vector_byte_limit())
         faiss.set_deserialization_vector_byte_limit(path.stat().st_size)
-        # Mapped, so that lists are not opened that lie in another file.
+        # Memory-mapped, so that faiss does not open lists that are in another file.
         index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
         rotation, clusters, centroids = _pieces(index)
         if (
             _described(index) != _described(_untrained(manifest.metric, manifest.channels, 1))
             or (index.is_trained, index.ntotal, clusters.ntotal) != (True, 0, 0)
             or (rotation.A.size(), centroids.ntotal) != (manifest.channels**2, clusters.nlist)
-            # Written so that NaN is refused, too. No value of an orthonormal matrix is above 1, but for rounding.
+            # Written so that NaN is rejected too. No value of an orthonormal matrix exceeds 1, except by rounding.
             or not abs(faiss.vector_to_array(rotation.A)).max() <= 1.001
             or not abs(centroids.reconstruct_n()).max() <= LONGEST
         ):
@@ -80,13 +83,13 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
 
 
 def _pieces(index: Any) -> tuple[Any, Any, Any]:
-    """Rotation, clusters, and the index of their centroids, all inside the index."""
+    """Rotation, clusters, and the centroid index, all inside the index."""
     clusters: Any = faiss.downcast_index(index.index)
     return faiss.downcast_VectorTransform(index.chain.at(0)), clusters, faiss.downcast_index(clusters.quantizer)
 
 
 def _described(index: Any) -> tuple[Any, ...]:
-    """What a code means, but for what training finds."""
+    """Properties that define the meaning of a code, without the trained values."""
     rotation, clusters, centroids = _pieces(index)
     return (
         *(index.chain.size(), type(rotation), type(clusters), isinstance(centroids, faiss.IndexFlat)),
@@ -96,7 +99,7 @@ def _described(index: Any) -> tuple[Any, ...]:
 
 
 def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -> None:
-    """Write the lists of a part's vectors, whose rows begin with ``first_row``, by the clusters of a file."""
+    """Write the lists of a part's vectors, using a trained file. Rows are numbered from ``first_row``."""
     index = faiss.read_index(str(trained))
     for start, stop in ranges(len(vectors_nC), _BLOCK):
         index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
@@ -104,13 +107,14 @@ def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -
         writer = faiss.FileIOWriter(str(building))
         clusters: Any = faiss.extract_index_ivf(index)
         faiss.write_InvertedLists(clusters.invlists, writer)
-        del writer  # which closes the file
+        del writer  # closes the file
 
 
 def compressed_arrays(vectors_nC: Values) -> Arrays:
-    """Arrays kept of a part's prepared vectors, beside the lists."""
-    # Less the mean, which near rows share, and by the channel's deviation, so that values of any size fit. In fp16: by
-    # int8 a tenth of the ten nearest are others, where vectors are as near as those of mutants.
+    """Arrays stored for a part's prepared vectors, in addition to the lists."""
+    # Values are centred, because near rows share the mean, and divided by the channel's deviation, so that values of
+    # any size fit. fp16 instead of int8: with int8 a tenth of the ten nearest differ for vectors as close as mutants'
+    # vectors.
     centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviations_C = vectors_nC.std(axis=0)
     deviations_C[deviations_C == 0] = 1
@@ -122,23 +126,24 @@ def compressed_arrays(vectors_nC: Values) -> Arrays:
 
 
 def _widened(codes_nC: NDArray[np.float16]) -> Values:
-    """fp32 of finite fp16, five times as fast as by NumPy (2.4), which converts one value after another."""
-    # Exponent and fraction move to where fp32 has them, the sign is what the wider integer has; then the biases differ.
+    """Convert finite fp16 to fp32, five times as fast as NumPy (2.4), which converts values one by one."""
+    # Shift exponent and fraction to their fp32 positions, and keep the sign of the int32. Then correct the exponent
+    # bias.
     bits_nC = codes_nC.view(np.int16).astype(np.int32) << 13 & -0x70002000
     return bits_nC.view(np.float32) * np.float32(2.0 ** (127 - 15))
 
 
 def _open_lists(path: Path, rows: int, clusters: int, code_size: int) -> tuple[CheckedFile, Any]:
-    """The lists of a part, mapped, of which only their sizes have been compared with the checksums.
+    """Open the lists of a part, memory-mapped. Only the list sizes are verified here.
 
-    Raises DataError for lists of another kind, of another number or size of codes, or of more or fewer rows.
+    Raises DataError for lists of another kind, number, code size or number of rows.
     """
     with parsing(path, REMEDY, SystemError):
         content = CheckedFile(path)
         header = content.content[:32].tobytes()
         kind = b"ilar" + struct.pack("<QQ", clusters, code_size)
         header_bytes = 32 + 8 * int.from_bytes(header[24:], "little")  # with the size of each list
-        # faiss believes it, and would read behind each code. Behind codes are ids of 8 bytes.
+        # faiss trusts the header and would read beyond the codes. After the codes are ids of 8 bytes.
         if header[:20] != kind or len(content.content) != header_bytes + rows * (code_size + 8):
             raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes a row")
         content.check_range(0, header_bytes)
@@ -147,24 +152,25 @@ def _open_lists(path: Path, rows: int, clusters: int, code_size: int) -> tuple[C
 
 
 class CompressedIndex(Index):
-    """See the module."""
+    """A compressed index, as described in the module."""
 
     def __init__(
         self, folder: Path, manifest: IndexManifest, rows: int, first_row: int = 0, probes: int | None = None
     ) -> None:
-        """``rows``: of the whole index, of which ``manifest`` may have some parts."""
+        """``rows``: number of rows of the whole index; ``manifest`` may hold only some of its parts."""
         parts = [open_part(folder, part, kinds(manifest, part), by_blocks=True) for part in manifest.parts]
         for part in parts:
-            part.update({name: part[name][:] for name in ("deviations", "centre")})  # which each query needs
+            part.update({name: part[name][:] for name in ("deviations", "centre")})  # needed by each query
         super().__init__(folder, manifest, parts, first_row)
-        self._trained = _read_trained(folder / TRAINED_FILE, manifest)  # what follows is inside it
+        self._trained = _read_trained(folder / TRAINED_FILE, manifest)  # owns the objects below
         self._rotation, self._clusters, _ = _pieces(self._trained)
         nlist = self._clusters.nlist
         self._part_lists = [
             _open_lists(part.path(folder, ".lists"), part.rows, nlist, self._clusters.code_size)
             for part in manifest.parts
         ]
-        # faiss' own stack of lists (1.15) copies a cluster's bits for each query: of three parts a third of its time.
+        # faiss' own stack of lists (1.15) copies a cluster's bits per query, which takes a third of the time with three
+        # parts.
         self._lists: Any = faiss.ArrayInvertedLists(nlist, self._clusters.code_size)
         self._clusters.replace_invlists(self._lists, False)
         self._is_loaded = np.zeros(nlist, bool)
@@ -176,27 +182,27 @@ class CompressedIndex(Index):
         vectors_nC = np.empty((len(rows_n), self.channels), np.float32)
         for part, chosen, rows in self._by_part(rows_n):
             codes = part["codes"][rows]
-            if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # which would become finite
+            if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # would become finite
                 raise DataError(f"{self.folder}: damaged: codes have NaN or infinity; {REMEDY}")
             values = _widened(codes)
             values *= part["deviations"]
             values += part["centre"]
-            if self.metric == "cosine":  # lengths are known: of near rows most of what fp16 confuses is their rounding
+            if self.metric == "cosine":  # restore length 1, to remove the largest error of fp16 between near rows
                 values /= np.sqrt(np.einsum("nc,nc->n", values, values))[:, None]
             vectors_nC[chosen] = values
         return vectors_nC
 
     def _load(self, clusters_n: NDArray[np.int64]) -> None:
-        """Put the lists of clusters into memory that are not there yet."""
+        """Load the lists of clusters that are not in memory yet."""
         with self._loading:
             for cluster in clusters_n[~self._is_loaded[clusters_n]].tolist():
                 sizes = [lists.list_size(cluster) for _, lists in self._part_lists]
-                # At once: a list that grows part by part would take twice the memory.
+                # Allocated at once, because a list that grows part by part would take twice the memory.
                 self._lists.resize(cluster, sum(sizes))
                 first = 0
                 for number, ((content, lists), size) in enumerate(zip(self._part_lists, sizes, strict=True)):
                     if size:
-                        # Codes, and behind them ids of 8 bytes.
+                        # The codes, followed by ids of 8 bytes.
                         content.check_range(lists.lists.at(cluster).offset, size * (lists.code_size + 8))
                         entries = lists.get_ids(cluster), lists.get_codes(cluster)
                         rows = np.unique(faiss.rev_swig_ptr(entries[0], size))
@@ -207,8 +213,9 @@ class CompressedIndex(Index):
                 self._is_loaded[cluster] = True
 
     def considered(self, top_k: int) -> int:
-        # The more rows a cluster has, the nearer are those that bits confuse: of ten million vectors as near as mutants
-        # are, 1,860 a cluster, a hundred held 0.82 of the ten nearest and 632 held 0.98, at 0.87 times the speed.
+        # The larger a cluster, the more near rows its bits confuse. Measured with ten million vectors as close as
+        # mutants' vectors (1,860 per cluster): 100 rows contained 0.82 of the ten nearest; 632 contained 0.98, at 0.87
+        # times the speed.
         return min(self.count, max(_FEWEST, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
@@ -218,16 +225,16 @@ class CompressedIndex(Index):
         estimates_qW, rows_qW = self._clusters.search_preassigned(
             rotated_qC, self.considered(top_k), clusters_qP, distances_qP
         )
-        is_row_qW = rows_qW >= 0  # -1: the clusters have no more
-        # Of L2 they are squared distances.
+        is_row_qW = rows_qW >= 0  # -1: the clusters have no more rows
+        # For L2 the estimates are squared distances.
         keys_qW = np.where(is_row_qW, -estimates_qW if self.metric == "l2" else estimates_qW, -np.inf)
         scores_qW = np.full(rows_qW.shape, -np.inf, np.float32)
         for first, last in ranges(len(rows_qW), _SCORED_AT_ONCE):
             is_row_pW = is_row_qW[first:last]
-            # Of several queries at once, part by part: a read for each would cost more than the bytes.
+            # Several queries at once, part by part, because a separate read per query would cost more than the bytes.
             of_queries = np.split(self.vectors(rows_qW[first:last][is_row_pW]), is_row_pW.sum(axis=1).cumsum()[:-1])
             for number, vectors_wC in enumerate(of_queries, first):
                 scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
-        if not (scores_qW < np.inf).all():  # or NaN
+        if not (scores_qW < np.inf).all():  # infinite or NaN
             raise DataError(f"{self.folder}: damaged: vectors with infinite products; {REMEDY}")
         return Candidates(rows_qW, keys_qW, scores_qW)

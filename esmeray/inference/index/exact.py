@@ -1,17 +1,17 @@
-"""The exact index: the hits of a comparison with every vector in fp32, in the same order, ties by row.
+"""An exact index: the same hits in the same order as a comparison with every vector in fp32, ties by row.
 
-A matrix product gives, for each query and group of 64 rows, the largest product up to a bound of its error. The groups
-of the largest maxima are scored in fp32; their K-th best score is a threshold, and every group whose maximum plus bound
-reaches it is scored, too. No other row can be among the hits.
+A matrix product gives, per query and group of 64 rows, the largest product, up to an error bound. The groups with the
+largest maxima are scored in fp32. Their K-th best score is a threshold. Every group whose maximum plus bound reaches
+the threshold is scored too. No other row can be a hit.
 
-The product is in bf16 where the processor has instructions for it, and else in fp32. bf16 is of vectors less the mean
-of their part: vectors of proteins have much in common, and errors are relative to what is left.
+The product is in bf16 if the processor has bf16 instructions, otherwise in fp32. For bf16 the mean of the part is
+subtracted first: protein vectors have much in common, and errors are relative to the remainder.
 
-The bound, for a row x = c + r of a group with |r| <= radius and bf16's own error |r - b(r)| <= residual, by the
-inequality of Cauchy and Schwarz: |q.x - q.c - p| <= |q - b(q)| radius + |q| residual + rounding of p + sums of C
-products in fp32, here and in the score (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
+Error bound for a row x = c + r of a group with |r| <= radius and bf16 error |r - b(r)| <= residual, by the
+Cauchy-Schwarz inequality: |q.x - q.c - p| <= |q - b(q)| radius + |q| residual + rounding of p + sums of C products in
+fp32, here and in the score (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
 
-Shape legend: N rows, n of a part or a block, G groups, Q queries, K hits of a query, C channels.
+Shape legend: N rows, n rows of a part or a block, G groups, Q queries, K hits of a query, C channels.
 """
 
 import warnings
@@ -31,25 +31,28 @@ from esmeray.inference.index.metric import MetricName, norms, scores
 from esmeray.inference.index.parts import IndexManifest, Kinds, PartEntry
 
 GROUP = 64
-"""Rows whose maximum is kept: fewer cost more to select, more cost more to score."""
+"""Rows per group maximum. Smaller groups cost more to select, larger ones cost more to score."""
 _BLOCK = 2048
-"""Rows of a product at most. A multiple of GROUP."""
+"""Maximum rows of a product, a multiple of GROUP."""
 _RESULTS = 2**17
-"""Of a product in fp32, which then stay in a core's cache: for 512 queries 86 queries/s by 256 rows, 68 by 2,048 (a
-million vectors of 320 values, AMD Zen 3); for 32 and fewer the most rows are the fastest."""
+"""Maximum results of an fp32 product, so that they fit in a core's cache.
+
+Measured with a million vectors of 320 values on AMD Zen 3: for 512 queries, 86 queries/s with 256 rows and 68 with
+2,048. For 32 queries and fewer, the maximum number of rows is fastest.
+"""
 _MAXIMA = 2**26
-"""Maxima in memory."""
+"""Maximum number of group maxima in memory."""
 _GROUPS_AT_ONCE = 1024
 _FP32 = 2.0**-24
-"""Relative error of rounding."""
+"""Relative rounding error of fp32."""
 _PRODUCT = 2.0**-8 / (1 - 2.0**-8)
-"""Error of a product that was rounded to bf16, relative to what came out."""
+"""Error of a product rounded to bf16, relative to the result."""
 _SMALLEST = 2.0**-126
-"""Processors may take smaller numbers for zero."""
+"""Smallest normal fp32 number. Processors may flush smaller numbers to zero."""
 
 
 def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
-    """Of a part's arrays."""
+    """Dtypes and shapes of a part's arrays."""
     groups = ("float32", (-(-part.rows // GROUP),))
     squares: Kinds = {"half_squares": ("float32", (part.rows,))} if manifest.metric == "l2" else {}
     return squares | {
@@ -62,7 +65,7 @@ def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
 
 
 def exact_arrays(metric: MetricName, vectors_nC: Values, with_filter: bool = True) -> Arrays:
-    """Arrays kept of a part's prepared vectors; without the filter where only fp32 is to be used."""
+    """Arrays stored for a part's prepared vectors; without the filter if only fp32 is used."""
     centre_C = vectors_nC.mean(axis=0, dtype=np.float64).astype(np.float32)
     arrays: dict[str, NDArray] = {"vectors": vectors_nC, "centre": centre_C}
     if with_filter:
@@ -77,7 +80,7 @@ def exact_arrays(metric: MetricName, vectors_nC: Values, with_filter: bool = Tru
         firsts = np.arange(0, stop - start, GROUP)
         of_block = slice(start // GROUP, start // GROUP + len(firsts))
         for name, norms_n in ("radii", norms(rest_nC)), ("residuals", norms(rest_nC - as_float32(narrow_nC))):
-            # Rounded up: a bound may be larger.
+            # Rounded up, because a bound may be larger but not smaller.
             arrays[name][of_block] = np.maximum.reduceat(norms_n, firsts) * (1 + 4 * _FP32)
         if with_filter:
             arrays["filter"][start:stop] = narrow_nC
@@ -85,13 +88,13 @@ def exact_arrays(metric: MetricName, vectors_nC: Values, with_filter: bool = Tru
 
 
 def as_bf16(values: Values) -> NDArray[np.uint16]:
-    """bf16 of finite values as uint16, rounded to nearest, ties to even."""
+    """Convert finite values to bf16 as uint16, rounding to nearest, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class ExactIndex(Index):
-    """See the module."""
+    """An exact index, as described in the module."""
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class ExactIndex(Index):
         first_row: int = 0,
         bf16: bool | None = None,
     ) -> None:
-        """``bf16``: of the product. Default: where the processor has instructions for it."""
+        """``bf16``: compute products in bf16. Default: if the processor has bf16 instructions."""
         super().__init__(folder, manifest, parts, first_row)
         self._bf16 = cpu_computes_bf16() if bf16 is None else bf16
         sizes = [len(part["radii"]) for part in parts]
@@ -138,11 +141,11 @@ class ExactIndex(Index):
         for number, (query_C, maxima_G) in enumerate(zip(queries_qC, maxima_qG.numpy(), strict=True)):
             first = first_qK[number]
             rows, values = best(*self._scored(first, query_C), top_k)
-            # There are K hits by now: so many groups, or all rows.
+            # K hits are known now, because K groups or all rows have been scored.
             is_left_G = self._upper(maxima_G, norms_q[number], lost_q[number]) >= values[-1]
             is_left_G[first] = False
             left = np.flatnonzero(is_left_G)
-            # Where very many rows are as near, they are scored in pieces, for memory.
+            # If very many rows are as near, they are scored in pieces to limit memory.
             for start, stop in ranges(len(left), _GROUPS_AT_ONCE):
                 more_rows, more_values = self._scored(left[start:stop], query_C)
                 rows, values = best(np.append(rows, more_rows), np.append(values, more_values), top_k)
@@ -151,7 +154,7 @@ class ExactIndex(Index):
         return Candidates(rows_qK, scores_qK, scores_qK)
 
     def _maxima(self, queries_qC: Values, narrow_qC: Any) -> Any:
-        """(q, G) the largest product in each group, rounded up; of l2, less half of the row's square."""
+        """(q, G) largest product per group, rounded up; for l2, minus half of the row's squared norm."""
         import torch
 
         narrow_Cq = narrow_qC.T.contiguous()
@@ -161,7 +164,7 @@ class ExactIndex(Index):
             rows_nC = _tensor(part["filter"]).view(torch.bfloat16) if self._bf16 else _tensor(part["vectors"])
             common_q = torch.from_numpy(queries_qC @ part["centre"])
             for start, stop in ranges(len(rows_nC), rows_at_once):
-                # Rows first: a maximum over 64 of them is then of whole lines of the memory.
+                # Rows are the first axis, so that a maximum over 64 rows reads whole cache lines.
                 products_nq = rows_nC[start:stop] @ narrow_Cq
                 if self.metric == "l2":
                     products_nq = products_nq.float() - _tensor(part["half_squares"][start:stop])[:, None]
@@ -176,13 +179,13 @@ class ExactIndex(Index):
         return maxima_Gq.T.contiguous()
 
     def _upper(self, maxima_G: Values, norm: float, lost: float) -> NDArray[np.float64]:
-        """(G,) a bound of the scores in each group; ``norm`` of the query, and of what bf16 has ``lost`` of it."""
+        """(G,) upper bounds of scores per group. ``norm``: the query's norm; ``lost``: norm of its bf16 error."""
         upper_G = maxima_G + norm * self._errors_G
         upper_G += _SMALLEST * self.channels * (1 + norm + float(self._norms_G.max()))
         if self._bf16:
             upper_G += lost * self._radii_G
         if self.metric == "l2":
-            # What was rounded to bf16 was larger by half of the square.
+            # The value rounded to bf16 was larger by half of the squared norm.
             upper_G += self._norms_G**2 / 2 * (_PRODUCT if self._bf16 else 0)
             upper_G += (self.channels + 16) * _FP32 * (norm + self._norms_G) ** 2
             return 2 * upper_G - norm**2
@@ -196,7 +199,7 @@ class ExactIndex(Index):
             number = self._part_of_G[group]
             part = self._parts[number]
             start = (group - int(self._first_groups[number])) * GROUP
-            # Slices: nothing is copied from the mapped file but what is scored.
+            # Slices, so that only scored rows are read from the mapped file.
             block_nC = part["vectors"][start : start + GROUP]
             values.append(scores(self.metric, block_nC, query_C))
             first = int(self._firsts[number]) + start
@@ -208,5 +211,5 @@ def _tensor(array: NDArray) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing is written to it
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # the tensor is only read
         return torch.from_numpy(array)

@@ -1,6 +1,6 @@
-"""An opened index of any kind.
+"""Base class of opened indexes.
 
-Shape legend: N rows, Q queries, q those of a batch, W candidates of a query, K hits of a query, C channels.
+Shape legend: N rows, Q queries, q queries of a batch, W candidates of a query, K hits of a query, C channels.
 """
 
 import os
@@ -23,16 +23,19 @@ from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import REMEDY, IndexManifest
 
 _OWN = 256
-"""Rows of the index that are searched at once in the rest of it, for memory: all rows may be hits."""
+"""Rows of the index that are searched together in the index itself, to limit memory: all rows may be hits."""
 
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
 
 
 class Candidates(NamedTuple):
-    """Rows among which the hits of queries are, each (q, W); -1 where there are no more, with keys and scores of -inf.
+    """Candidate rows that contain the hits of queries, each array (q, W).
 
-    ``keys`` are those by which they were chosen, the largest first: candidates of parts of an index are merged by them.
+    Missing rows are -1 with keys and scores of -inf.
+
+    ``keys`` are the values that candidates were selected by, largest first. Candidates of index parts are merged by
+    key.
     """
 
     rows: NDArray[np.int64]
@@ -41,19 +44,19 @@ class Candidates(NamedTuple):
 
 
 class Index(ABC):
-    """Vectors that are searched.
+    """Vectors that can be searched.
 
     Attributes:
-        folder: where it lies, or the vectors of which it was made in memory.
-        name: the output that it was made of.
-        channels: C, as embeddings have it.
-        at_once: queries of a batch, for memory.
+        folder: the index folder, or the vectors' folder for an index in memory.
+        name: the embedding output that it was built from.
+        channels: C, as in the embeddings.
+        at_once: queries per batch, to limit memory.
     """
 
     at_once = 512
 
     def __init__(self, folder: Path, manifest: IndexManifest, parts: Sequence[Arrays], first_row: int = 0) -> None:
-        """``first_row``: of the parts, which may be some of an index."""
+        """``first_row``: row number of the first part, which need not be the index's first."""
         self.folder = folder
         self.source: Path | str = folder
         self.manifest = manifest
@@ -61,10 +64,10 @@ class Index(ABC):
         self.channels = manifest.channels
         self.metric = manifest.metric
         self._parts = parts
-        # As they are now, for whoever maps them.
+        # File states at opening, to detect later changes of mapped files.
         with reading(folder, REMEDY):
             self._files = {path: path.stat() for part in manifest.parts for path in map(folder.joinpath, part.files)}
-        # Row of the first of each part, numbered through; the last is that behind all.
+        # First row of each part, followed by the end of the last part.
         self._firsts = np.cumsum([first_row, *(part.rows for part in manifest.parts)])
 
     @property
@@ -76,10 +79,10 @@ class Index(ABC):
         return self.count
 
     def changed(self) -> str:
-        """Name a file that was truncated, or written to, since it was opened; '' for none.
+        """Return a message that names a file truncated or written to since it was opened; '' if there is none.
 
-        Reading a mapped file behind its new end kills the process (SIGBUS). One that was replaced or removed stays as
-        it was for whoever has it open.
+        Reading a mapped file beyond its new end kills the process (SIGBUS). A file that was replaced or removed is
+        safe: open mappings keep the old contents.
         """
         for path, opened in self._files.items():
             with suppress(OSError):
@@ -91,40 +94,40 @@ class Index(ABC):
         return ""
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """(n, 2) keys of the sequences of rows; zeros for parts of earlier versions, which have none."""
+        """(n, 2) sequence keys of rows; zeros for parts of earlier versions, which lack them."""
         sequences_n2 = np.empty((len(rows_n), 2), np.uint64)
         for part, chosen, rows_of_part in self._by_part(rows_n):
             sequences_n2[chosen] = part["sequences"][rows_of_part]
         return sequences_n2
 
     def ids(self, rows: NDArray[np.int64] | Sequence[int]) -> list[str]:
-        """The ids of rows, in their order."""
+        """Ids of rows, in their order."""
         ids = [""] * len(rows)
         with parsing(self.folder, REMEDY):
             for part, chosen, rows_of_part in self._by_part(np.asarray(rows, dtype=np.int64)):
                 bounds = part["id_offsets"][rows_of_part[:, None] + [0, 1]]
                 for number, (start, stop) in zip(chosen.tolist(), bounds.tolist(), strict=True):
-                    if not 0 <= start <= stop <= part["ids"].shape[0]:  # which a slice would cut without a word
+                    if not 0 <= start <= stop <= part["ids"].shape[0]:  # a slice would silently cut it
                         raise ValueError(f"the id of row {rows[number]} is from byte {start} to {stop}")
                     ids[number] = part["ids"][start:stop].tobytes().decode()
         return ids
 
     def _by_part(self, rows_n: NDArray[np.int64]) -> Iterator[tuple[Arrays, NDArray[np.intp], NDArray[np.int64]]]:
-        """Each part that has some of the rows: its arrays, which of ``rows_n`` these are, and their rows in it."""
+        """Yield arrays, positions in ``rows_n`` and rows in the part, for each part that holds some of the rows."""
         numbers_n = self._firsts.searchsorted(rows_n, side="right") - 1
         for number in np.unique(numbers_n).tolist():
             chosen = np.flatnonzero(numbers_n == number)
             yield self._parts[number], chosen, rows_n[chosen] - self._firsts[number]
 
     def rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """(n,) the first row of each id; -1 where there is none."""
+        """(n,) first row of each id; -1 for unknown ids."""
         hashes_N, order_N = self._sorted_hashes
         hashes_n = hashes_of([name.encode() for name in ids])
         spans = zip(ids, hashes_N.searchsorted(hashes_n), hashes_N.searchsorted(hashes_n, side="right"), strict=True)
         rows = []
         for name, start, stop in spans:
             same_hash = order_N[start:stop].tolist()
-            # The id itself is compared: several ids may have one hash.
+            # The id itself is compared, because several ids may share a hash.
             same_id = (row for row, known in zip(same_hash, self.ids(same_hash), strict=True) if known == name)
             rows.append(next(same_id, -1))
         return np.array(rows, dtype=np.int64)
@@ -132,19 +135,21 @@ class Index(ABC):
     @cached_property
     def _sorted_hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         hashes_N = np.concatenate([part["id_hashes"][:] for part in self._parts])
-        # Stable, so that of equal ids the first comes first.
+        # A stable sort, so that the first of equal ids comes first.
         order_N = np.argsort(hashes_N, kind="stable")
         return hashes_N[order_N], order_N + self._firsts[0]
 
     @abstractmethod
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
-        """(n, C) fp32 of rows, as they are compared: of length 1 where the measure is the cosine."""
+        """(n, C) fp32 vectors of rows, as they are compared: of length 1 if the metric is cosine."""
 
     def search(self, queries_QD: Values, top_k: int) -> Hits:
-        """The nearest rows of each query, (Q, K) int64, and scores, (Q, K) fp32: cosines, products or L2 distances.
+        """Return the nearest rows per query, (Q, K) int64, and their scores, (Q, K) fp32.
 
-        ``top_k``: K at most; rows that there are not are -1, at the end. Raises DataError for queries of other
-        dimensions, and for one without a score: not finite, or of zeros where the measure is the cosine.
+        Scores are cosines, products or L2 distances.
+
+        ``top_k``: maximum K. Missing rows are -1, at the end. Raises DataError for queries with another number of
+        dimensions, and for a query without a score: not finite, or zeros if the metric is cosine.
         """
         self.check(queries_QD)
         problem = self.changed()
@@ -164,16 +169,16 @@ class Index(ABC):
     def own_hits(
         self, rows_n: NDArray[np.int64], top_k: int
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.floating]]]:
-        """Each of these rows with the rows (K,) and scores (K,) of its hits, the nearest first, without itself."""
+        """Yield each of these rows with the rows (K,) and scores (K,) of its hits, nearest first, without itself."""
         for start, stop in ranges(len(rows_n), _OWN):
             hits_nk, scores_nk = self.search(self.vectors(rows_n[start:stop]), top_k + 1)
             for row, hits_k, scores_k in zip(rows_n[start:stop].tolist(), hits_nk, scores_nk, strict=True):
-                # Where the row itself is not among them there is one too many; -1 where there are fewer.
+                # If the row is not among its own hits, there is one hit too many. Missing hits are -1.
                 kept = np.flatnonzero((hits_k >= 0) & (hits_k != row))[:top_k]
                 yield row, hits_k[kept], scores_k[kept]
 
     def check(self, queries_QD: Values) -> None:
-        """Refuse what :meth:`search` refuses."""
+        """Raise DataError for queries that :meth:`search` rejects."""
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.channels:
             raise DataError(f"queries of shape {queries_QD.shape}: the index has {self.channels:,} dimensions")
         wrong_Q, why = unusable(self.metric, queries_QD)
@@ -183,17 +188,17 @@ class Index(ABC):
 
     @abstractmethod
     def considered(self, top_k: int) -> int:
-        """W, of so many hits of a query."""
+        """W for ``top_k`` hits per query."""
 
     @abstractmethod
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
-        """The candidates of prepared queries, at most :attr:`at_once`."""
+        """Candidates of prepared queries, at most :attr:`at_once` of them."""
 
 
 def best(rows_n: NDArray[np.int64], scores_n: Values, top_k: int) -> tuple[NDArray[np.int64], Values]:
-    """The ``top_k`` rows of the highest scores, in their order; of equal scores the first rows."""
+    """The ``top_k`` rows with the highest scores, in descending order; on a tie the first rows."""
     if len(rows_n) > top_k:
-        # Sorting the few that count is what costs least; all that equal the last one stay in until then.
+        # Sort only the rows that count. All rows that tie with the last one are kept until then.
         is_high_n = scores_n >= np.partition(scores_n, -top_k)[-top_k]
         rows_n = rows_n[is_high_n]
         scores_n = scores_n[is_high_n]

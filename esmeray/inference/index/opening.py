@@ -1,4 +1,4 @@
-"""From a folder, or a URI, to an index."""
+"""Open an index from a folder or URI."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from esmeray.inference.index.parts import open_part, read_index_manifest
 
 
 def open_index(path: Path | str, probes: int | None = None, parts: slice = slice(None)) -> Index:
-    """Open the index in a folder, or at a URI, of which a copy is fetched.
+    """Open the index in a folder, or at a URI, which is downloaded.
 
-    ``probes``: clusters that a compressed index searches for a query. ``parts``: those that are opened; rows keep their
-    numbers. Raises DataError where none is there, or it is damaged; ConfigError for probes of an exact one.
+    ``probes``: number of clusters that a compressed index searches per query. ``parts``: parts to open; rows keep their
+    numbers. Raises DataError for a missing or damaged index; ConfigError for probes with an exact index.
     """
     folder = local_path(path)
     whole = read_index_manifest(folder)
@@ -25,7 +25,7 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
         opened = [open_part(folder, part, kinds(manifest, part), by_blocks=False) for part in manifest.parts]
         index: Index = ExactIndex(folder, manifest, opened, first_row)
     else:
-        from esmeray.inference.index.compressed import CompressedIndex  # here: it loads faiss
+        from esmeray.inference.index.compressed import CompressedIndex  # imported here, because it loads faiss
 
         index = CompressedIndex(folder, manifest, whole.count, first_row, probes)
     index.source = uri_of(path) or folder

@@ -1,15 +1,15 @@
-"""The files of an index: its manifest, and parts of consecutive rows, of which an extension adds more.
+"""Files of an index: the manifest, and parts of consecutive rows. An extension adds parts.
 
-``index.json``             kind, measure, what its vectors are of, and its parts
-``parts/00000.safetensors`` a part: ``ids``, their UTF-8 end to end, ``id_offsets`` (n + 1,), ``id_hashes`` (n,), the
-                           XXH3-64 of each, ``sequences`` (n, 2), the keys of their sequences as
-                           embeddings have them, and the arrays of the kind
-``parts/00000.lists``      of a compressed index, the lists of the part as faiss has them
-``parts/00000.*.blocks``   of a compressed index, checksums of each 64 kB of these files
-``trained.faiss``          of a compressed index, the clusters, without lists
+``index.json``             kind, metric, identity of the vectors, and the parts
+``parts/00000.safetensors`` a part: ``ids`` (concatenated UTF-8), ``id_offsets`` (n + 1,), ``id_hashes`` (n,) as
+                           XXH3-64, ``sequences`` (n, 2) with the sequence keys of the embeddings, and the arrays of
+                           the index kind
+``parts/00000.lists``      compressed index: the part's lists in faiss' format
+``parts/00000.*.blocks``   compressed index: checksums of each 64 kB block of these files
+``trained.faiss``          compressed index: the clusters, without lists
 
-Files are mapped, and verified when they are first read (:mod:`esmeray.common.verification`); those with checksums of
-blocks a block at a time, since few rows of a compressed index are read for a query.
+Files are memory-mapped, and verified when they are first read (:mod:`esmeray.common.verification`). Files with block
+checksums are verified block by block, because a query reads few rows of a compressed index.
 
 Shape legend: n rows of a part, C channels.
 """
@@ -33,7 +33,7 @@ from esmeray.inference.index.metric import LONGEST, MetricName
 from esmeray.inference.index.section import Kind
 
 Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
-"""Dtype and shape of arrays by their names."""
+"""Dtype and shape of arrays by name."""
 
 INDEX_FILE = "index.json"
 TRAINED_FILE = "trained.faiss"
@@ -43,13 +43,13 @@ _BOUNDS = {
     **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * LONGEST)),
     "half_squares": (0.0, LONGEST**2),
 }
-"""Of values that are read whole; beyond them products are infinite, and hits would be left out without a word."""
+"""Bounds of values in arrays. Beyond them products are infinite, and hits would be missed silently."""
 
 
 class PartEntry(BaseModel, extra="forbid", frozen=True):
-    """Rows of a part, its name in the folder without suffix, and the XXH3-128 of its files.
+    """Number of rows of a part, its file name without suffix, and the XXH3-128 of its files.
 
-    ``continues``: :meth:`IndexManifest.identity` of the index before it; None in parts of earlier versions.
+    ``continues``: :meth:`IndexManifest.identity` of the index before this part; None in parts of earlier versions.
     """
 
     rows: PositiveInt
@@ -58,12 +58,12 @@ class PartEntry(BaseModel, extra="forbid", frozen=True):
     continues: str | None = None
 
     def path(self, folder: Path, suffix: str) -> Path:
-        """Of one of its files."""
+        """Path of the part's file with this suffix."""
         return folder / f"{self.name}{suffix}"
 
 
 class SourceModel(BaseModel, extra="forbid", frozen=True):
-    """The model by which the vectors were made, and the settings of its job, by which queries are embedded."""
+    """The model that computed the vectors, and the settings of its job, which also apply to queries."""
 
     source: str
     random_weights: bool
@@ -71,7 +71,7 @@ class SourceModel(BaseModel, extra="forbid", frozen=True):
 
 
 class IndexManifest(BaseModel, extra="forbid", frozen=True):
-    """``index.json``. ``made_of``: identity of model, layer and pooling, None where the maker left none."""
+    """Contents of ``index.json``. ``made_of``: identity of model, layer and pooling, or None if it is unknown."""
 
     format: Literal["esmeray-index"] = "esmeray-index"
     format_version: Literal[1] = 1
@@ -93,12 +93,12 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
         return sum(part.rows for part in self.parts)
 
     def space(self, name: str) -> str | None:
-        """As an embeddings' manifest has it: the only output of an index is ``name``."""
+        """Vector space, as in the manifest of embeddings; the only output of an index is ``name``."""
         return self.made_of
 
 
 def read_index_manifest(folder: Path) -> IndexManifest:
-    """The manifest of a folder. Raises DataError where there is none, or it can't be read."""
+    """Read the manifest of a folder. Raises DataError if it is missing or can't be read."""
     path = folder / INDEX_FILE
     if not path.is_file():
         raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
@@ -114,13 +114,13 @@ def read_index_manifest(folder: Path) -> IndexManifest:
 
 
 def open_part(folder: Path, entry: PartEntry, kinds: Kinds, by_blocks: bool) -> dict[str, Any]:
-    """The arrays of a part, verified, or ``by_blocks``.
+    """Open the arrays of a part, verified as a whole or, with ``by_blocks``, block by block.
 
-    Raises DataError where one is missing, of another dtype or shape, or has values that no index has: whoever made the
-    files made the checksums, too.
+    Raises DataError if an array is missing, has another dtype or shape, or has invalid values. The checks don't rely on
+    checksums only, because a faulty writer also writes the checksums.
     """
     path = entry.path(folder, ".safetensors")
-    # The index's own manifest decides: a part that was copied from another index has other checksums.
+    # Compared with the index's manifest, because a part copied from another index has valid checksums of its own.
     for name, checksum in entry.files.items():
         if not by_blocks or name.endswith(BLOCKS):
             check_file(folder / name, REMEDY, xxh128=checksum)
@@ -138,14 +138,14 @@ def open_part(folder: Path, entry: PartEntry, kinds: Kinds, by_blocks: bool) -> 
             if (arrays[name].dtype, arrays[name].shape) != kind:
                 raise ValueError(f"{name}: {arrays[name].dtype} {arrays[name].shape}, not {kind[0]} {kind[1]}")
         for name, (lowest, highest) in _BOUNDS.items():
-            # Written so that NaN is refused, too.
+            # Written so that NaN is rejected too.
             if name in kinds and not (lowest <= arrays[name][:].min() and arrays[name][:].max() <= highest):
                 raise ValueError(f"{name}: NaN, or a number that is too small or too large")
     return arrays
 
 
 def id_arrays(blocks: Iterable[tuple[Sequence[str], NDArray[np.uint64]]]) -> dict[str, NDArray]:
-    """Arrays kept of a part's ids and sequences, in blocks: as strings of Python all ids would take gigabytes."""
+    """Arrays stored for a part's ids and sequences. Input is in blocks, because Python strings would take gigabytes."""
     ids = bytearray()
     sizes = [np.zeros(1, np.int64)]
     hashes = [np.empty(0, np.uint64)]

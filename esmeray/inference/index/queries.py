@@ -1,4 +1,4 @@
-"""Queries of an index: vectors that are there, or those of sequences, by the model of the index."""
+"""Queries of an index: existing vectors, or sequences embedded by the index's model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +13,20 @@ from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.parts import IndexManifest
 
 _KEPT = ("layers", "precision", "weights", "long", "max_length", "overlap")
-"""Settings of a job that decide on a sequence's vector."""
+"""Job settings that a sequence's vector depends on."""
 
 
 @contextmanager
 def opened_queries(
     queries: Path, manifest: IndexManifest, ingest: IngestSection, model: str | None = None
 ) -> Iterator[Embeddings]:
-    """The vectors of a folder of embeddings, or of FASTA files or a store, which are embedded for the time of a block.
+    """Open the vectors of an embeddings folder, or embed FASTA files or a store for the duration of a block.
 
-    ``model``: in place of the one that the index names. Raises ConfigError where it names none.
+    ``model``: overrides the index's model. Raises ConfigError if neither names a model.
     """
     source = local_path(queries)
     if (source / MANIFEST_FILE).is_file():
-        # By the name of the database's output, of which a maker of other vectors may know nothing.
+        # Use the index's output name if the folder has it; vectors made by other tools may have a different name.
         has_name = manifest.output in read_manifest(source).outputs
         yield open_vectors(source, manifest.output if has_name else None)
         return
@@ -36,13 +36,14 @@ def opened_queries(
             f"--search.queries {queries}: is no folder of embeddings, and the database does not name its model; give "
             "--search.model, or embeddings"
         )
-    # Here: vectors as queries need none of what runs a model.
+    # Imported here, because existing vectors need no model.
     from esmeray.inference.embedding.job import run_job
     from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 
     of_job = {} if known is None else known.settings
     settings = {name: value for name, value in of_job.items() if name in _KEPT}
-    # As the database was computed, or vectors would differ by more than proteins do; files are for this block alone.
+    # Embedded with the index's settings, because other settings would change the vectors more than proteins differ. The
+    # file settings apply to this block only.
     settings |= {"outputs": [manifest.output.partition("_layer_")[0]], "format": "npy", "dtype": "fp32"}
     with TemporaryDirectory() as folder:
         job = EmbedJobSection(

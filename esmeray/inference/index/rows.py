@@ -1,9 +1,9 @@
-"""Rows that an index gets: records of its sources whose ids it lacks, and the comparison of ids and sequences.
+"""Select the source records whose ids an index lacks, by comparing ids and sequences.
 
-Ids are compared by keys of 24 bytes in a file, a cryptographic digest of the id and its row, and the sequences of equal
-ids by both hashes of their keys, 16 bytes in another file.
+Ids are compared by keys of 24 bytes in a temporary file: a cryptographic digest of the id, and its row. Sequences of
+equal ids are compared by both hashes of their keys, 16 bytes in another file.
 
-Shape legend: N rows of the index and its sources, n of a block.
+Shape legend: N rows of the index and its sources, n rows of a block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,42 +22,44 @@ from esmeray.inference.index.index import Index
 
 
 class NewRows(NamedTuple):
-    """Records of a source whose ids are in none before it."""
+    """Records of a source whose ids occur neither in the index nor in earlier sources."""
 
     source: Embeddings
     records: NDArray[np.integer]
 
     def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.integer]]]:
-        """Start and stop of each block of the source that has some of them, and which these are, from its start."""
+        """Yield start and stop of each source block with new records, and the records' offsets in the block."""
         for start, stop in ranges(len(self.source), size):
             chosen = self.records[slice(*self.records.searchsorted([start, stop]))]
-            if len(chosen):  # else nothing of the block is new, and it is not read
+            if len(chosen):  # otherwise nothing in the block is new, and it is not read
                 yield start, stop, chosen - start
 
     def ids_and_keys(self) -> Iterator[tuple[list[str], NDArray[np.uint64]]]:
-        """Their ids and the keys of their sequences (n, 2), in blocks."""
+        """Yield ids and sequence keys (n, 2), in blocks."""
         for start, stop, chosen in self.blocks(INDEX_ROWS):
             ids = self.source.column("id", start, stop).take(chosen).to_pylist()
             yield ids, self.source.sequence_keys_of(start, stop)[chosen]
 
 
 def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
-    """Records of each source whose ids the index and the sources before it lack; ``folder`` has room for the keys.
+    """Yield the records of each source whose ids the index and earlier sources lack.
 
-    Raises DataError for sources that the index can't be compared with, and for an id with another sequence than before,
-    in its own source, too.
+    ``folder`` holds the temporary keys.
+
+    Raises DataError for sources that can't be compared with the index, and for an id that occurs with different
+    sequences, also within one source.
     """
     tables: list[Index | Embeddings] = [*sources] if index is None else [index, *sources]
     for source in sources:
         source.refuse_other_space(tables[0])
-    # Rows of all are numbered through.
+    # Rows of all tables are numbered consecutively.
     firsts = np.cumsum([0, *map(len, tables)]).tolist()
     keys = scratch_array(folder, [firsts[-1]], "S24")
     sequences_N2 = scratch_array(folder, [firsts[-1], 2], np.uint64)
     for first, table in zip(firsts, tables, strict=False):
         for start, ids, sequences_n2 in _blocks(table):
             rows = slice(first + start, first + start + len(ids))
-            # The row comes last, so that among equal ids the earliest row comes first.
+            # The row comes last, so that among equal ids the earliest row sorts first.
             keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in enumerate(ids, rows.start)]
             sequences_N2[rows] = sequences_n2
     keys.sort()
@@ -80,7 +82,7 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
 
 
 def _blocks(table: Index | Embeddings) -> Iterator[tuple[int, list[str], NDArray[np.uint64]]]:
-    """Start, ids and keys of sequences (n, 2) of each block of rows."""
+    """Yield start, ids and sequence keys (n, 2) of each block of rows."""
     for start, stop in ranges(len(table), INDEX_ROWS):
         if isinstance(table, Index):
             yield start, table.ids(range(start, stop)), table.sequences(np.arange(start, stop))
@@ -89,5 +91,5 @@ def _blocks(table: Index | Embeddings) -> Iterator[tuple[int, list[str], NDArray
 
 
 def _digest(record_id: str) -> bytes:
-    """16 bytes of BLAKE2b, for which no collision is known; XXH3 collisions can be constructed."""
+    """BLAKE2b digest of 16 bytes. No BLAKE2b collision is known, while XXH3 collisions can be constructed."""
     return blake2b(record_id.encode(), digest_size=16).digest()

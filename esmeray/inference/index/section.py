@@ -1,4 +1,4 @@
-"""Settings of an index of vectors."""
+"""Settings of a vector index."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,16 +10,19 @@ Kind = Literal["exact", "compressed"]
 
 
 class IndexSection(Section):
-    """The index to make, or to extend."""
+    """The index to create or extend."""
 
     output: Path
-    """Folder to make, or the URI of one. An index that is there gets the vectors whose ids it lacks."""
+    """Folder to create, or its URI. An existing index gets the vectors whose ids it lacks."""
     kind: Kind | None = None
-    """exact: hits as a comparison with every vector gives them; compressed: the nearest clusters alone, by one bit a
-    value in memory. Default: exact, or that of the index that is there."""
+    """Kind of index. exact: the same hits as a comparison with every vector; compressed: searches the nearest clusters
+    only, with one bit per value in memory. Default: exact, or the existing index's kind.
+    """
     metric: MetricName | None = None
-    """Measure by which proteins are near: cosine, dot or l2. Default: cosine, or that of the index that is there."""
+    """Similarity metric: cosine, dot or l2. Default: cosine, or the existing index's metric."""
     name: str | None = None
-    """Output of the folders. Default: their first, or that of the index that is there."""
+    """Output of the embedding folders. Default: their first, or the existing index's output."""
     lists: PositiveInt | None = None
-    """Clusters of a compressed index. Default: 4 times the square root of the vectors, at most one for 39."""
+    """Number of clusters of a compressed index. Default: 4 times the square root of the number of vectors, with at
+    least 39 vectors per cluster.
+    """

@@ -1,7 +1,8 @@
-"""Kinds of outputs: the interface of the modules in :mod:`esmeray.inference.models.outputs`, found by their names; and
-what is known of an opened model and of its outputs, which travels without it.
+"""Kinds of outputs, and the properties of an opened model and its outputs.
 
-Each module there defines ``KIND``; its name is the output's. The names need no torch, the kinds do.
+:mod:`esmeray.inference.models.outputs` has a module per kind. Each defines ``KIND``, and its name is the output's name.
+Listing the names does not import torch; loading a kind does. Model properties are plain values that can be sent without
+the model.
 
 Shape legend: T tokens of a batch, N sequences, R residues of all of them, D channels of a layer, C channels of a row.
 """
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 class Output(NamedTuple):
     """One output of a model.
 
-    ``kind`` names a module of :mod:`esmeray.inference.models.outputs`, ``layer`` counts from 0, the embeddings (None
-    for what has no layers), ``channels`` are the values of a row, ``per`` is what has one.
+    Attributes:
+        kind: module name in :mod:`esmeray.inference.models.outputs`.
+        layer: layer number, 0 for the embeddings; None if the output does not depend on a layer.
+        channels: values per row.
+        per: unit that has a row.
     """
 
     name: str
@@ -47,18 +51,18 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Properties of a model, by the name that it was opened by.
+    """Properties of a model, with the name that was used to open it.
 
     Attributes:
-        task: that exported it; None for a model of transformers.
-        fingerprint: of weights, architecture and tokenizer, hex.
-        longest: residues of the longest sequence that can be taken; None for any.
-        special_tokens: that the tokenizer puts around each sequence.
-        flops_per_token: of the matrix products of a forward pass.
-        attention_flops: of attention in a forward pass, for a token and each token that it attends to.
-        arithmetic: instructions and rows of a product, on which the last bits of a vector depend.
-        streamed: its layers are read as they are needed, or made of weights of 8 bits.
-        unknown: letters that its vocabulary lacks.
+        task: task that exported the model; None for a transformers model.
+        fingerprint: hash of weights, architecture and tokenizer, hex.
+        longest: maximum residues of a sequence; None for no maximum.
+        special_tokens: number of special tokens that the tokenizer adds per sequence.
+        flops_per_token: FLOP of the matrix products of a forward pass, per token.
+        attention_flops: FLOP of attention in a forward pass, per pair of tokens.
+        arithmetic: instruction set and rows of a matrix product; the last bits of a vector depend on them.
+        streamed: layers are read on demand, or have 8-bit weights.
+        unknown: letters that the vocabulary lacks.
     """
 
     name: str
@@ -78,21 +82,21 @@ class ModelFacts:
     unknown: UnknownLetters = ALL_KNOWN
 
     def flops(self, tokens_n: NDArray[np.integer]) -> float:
-        """FLOP of a forward pass over sequences of so many tokens, nothing padded."""
-        # In float64: the squares of a proteome's lengths sum to more than 32 bits hold.
+        """FLOP of a forward pass over sequences of these token counts, without padding."""
+        # In float64, because the sum of squared lengths of a proteome exceeds 32 bits.
         squares = float((tokens_n.astype(float) ** 2).sum())
         return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
 
 
 class Limit(NamedTuple):
-    """The tokens of a text that are used, special ones left out: None for all of them; of a longer text, which."""
+    """Maximum tokens of a text, without special tokens (None for no maximum), and the part of a longer text to keep."""
 
     max_length: int | None
     crop: FixedCrop = "start"
 
 
 class HasOutputs(Protocol):
-    """A :class:`~esmeray.inference.models.model.Model` as its outputs read it, which therefore need not import it."""
+    """Interface of :class:`~esmeray.inference.models.model.Model` for its outputs, so that they need not import it."""
 
     facts: ModelFacts
     tokenizer: "SequenceTokenizer"
@@ -109,14 +113,17 @@ class OutputKind:
     """Definition of a kind of output.
 
     Attributes:
-        description: of a row, for the manifest.
-        rows: (rows, C) from features (T, C) of a batch; from its tokens (T,) where it reads those.
-        per: what has a row; a function of the model where it depends on it.
-        reads: hidden states of a layer that is chosen, of the last, or tokens alone.
-        features: (T, C) of (T, D) hidden states, shared by kinds with the same function, averaged over windows.
-        head: name of the task whose head it takes; a model without it has no such output.
-        predicts: a model with it was trained to give it, and is served for nothing else, of texts cropped as then.
-        channels: C; None where the model has no such output for another reason.
+        description: description of a row, for the manifest.
+        rows: function that computes (rows, C) from a batch's features (T, C), or from its tokens (T,) if ``reads`` is
+            tokens.
+        per: unit that has a row, or a function of the model.
+        reads: input of the kind: hidden states of a chosen layer, of the last layer, or tokens only.
+        features: function from hidden states (T, D) to features (T, C). Kinds with the same function share the result,
+            and it is averaged over windows.
+        head: task whose head the kind needs; a model without it lacks the output.
+        predicts: the model was trained for this output. It is served for this output only, and its texts are cropped as
+            in training.
+        channels: function that returns C, or None if the model lacks the output for another reason.
     """
 
     description: str
@@ -129,23 +136,23 @@ class OutputKind:
     channels: Callable[[HasOutputs], int | None] = lambda model: model.facts.hidden_size
 
     def channels_of(self, model: HasOutputs) -> int | None:
-        """C of this model; None where it has no such output."""
+        """C for this model; None if it lacks the output."""
         return self.channels(model) if self.head is None or self.head in model.heads else None
 
 
 def output_names() -> list[str]:
-    """Names of all kinds."""
+    """Names of all kinds, sorted."""
     return sorted([*_shipped(), *_added()])
 
 
 @cache
 def kind_of(name: str) -> OutputKind:
-    """The kind of this name."""
+    """Return the kind with this name."""
     return _added().get(name) or import_module(f"{outputs.__name__}.{name}").KIND
 
 
 def _shipped() -> tuple[str, ...]:
-    # By the folder, not by a list: a new output is a new file, and importing it for its name would load torch.
+    # Listed from the folder, so that a new output needs no registration. Importing the modules would load torch.
     return tuple(module.name for module in iter_modules(outputs.__path__))
 
 
@@ -161,5 +168,5 @@ def _checked(name: str, kind: OutputKind) -> OutputKind:
 
 
 def prediction_of(task: str | None) -> str | None:
-    """The output that a model of this task was trained to give; None where it was trained for its features."""
+    """Output that a model of this task was trained for; None if it was trained for its features."""
     return next((name for name in output_names() if kind_of(name).predicts and kind_of(name).head == task), None)

@@ -1,8 +1,9 @@
-"""A model on a device: texts to packed batches, and batches to the rows of its outputs, in the only forward loop of
-inference (:mod:`esmeray.model.forward_loop`).
+"""A model on a device: it packs texts into batches and computes the rows of its outputs.
 
-Shape legend: T tokens of a batch, N sequences, n those of a batch, R residues of all of them, L residues of one,
-C channels.
+All inference uses one forward loop (:mod:`esmeray.model.forward_loop`).
+
+Shape legend: T tokens of a batch, N sequences, n sequences of a batch, R residues of all of them, L residues of one
+sequence, C channels.
 """
 
 import hashlib
@@ -38,20 +39,24 @@ from esmeray.tasks.opening import Opened
 from esmeray.train_config.section import ComputeSection, Precision
 
 STREAMED_TOKENS = 16_384
-"""Tokens that pass a layer before the next is read: two cores with AMX then read 105 MB/s, and the hidden states of 15B
-are 170 MB in bf16."""
+"""Tokens that pass through a streamed layer before the next layer is read.
+
+Two cores with AMX then read 105 MB/s, and the hidden states of a 15B model take 170 MB in bf16.
+"""
 
 Features: TypeAlias = dict[Any, Tensor]
-"""(T, C) by the function that made them and the layer that it read, None for the last."""
+"""Features (T, C) by feature function and layer; None is the last layer."""
 
 
 class Model:
-    """See the module; made by :func:`esmeray.inference.models.opening.open_model`.
+    """A model for inference, created by :func:`esmeray.inference.models.opening.open_model`.
 
-    ``heads`` has what computes from features, by the name of its task. ``limit`` is that of the texts that it is run
-    on: the one that it was trained with, where it was trained to predict; else what it can take. ``equal_bytes``: on
-    the CPU a vector does not depend on its batch. ``content``: protein sequences are cleaned as in a store, texts are
-    read as they are.
+    Args:
+        opened: backbone, tokenizer and heads; the heads are keyed by task.
+        limit: maximum length and crop of texts. A model trained to predict has its training limit; others have the
+            backbone's.
+        equal_bytes: on the CPU, make a vector independent of its batch.
+        content: "protein" sequences are cleaned as in a store; "text" is read unchanged.
     """
 
     def __init__(
@@ -70,10 +75,10 @@ class Model:
         self.device, self.tokenizer, self.heads = device, opened.tokenizer, opened.heads
         self.content: Literal["protein", "text"] = content
         backbone, dtype = opened.backbone, DTYPES[precision]
-        # Before the fingerprint: an adapter and the same weights merged are one model, and share a cache.
+        # Merged before the fingerprint, so that an adapter and the merged weights count as one model and share a cache.
         merge(backbone)
         head_modules = [_beside_backbone(head) for head in opened.heads.values()]
-        # Before the cast: the identity is of the weights as they were trained, whatever they are computed in.
+        # Fingerprinted before the cast, because the identity refers to the trained weights in any precision.
         modules = zip(("", *opened.heads), (backbone, *head_modules), strict=True)
         self._weights = {part: weights_fingerprint(module, f"model {name}") for part, module in modules}
         self._architecture = architecture(backbone)
@@ -94,16 +99,16 @@ class Model:
             random_weights=random_weights,
             arithmetic=arithmetic(device, equal_bytes and not backbone.pads),
             streamed=isinstance(backbone.layers, StreamedLayers),
-            # For batches in the ESM alphabet, whose tokenizer knows all letters, the backbone's own vocabulary decides.
+            # Batches in the ESM alphabet: their tokenizer knows all letters, so the backbone's own vocabulary decides.
             unknown=self.tokenizer.unknown_letters if backbone.residue_ids is None else backbone.unknown_letters,
         )
         self.limit = limited(limit or Limit(None), self.facts.longest)
         backbone.to(device)
-        # Moved first: once weights are laid out for oneDNN (on the CPU, in bf16), they can't be.
+        # Moved first, because weights laid out for oneDNN (CPU, bf16) can't be moved.
         self.backbone: PackedBackbone = optimize_for_inference(backbone, dtype, fixed_rows=equal_bytes)
         for head in head_modules:
             head.requires_grad_(False).eval().to(device)
-            # No buffers: scales of features and of numbers need their precision.
+            # Buffers keep their precision: they hold scales of features and numbers.
             for parameter in head.parameters():
                 parameter.data = parameter.data.to(dtype)
             if equal_bytes:
@@ -115,9 +120,11 @@ class Model:
         return len(self.tokenizer.prefix), len(self.tokenizer.suffix)
 
     def outputs(self, kinds: Collection[str] | None = None, layers: Sequence[int] = (-1,)) -> tuple[Output, ...]:
-        """The outputs of these kinds, by default all that the model has, those of layers once for each layer.
+        """Return the outputs of these kinds, by default all that the model has.
 
-        Raises ConfigError where it has no such output or layer.
+        Kinds that read a layer have one output per layer.
+
+        Raises ConfigError if the model lacks an output or layer.
         """
         last = self.facts.num_layers
         wrong = [layer for layer in layers if layer not in range(-last - 1, last + 1)]
@@ -132,12 +139,12 @@ class Model:
                 raise ConfigError(f"outputs {name}: this model has none{reason}; it has {', '.join(known)}")
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
-            if kind.reads != "layer":  # of the whole model: once, whatever layers are asked for
+            if kind.reads != "layer":  # independent of layers: listed once
                 outputs.append(Output(name, name, None, known[name], per, kind.description))
                 continue
-            # -1 and the last layer's own number are one output, which is computed and stored once.
+            # -1 and the last layer's number are the same output, which is computed and stored once.
             for layer in dict.fromkeys(layer % (last + 1) for layer in layers):
-                # The default has the plain name: whoever reads a file of means need not know how many layers there are.
+                # The default has the plain name, so that readers of a file need not know the number of layers.
                 full_name = name if list(layers) == [-1] else f"{name}_layer_{layer}"
                 text, semicolon, note = kind.description.partition(";")
                 outputs.append(
@@ -146,22 +153,23 @@ class Model:
         return tuple(outputs)
 
     def space(self, output: Output) -> str:
-        """Identity of what an output's channels mean, as a job of this output alone leaves it in its manifest."""
+        """Identity of an output's vector space, equal to the one in the manifest of a job with this output only."""
         head = kind_of(output.kind).head
         return space_of(self._fingerprint([head] if head else []), output.description)
 
     def _fingerprint(self, heads: Iterable[str]) -> str:
-        """Identity of weights, of these heads alone, architecture and tokenizer, hex."""
+        """Hash of the backbone's and these heads' weights, the architecture and the tokenizer, hex."""
         weights = map(self._weights.__getitem__, ("", *heads))
         identity = json.dumps([*weights, self._architecture, self.tokenizer.fingerprint], sort_keys=True, default=str)
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def cache_key(self, output: Output, max_length: int | None, crop: str) -> str:
-        """Identity of an output's rows, by which training and jobs find each other's."""
-        # The last layer has one key by whatever name: as a default, by -1 or by its number.
+        """Cache key of an output's rows, shared by training and jobs."""
+        # The last layer has one key, whether it was chosen by default, by -1 or by its number.
         name = output.kind if output.layer == self.facts.num_layers else output.name
-        # By the backbone's weights alone: models on one frozen backbone share its features. What a head computes is of
-        # its weights too: two autoencoders on one backbone have other latents.
+        # Without a head the key depends on the backbone's weights only, so that models with the same frozen backbone
+        # share features. Otherwise it includes the heads' weights: two autoencoders on one backbone have different
+        # latents.
         weights = self._weights[""] if kind_of(output.kind).head is None else self.facts.fingerprint
         return features_fingerprint(
             self.backbone, weights, self.tokenizer.fingerprint, max_length, crop, self.facts.precision, name
@@ -169,41 +177,41 @@ class Model:
 
     @record_function("tokenize")
     def tokenize(self, texts: Sequence[str], max_length: int | None = None, crop: FixedCrop = "start") -> Tokenized:
-        """Texts as ids, once, at most ``max_length`` of each: batches are then packed from their pieces."""
+        """Convert texts to ids once, at most ``max_length`` per text; batches are packed from the resulting pieces."""
         tokens, whole_N = self.tokenizer.encode(texts)
-        # Views of one array: nothing is copied but what is cropped.
+        # Views of one array: only cropped texts are copied.
         pieces = np.split(tokens, np.cumsum(whole_N))[: len(texts)]
         used_N = whole_N if max_length is None else np.minimum(whole_N, max_length)
         for index in np.flatnonzero(used_N < whole_N).tolist():
             used, piece = int(used_N[index]), pieces[index]
             head = head_length(used, crop)
-            # By the size, not [-tail:]: a tail of 0 would be the whole text.
+            # Not [-tail:], because a tail of 0 would keep the whole text.
             pieces[index] = np.concatenate([piece[:head], piece[piece.size - (used - head) :]])
         return Tokenized(pieces, whole_N - used_N)
 
     def token_budget(self, tokens: int | None) -> int:
-        """The budget of a batch: ``tokens``, or what suits the device."""
+        """Token budget of a batch: ``tokens``, or the device's default."""
         return ComputeSection.of(tokens=tokens).resolved(self.device.type == "cuda").tokens
 
     def batches_at_once(self, token_budget: int | None) -> int:
-        """Batches of this budget that pass the model together: more than one where each pass reads the layers."""
+        """Number of batches that pass through the model together: more than one if each pass reads the layers."""
         return max(1, STREAMED_TOKENS // (token_budget or STREAMED_TOKENS)) if self.facts.streamed else 1
 
     def embed(
         self, sequences: Sequence[str], output: str = "mean", *, layer: int = -1, tokens: int | None = None
     ) -> NDArray | list[NDArray]:
-        """Vectors of sequences, in their order: (N, C) fp32, or a list of (L, C) of residues or (L, L) of pairs.
+        """Embed sequences, in their order: (N, C) fp32, or a list of (L, C) for residues or (L, L) for pairs.
 
         Args:
-            sequences: list, array or Series of str; residues are cleaned as commands clean them (upper case, no final
-                '*'), with a warning that counts the changes.
+            sequences: list, array or Series of str; residues are cleaned as in commands (upper case, no final '*'),
+                with a warning that counts the changes.
             output: mean, max, cls, residues, logits ..., as :meth:`outputs` lists them.
-            layer: of those that are of a layer; 0 is the embeddings, -1 the last.
-            tokens: budget of a batch, special tokens included; by default what suits the device.
+            layer: layer of outputs that depend on one; 0 is the embeddings, -1 the last.
+            tokens: token budget of a batch, special tokens included; by default the device's.
 
-        Raises ConfigError for an output or a layer that the model has not, DataError for a sequence that a command
-        would refuse (gaps, digits, none at all, too long), for sequences that the vocabulary does not know and for a
-        value that is not finite, ResourceError if a single sequence is out of memory.
+        Raises ConfigError for an output or a layer that the model lacks. Raises DataError for an invalid sequence
+        (gaps, digits, empty, too long), too many letters that the vocabulary lacks, or a value that is not finite.
+        Raises ResourceError if a single sequence is out of memory.
 
         >>> vectors = model.embed(["MKTAYIAKQR", "MSILVTRPSP"])  # (2, 320)
         >>> [rows.shape for rows in model.embed(["MKTAYIAKQR", "MSILV"], "residues")]
@@ -223,13 +231,13 @@ class Model:
             for index, length, array in zip(batch.indices, batch.lengths, batch.by_text(wanted), strict=True):
                 shapes = {"protein": (-1,), "residue": (length, -1), "pair": (length, length)}
                 arrays[index] = array.reshape(shapes[wanted.per])
-        # Reshaped, since no sequences at all are (0, C).
+        # Reshaped, so that an empty list of sequences gives (0, C).
         return np.array(arrays, np.float32).reshape(-1, wanted.channels) if wanted.per == "protein" else arrays
 
     @record_function("tokenize")
     def input_of(self, sequences: Sequence[bytes | memoryview]) -> ModelInput:
-        """Sequences of residues as one batch on the CPU, in the model's own vocabulary."""
-        # Of ESM's own vocabulary a table maps all bytes at once, special tokens included: no text, no list of ids.
+        """Pack residue sequences into one batch on the CPU, in the model's vocabulary."""
+        # For ESM's vocabulary a lookup table maps all bytes at once, without texts or lists of ids.
         if isinstance(self.tokenizer, EsmSequenceTokenizer):
             return model_input(
                 self.tokenizer, tokenize_pieces(sequences), sequence_lengths(sequences) + self.facts.special_tokens
@@ -240,10 +248,10 @@ class Model:
 
     @torch.inference_mode()
     def rows(self, inputs: Sequence[ModelInput], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        """The rows of each output of each batch, by name, in the order of its sequences, on the device.
+        """Compute the rows of each output for each batch, by name, in the order of its sequences, on the device.
 
-        (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs; ``finite`` () bool says
-        that all are.
+        Shapes: (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs. ``finite``, ()
+        bool, is true if all values are finite.
         """
         refuse_forked(self.facts.name)
         batches = [batch.to(self.device) for batch in inputs]
@@ -254,13 +262,13 @@ class Model:
     def rows_over_windows(
         self, sequence: bytes | memoryview, outputs: Sequence[Output], *, length: int, overlap: int, token_budget: int
     ) -> dict[str, Tensor]:
-        """The same of one sequence, whose features are averaged over the windows of ``length`` that hold a token.
+        """Compute the rows of one long sequence, with features averaged over windows of ``length`` residues.
 
-        Neighbouring windows share ``overlap`` residues, the last two more. Special tokens get the mean of the windows'
-        own.
+        Neighbouring windows share ``overlap`` residues; the last two share more. Special tokens get the mean over all
+        windows.
         """
         (ids,) = self.tokenize([bytes(sequence).decode("ascii")]).pieces
-        # The last window ends with the sequence, and so overlaps more: a shorter one would see less context.
+        # The last window ends with the sequence and overlaps more, because a shorter window would have less context.
         starts = [*range(0, ids.size - length, length - overlap), ids.size - length]
         prefix, suffix = self.around
         width = prefix + length + suffix
@@ -273,7 +281,7 @@ class Model:
         sums: Features = {}
         for chunk, features in zip(chunks, self._in_passes(windows, outputs, token_budget), strict=True):
             for key, features_TC in features.items():
-                # Summed in fp32: a long sequence adds up hundreds of windows at its special tokens.
+                # Summed in fp32: special tokens of a long sequence sum hundreds of windows.
                 counted_TC = nn.functional.pad(features_TC.float(), (0, 1), value=1.0)  # the last column counts windows
                 if key not in sums:
                     sums[key] = counted_TC.new_zeros(prefix + ids.size + suffix, counted_TC.shape[1])
@@ -282,7 +290,7 @@ class Model:
                     total_TC[:prefix] += row_WC[:prefix]
                     total_TC[prefix + start : prefix + start + length] += row_WC[prefix : prefix + length]
                     total_TC[prefix + ids.size :] += row_WC[prefix + length :]
-        # Averaged before outputs are made of them: a maximum over residues is that of the whole sequence's means.
+        # Averaged before the outputs are computed, so that e.g. max is taken over the sequence's averaged features.
         means = {key: total_TC[:, :-1] / total_TC[:, -1:] for key, total_TC in sums.items()}
         return self._rows(means, input_of_pieces(self.tokenizer, [ids]).to(self.device), outputs)
 
@@ -299,7 +307,8 @@ class Model:
         layers = {key: self.facts.num_layers if key[1] is None else key[1] for key in keys}
         if not keys:
             return [{} for _ in inputs]
-        # One pass for all outputs, and none where they read tokens: these run the model themselves.
+        # One pass serves all outputs. No pass is needed for outputs that read tokens, because these run the model
+        # themselves.
         states = self.backbone.hidden_states_of([own.batch for own in inputs], sorted(set(layers.values())))
 
         def features_of(own: dict[int, Tensor]) -> Features:
@@ -314,43 +323,46 @@ class Model:
             kind = kind_of(output.kind)
             read = inputs.batch.tokens if kind.reads == "tokens" else features[kind.features, output.layer]
             rows[output.name] = kind.rows(self, read, inputs)
-        # One flag in place of a look at the values here, which would wait for the device.
+        # One flag on the device. Reading the values here would be a CPU-GPU sync point.
         return {**rows, "finite": torch.stack([tensor.isfinite().all() for tensor in rows.values()]).all()}
 
 
 def _beside_backbone(head: nn.Module) -> nn.Module:
-    """The head's own modules: the model of a task holds the backbone as well."""
+    """Modules of the head without the backbone, which a task's model also holds."""
     if "backbone" not in dict(head.named_children()):
         return head
     return nn.ModuleList(child for name, child in head.named_children() if name != "backbone")
 
 
 def limited(limit: Limit, longest: int | None) -> Limit:
-    """The limit within a model's own, in tokens without special ones; None for any. Training refuses longer texts."""
+    """Cap the limit at the model's maximum, in tokens without special tokens; None for no maximum.
+
+    Training rejects texts longer than the maximum.
+    """
     return limit._replace(max_length=min(filter(None, (limit.max_length, longest)), default=None))
 
 
 class Texts(Protocol):
-    """Texts that a model is run on; ``lengths`` (N,) are the rows of each in an output of residues."""
+    """Texts to run a model on; ``lengths`` (N,) are the rows per text in an output of residues."""
 
     @property
     def lengths(self) -> NDArray[np.int64]: ...
 
     def batches(self, token_budget: int | None) -> list[Indices]:
-        """Indices of the texts of each batch; all in one where there is no budget."""
+        """Indices of the texts per batch; one batch if there is no budget."""
         ...
 
     def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        """Rows of the texts of each of these batches, on the device."""
+        """Compute the rows of each batch on the device."""
         ...
 
     def name(self, index: int) -> str:
-        """Name of a text and its size, for messages."""
+        """Name and size of a text, for messages."""
         ...
 
 
 class TokenizedTexts:
-    """Texts that :meth:`Model.tokenize` made."""
+    """Texts tokenized by :meth:`Model.tokenize`."""
 
     def __init__(self, tokenized: Tokenized, model: Model) -> None:
         self.tokenized, self._special = tokenized, model.facts.special_tokens
@@ -371,8 +383,14 @@ class TokenizedTexts:
 
 
 class BatchRows(NamedTuple):
-    """Rows of the texts of a batch: (n,) their indices and lengths in residues; (rows, C) by name of the output, text
-    after text; and the batches that were halved for memory until now."""
+    """Rows of the texts of a batch.
+
+    Attributes:
+        indices: (n,) indices of the texts.
+        lengths: (n,) residues per text.
+        arrays: (rows, C) by output name, text after text.
+        splits: number of batches that were halved so far because they were out of memory.
+    """
 
     indices: Indices
     lengths: NDArray[np.int64]
@@ -392,18 +410,21 @@ def run(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[BatchRows]:
-    """The rows of each batch, while the device computes the next.
+    """Yield the rows of each batch while the device computes the next.
 
-    ``token_budget`` of a batch, special tokens included; a longer text goes alone. ``dtype``: of what has a row for
-    each residue or pair. Raises DataError where a value is not finite, ResourceError where a single text is out of
-    memory.
+    Args:
+        token_budget: token budget of a batch, special tokens included; a longer text has its own batch.
+        dtype: dtype of rows per residue or pair.
+
+    Raises DataError if a value is not finite, ResourceError if a single text is out of memory.
     """
     if isinstance(texts, Sequence):
         texts = TokenizedTexts(model.tokenize(texts), model)
     proteins = {output.name for output in outputs if output.per == "protein"} | {"finite"}
 
     def cast(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        # On the device, before the copy: half the bytes go to the host. Of proteins there is little to save.
+        # Cast on the device before the copy, to halve the bytes sent to the host. Rows of proteins are too few to
+        # matter.
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
     def launch(group: Sequence[Indices]) -> list[dict[str, Tensor]]:
@@ -413,7 +434,7 @@ def run(
     with record_function("pack"):
         batches = texts.batches(token_budget)
     for indices, tensors in loop.run(batches):
-        # Looked at here and not on the device, where it would make the host wait before the next batch is launched.
+        # Checked here, on the host. Reading the flag earlier would be a sync point before the next batch is launched.
         if not tensors.pop("finite"):
             names = ", ".join(texts.name(index) for index in indices[:3].tolist())
             raise DataError(
@@ -426,5 +447,5 @@ def run(
 
 
 def _array(tensor: Tensor) -> NDArray:
-    """The tensor as an array; bits of bf16, which NumPy lacks, as uint16."""
+    """Convert a tensor to an array; bf16, which NumPy lacks, becomes uint16 with the same bits."""
     return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()

@@ -1,4 +1,4 @@
-"""From the name of a model to a model on a device: the one way in."""
+"""Open a model by name on a device."""
 
 import logging
 from collections.abc import Collection
@@ -33,24 +33,24 @@ def open_model(
     weights: Weights = "stored",
     key: str = "model",
 ) -> Model:
-    """The model that ``source`` names, for inference alone.
+    """Open the model that ``source`` names, for inference.
 
     Args:
         source: a run, an export, or a folder, hub name or size of transformers.
-        precision: of weights and computation.
-        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
-        heads: names of the tasks whose heads are wanted; None for all that the model has.
-        random_weights: take a size, whose weights are random, to try things out.
-        equal_bytes: on the CPU, make a vector of its sequence alone, to the last bit, whatever shares its batch. Few
-            tokens then take as long as 2,048.
-        stream: read the layers of an ESM-2 again for every 16,384 tokens, in place of holding them in memory; "auto"
-            where memory does not suffice. The results are the same.
-        weights: of the layers of an ESM-2; "int8" rounds them to 8 bits, in half the memory and the bytes of bf16. The
-            model is another one then, whose vectors are not mixed with those of the stored weights.
+        precision: precision of weights and computation.
+        device: cpu, cuda, cuda:1 ...; by default CUDA if available.
+        heads: tasks whose heads are loaded; None for all that the model has.
+        random_weights: accept a model size, which gets random weights, for trying things out.
+        equal_bytes: on the CPU, make a vector independent of its batch, to the last bit. A few tokens then take as long
+            as 2,048.
+        stream: read the layers of an ESM-2 again for every 16,384 tokens, instead of keeping them in memory; "auto"
+            streams if memory is too small. The results are the same.
+        weights: weights of the layers of an ESM-2. "int8" rounds them to 8 bits, with half the memory and bytes of
+            bf16. This is a different model: its vectors are not mixed with the stored weights' vectors.
         key: name of the setting, for messages.
 
-    Raises ConfigError for what is not there, DataError for damaged files, ResourceError where the hub can't be reached,
-    ForkedError, a ConfigError, in a process that was forked after a model was opened.
+    Raises ConfigError for a missing model or device, DataError for damaged files, ResourceError if the hub can't be
+    reached. Raises ForkedError, a ConfigError, in a process that was forked after a model was opened.
 
     >>> model = esmeray.open_model("esm2_t6_8M", device="cpu", random_weights=True)
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
@@ -59,7 +59,7 @@ def open_model(
     refuse_forked(str(source))
     section = ComputeSection.of(precision=precision, stream=stream, weights=weights)
     precision = section.precision or "fp32"
-    if device is not None:  # first: a wrong name is reported before gigabytes are read
+    if device is not None:  # first, so that a wrong name is reported before gigabytes are read
         check_device(device)
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
@@ -73,17 +73,17 @@ def open_model(
         )
     config = config_of(located.folder) if prediction_of(located.task) else None
     return Model(
-        # Heads that nobody asked for cost memory, and their weights would be part of the fingerprint.
+        # Unused heads cost memory, and their weights would change the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
         name=str(source),
         task=located.task,
         precision=precision,
         device=target,
         random_weights=located.random_weights,
-        # Trained with a crop, a model predicts of texts that are cropped alike. Embeddings have the job's own limit.
+        # A model trained with a crop predicts from texts cropped the same way. Embedding jobs have their own limit.
         equal_bytes=equal_bytes,
         limit=limit_of(config.data) if config else None,
-        # Only what was trained to predict may have been trained on texts.
+        # Only a model trained to predict may have been trained on texts.
         content=config.model.tokenizer.content if config else "protein",
     )
 
@@ -91,9 +91,9 @@ def open_model(
 def _is_streamed(
     located: ModelSource, stream: Stream, weights: Weights, precision: Precision, device: torch.device
 ) -> bool:
-    """Decide whether layers are read as they are needed.
+    """Return true if layers are read on demand.
 
-    Raises ConfigError where they should be, or be of 8 bits, and can't.
+    Raises ConfigError if the settings require streaming or 8-bit weights and the model doesn't support them.
     """
     if not can_be_streamed(located.task, located.path):
         asked = "stream true" if stream is True else f"weights {weights}"
@@ -106,7 +106,7 @@ def _is_streamed(
     if stream != "auto":
         return stream
     parameters = num_parameters(weights_folder(BackboneSection(source=located.path)))
-    # Weights are loaded in fp32, and cast on the device; those of 8 bits stay so.
+    # Weights are loaded in fp32 and cast on the device; 8-bit weights stay as they are.
     fits = (4 if weights == "stored" else 1) * parameters <= memory_of_this_machine().available
     if device.type == "cuda":
         itemsize = DTYPES[precision].itemsize if weights == "stored" else 1

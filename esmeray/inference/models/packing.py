@@ -1,4 +1,4 @@
-"""Texts as ids, which are tokenised once, to packed batches.
+"""Pack texts, tokenized once, into batches.
 
 Shape legend: N texts, T tokens of a batch, R residues of all its texts.
 """
@@ -20,35 +20,35 @@ from esmeray.model.heads.pooling import residue_mask
 
 
 class ModelInput(NamedTuple):
-    """A packed batch, and (R,) int64 the positions of its residues among its tokens."""
+    """A packed batch, and the (R,) int64 positions of its residues among its tokens."""
 
     batch: PackedBatch
     residues: Tensor
 
     @record_function("copy to device")
     def to(self, device: torch.device) -> "ModelInput":
-        """The same on a device, from pinned memory where that is CUDA, so that the host need not wait."""
+        """Copy to a device. For CUDA the copy uses pinned memory, so that the host need not wait."""
         batch, residues_R = self.batch, self.residues
-        if device.type == "cuda":  # a copy from pageable memory is no asynchronous one, whatever is asked for
+        if device.type == "cuda":  # a copy from pageable memory is synchronous, even with non_blocking
             batch, residues_R = batch.pin_memory(), residues_R.pin_memory()
         return ModelInput(batch.to(device, non_blocking=True), residues_R.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Ids of N texts that are used, without special tokens, and (N,) int64 how many of each are not."""
+    """Ids of N texts after cropping, without special tokens, and the (N,) int64 number of ids cropped per text."""
 
     pieces: Sequence[NDArray[np.int32]]
     cropped: NDArray[np.int64]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(N,) ids of each text that are used."""
+        """(N,) number of ids per text, after cropping."""
         return np.fromiter(map(len, self.pieces), dtype=np.int64, count=len(self.pieces))
 
 
 def input_of_pieces(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.int32]]) -> ModelInput:
-    """Pieces of ids, each between the tokenizer's special tokens, as one batch on the CPU."""
+    """Pack pieces of ids, each between the tokenizer's special tokens, into one batch on the CPU."""
     prefix, suffix = (np.asarray(ids, dtype=np.int32) for ids in (tokenizer.prefix, tokenizer.suffix))
     tokens_T = np.concatenate([ids for piece in pieces for ids in (prefix, piece, suffix)])
     lengths_N = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
@@ -59,7 +59,7 @@ def input_of_pieces(tokenizer: SequenceTokenizer, pieces: Sequence[NDArray[np.in
 def model_input(
     tokenizer: SequenceTokenizer, tokens_T: NDArray[np.integer], lengths_N: NDArray[np.int64]
 ) -> ModelInput:
-    """(T,) ids of N texts of these lengths, special tokens included, as one batch on the CPU."""
+    """Pack (T,) ids of N texts with these lengths, special tokens included, into one batch on the CPU."""
     batch = packed_from_tokens(tokens_T, lengths_N)
-    # Found here, on the CPU: nonzero on CUDA waits for the device, as its result has a size that the host must know.
+    # Computed on the CPU: nonzero on CUDA is a sync point, because the host needs the size of its result.
     return ModelInput(batch, residue_mask(batch, len(tokenizer.prefix), len(tokenizer.suffix)).nonzero()[:, 0])

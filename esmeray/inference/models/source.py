@@ -1,6 +1,8 @@
-"""Models as settings name them: a run, an export, or a folder, hub name or size of transformers; and their settings.
+"""Resolve the models that settings name, and read the models' settings.
 
-Nothing here needs torch, so that a wrong name is reported at once.
+A model is a run, an export, or a folder, hub name or size of transformers.
+
+This module does not import torch, so that a wrong name is reported at once.
 """
 
 from collections.abc import Iterator
@@ -23,8 +25,13 @@ from esmeray.training.config import Config, load_config
 
 
 class ModelSource(NamedTuple):
-    """A folder, hub name or size; the task that exported it (None for what transformers alone opens); and whether its
-    weights are random, as of a size."""
+    """A located model.
+
+    Attributes:
+        path: folder, hub name or size.
+        task: task that exported it; None for a transformers model.
+        random_weights: true for a size, which has no trained weights.
+    """
 
     path: str
     task: str | None
@@ -36,35 +43,35 @@ class ModelSource(NamedTuple):
 
 
 def find_model(source: str | Path, key: str = "model") -> ModelSource:
-    """The model that a setting of the name ``key`` means.
+    """Resolve the model that the setting ``key`` names.
 
-    Raises ConfigError for a folder that is not there or a run without an export, DataError for a damaged manifest.
+    Raises ConfigError for a missing folder or a run without an export, DataError for a damaged manifest.
     """
     source = str(source)
     if has_random_weights(BackboneSection(source=source)):
         return ModelSource(source, None, random_weights=True)
     folder = local_folder(source, key)
-    # Without a folder it is a hub name: what it holds is known once transformers opens it.
+    # Without a folder it is a hub name; its contents are known when transformers opens it.
     if folder is None:
         return ModelSource(source, None)
-    # A folder of the name of a size, given as ./bert, must not become the size, whose weights are random.
+    # A folder with the name of a size, e.g. ./bert, must not resolve to the size, which has random weights.
     path = folder.absolute() if has_random_weights(BackboneSection(source=str(folder))) else folder
     return ModelSource(str(path), task_of(folder))
 
 
 def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:
-    """:func:`find_model`, once the model is there to be opened: random weights only where they are asked for.
+    """Resolve a model and check that it can be opened; random weights only if they are allowed.
 
-    Raises as :func:`find_model`, ConfigError for an unknown name, ResourceError where the hub can't be reached.
+    Raises the errors of :func:`find_model`, ConfigError for an unknown name, ResourceError if the hub can't be reached.
     """
     located = find_model(source, key)
-    # A size is a short name, easily meant for trained weights: embeddings of random ones would look like any others.
+    # A size is easily mistaken for trained weights, and embeddings of random weights look like any others.
     if located.random_weights and not random_weights:
         raise ConfigError(
             f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
             "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
         )
-    if located.task is None:  # an export's manifest has been read, and says what it is
+    if located.task is None:  # the manifest of an export has been read already
         with naming(key):
             source_type(BackboneSection(source=located.path))
     return located
@@ -72,7 +79,7 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Have refusals, which are worded with the setting of training, name this one."""
+    """Rename the training setting in error messages to ``key``."""
     try:
         yield
     except EsmerayError as error:
@@ -80,7 +87,7 @@ def naming(key: str) -> Iterator[None]:
 
 
 def exported_by(task: str, source: str | Path) -> Path:
-    """The folder of the model of this task that a setting means; raises ConfigError where it is of another."""
+    """Folder of the model that a setting names. Raises ConfigError if it is not a model of this task."""
     located = find_model(source)
     if located.task != task:
         holds = f"a model of task {located.task}" if located.task else "no exported model"
@@ -92,19 +99,19 @@ def exported_by(task: str, source: str | Path) -> Path:
 
 
 def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
-    """The settings that a model was trained with, overridden; the defaults where its folder has none."""
+    """Settings that a model was trained with, plus overrides; the defaults if its folder has none."""
     path = find_model(source).folder / "config.yaml"
-    # With its checksum: a flipped digit of a length or a column's name would be a valid setting.
+    # The checksum is verified, because a flipped digit of a length or a changed column name would be a valid setting.
     return load_config(verified(path) if path.is_file() else None, overrides)
 
 
 def limit_of(data: DataSection) -> Limit:
-    """The limit of texts to predict, after training with these settings."""
+    """Limit of texts to predict, as in training with these settings."""
     return Limit(data.max_length, fixed_crop(data.crop))
 
 
 def label_space_of(source: str | Path) -> LabelSpace:
-    """Label space of an exported classifier, from its files alone; raises DataError where they are damaged."""
+    """Label space of an exported classifier, read from its files only. Raises DataError if they are damaged."""
     folder = exported_by("classifier", source)
-    read_settings(folder)  # for its checks alone: damage is reported before torch is loaded
+    read_settings(folder)  # for its checks only: damage is reported before torch is loaded
     return LabelSpace.load(folder)

@@ -1,4 +1,4 @@
-"""Campaigns on a measured assay: how many of the best mutants rounds of proposals find, beside other ways to choose.
+"""Simulate campaigns on a measured assay, and compare the share of the best mutants found with baselines.
 
 Shape legend: N mutants of the assay, R rounds.
 """
@@ -25,7 +25,7 @@ _COLOURS = {PROPOSALS: BLUE, PRIOR: ORANGE, RANDOM: GREY}
 
 
 def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd.DataFrame:
-    """A row for each protein, way to choose, repeat and round: the share of the best mutants that are found by then."""
+    """Table with a row per protein, strategy, repeat and round: the share of the best mutants found so far."""
     rows = []
     runs = [(part, repeat) for part in parts for repeat in range(section.repeats)]
     with record_bar("campaigns") as bar:
@@ -33,7 +33,7 @@ def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd
             size = len(part.values)
             random = np.random.default_rng(section.seed + repeat)
             by_prior = np.argsort(-part.features.parts["prior"][:, 0], kind="stable")
-            # Only draws differ from repeat to repeat.
+            # Without sampling, all repeats propose the same mutants.
             if repeat == 0 or section.strategy == "thompson":
                 proposed = _proposed(part, section, repeat)
             ways = {PROPOSALS: proposed, PRIOR: by_prior, RANDOM: random.permutation(size)}
@@ -52,7 +52,7 @@ def _proposed(part: Measured, section: MutationCampaignSection, repeat: int) -> 
     known = np.empty(0, np.int64)
     for _ in range(section.rounds):
         rest = np.setdiff1d(np.arange(len(part.values)), known)
-        # Of nothing that is measured the first time: then the zero-shot score alone says what is good.
+        # In the first round nothing is measured, so that the zero-shot score alone predicts the values.
         process = Posterior(part.features[known], part.values[known], replicates_N=part.replicates[known])
         plate = choose(process, part.features[rest], section.number, section.strategy, section.seed + repeat)
         known = np.append(known, rest[plate])
@@ -60,7 +60,7 @@ def _proposed(part: Measured, section: MutationCampaignSection, repeat: int) -> 
 
 
 def draw_campaigns(path: Path, rounds: pd.DataFrame) -> None:
-    """Draw what is found, the mean over proteins, by round; bands reach from the lowest repeat to the highest."""
+    """Draw the share found by round, averaged over proteins. Bands span the lowest to the highest repeat."""
     with picture(path, 7.0, 4.5, "Of the best mutants, found") as figure:
         axes = figure.subplots()
         style_steps(axes)
@@ -73,7 +73,7 @@ def draw_campaigns(path: Path, rounds: pd.DataFrame) -> None:
 
 
 def campaign_lines(rounds: pd.DataFrame) -> list[str]:
-    """A table of what is found after the last round, with the range over repeats, and by how many times more."""
+    """Table of the share found after the last round, with its range over repeats and its ratio to the baselines."""
     last = rounds[rounds["round"] == rounds["round"].max()].drop(columns="round")
     shares = last.pivot_table(index="protein", columns="way", values="found", sort=False)
     spread = last[last["way"] == PROPOSALS].groupby("protein", sort=False)["found"].agg(["min", "max"])

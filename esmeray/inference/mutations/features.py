@@ -1,12 +1,12 @@
-"""Features of mutants, by which a Gaussian process knows how alike two of them are.
+"""Features of mutants, which define the kernels of a Gaussian process.
 
-    site          the residues that are won, each at its position; similar amino acids share what is learnt of them
-    near          the positions that are mutated, smooth along the sequence
-    substitution  which amino acids are lost and won, and by how much their properties differ, wherever they are
+    site          introduced residues by position; similar amino acids share information
+    near          mutated positions, smoothed along the sequence
+    substitution  amino acids lost and introduced, and the change of their properties, independent of the position
     prior         a zero-shot score, scaled
-    embedding     the mean over the residues by a model, as its difference from the wild type's
+    embedding     mean embedding over the residues, relative to the mean over mutants
 
-A mutant with several mutations has the sum of theirs. Shape legend: N, M mutants, L residues, D features.
+A mutant with several mutations has the sum of their features. Shape legend: N, M mutants, L residues, D features.
 """
 
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ _PROPERTIES = {
     "aromatic": "0 0 0 0 1 0 1 0 0 0 0 0 0 0 0 0 0 0 1 1",
     "branched": "0 0 0 0 0 0 0 1 0 0 0 0 0 0 0 0 1 1 0 0",
 }
-"""Of each of :data:`AMINO_ACIDS`."""
+"""Physicochemical descriptors of the amino acids, in the order of :data:`AMINO_ACIDS`."""
 _NEAR = 2.0
-"""Residues over which what is learnt of a position fades by e."""
+"""Length scale along the sequence, in residues, over which information about a position decays by a factor of e."""
 _SHARES = {"site": 0.5, "near": 0.2, "substitution": 0.1, "prior": 0.5, "embedding": 0.5}
-"""Parts in the distance of two mutants, whose unit is that over which what is learnt fades."""
+"""Weights of the parts in the squared distance of two mutants, in units of the joint kernel's length scale."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Parts of the features by name, (N, D) each, an array or a sparse one; ``prior`` has one column."""
+    """Parts of the features by name, each an (N, D) dense or sparse array; ``prior`` has one column."""
 
     parts: dict[str, Any]
 
@@ -55,14 +55,14 @@ class Features:
         return Features({name: part[rows] for name, part in self.parts.items()})
 
     def squares(self) -> dict[str, NDArray[np.float64]]:
-        """(N,) of each part: what :func:`kernels` has for a mutant with itself."""
+        """(N,) diagonal of :func:`kernels` for each part."""
         return {name: np.asarray((part * part).sum(axis=1)).ravel() for name, part in self.parts.items()}
 
 
 def kernels(left: Features, right: Features) -> dict[str, NDArray[np.float64]]:
-    """(N, M) of each part, linear in its features, and ``joint`` of all: near mutants are alike, beyond any sum.
+    """(N, M) kernel of each part, linear in its features, and a ``joint`` RBF kernel of all parts.
 
-    The last lets effects depend on each other, as where a protein that is unstable already has no more to lose.
+    The joint kernel lets effects depend on each other: e.g. a protein that is unstable already loses less.
     """
     products = {}
     for name, part in left.parts.items():
@@ -73,7 +73,7 @@ def kernels(left: Features, right: Features) -> dict[str, NDArray[np.float64]]:
 
 
 def _norms(features: Features) -> NDArray[np.float64]:
-    """(N,) squares of the weighted features."""
+    """(N,) squared norms of the weighted features."""
     return np.sum([_SHARES[name] * values_N for name, values_N in features.squares().items()], axis=0)
 
 
@@ -85,7 +85,7 @@ def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, A
     rows, offsets, lost, won = _columns(mutants)
     positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=(len(mutants), length))
     properties_20D = _properties()
-    # Of amino acids at one position: a third for the same one, the others by their properties, and any at all.
+    # Kernel of amino acids at one position: 0.3 for the same one, their similarity by properties, and a constant.
     alike = np.exp(-0.5 * ((properties_20D[:, None] - properties_20D) ** 2).mean(axis=-1))
     factor = np.linalg.cholesky((alike + 1.0 + 0.3 * np.eye(20)) / 2.3)
     columns = 20 * offsets[:, None] + np.arange(20)
@@ -100,7 +100,7 @@ def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, A
 
 
 def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
-    """(N, L * 20): 1 for a residue that is won, -1 for that of the wild type."""
+    """(N, L * 20): 1 for an introduced residue, -1 for the wild type's residue."""
     rows, offsets, lost, won = _columns(mutants)
     shape = (len(mutants), 20 * len(protein.sequence))
     gained, missing = (
@@ -110,7 +110,7 @@ def one_hot(protein: Protein, mutants: Sequence[Mutant]) -> csr_array:
 
 
 class Inputs(NamedTuple):
-    """Inputs from models and tables: (N,) zero-shot scores, and (N, D) embeddings where these are features."""
+    """Inputs from models and tables: (N,) zero-shot scores, and (N, D) embeddings if they are features."""
 
     scores: NDArray[np.float64]
     embeddings: NDArray[np.float64] | None
@@ -119,7 +119,7 @@ class Inputs(NamedTuple):
         return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
 
     def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
-        """Features of mutants, by the mean and the spread of ``scale``; ``sites``: also those of substitutions."""
+        """Features of mutants, scaled as ``scale``. ``sites`` adds the features of substitutions."""
         parts = of_substitutions(protein, mutants) if sites else {}
         parts["prior"] = ((self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0))[:, None]
         if self.embeddings is not None and scale.embeddings is not None:
@@ -130,7 +130,7 @@ class Inputs(NamedTuple):
 
 
 def _columns(mutants: Sequence[Mutant]) -> NDArray[np.int64]:
-    """(4, mutations): the row of the mutant, the offset, and the numbers of the amino acids lost and won."""
+    """(4, mutations): row of the mutant, offset, and indices of the amino acids lost and introduced."""
     return (
         np.array(
             [

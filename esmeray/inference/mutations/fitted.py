@@ -1,5 +1,8 @@
-"""Scores by several models, also from Python, of which a model may be one that was fitted to measured mutants: a folder
-with mutations.json. Shape legend: N mutants, D channels.
+"""Score mutants with several models, also from Python.
+
+A model may be fitted to measured mutants: a folder with mutations.json.
+
+Shape legend: N mutants, D channels.
 """
 
 import json
@@ -33,7 +36,7 @@ from esmeray.model.export.exported_folder import exported_folder, read_settings_
 from esmeray.train_config.section import ComputeSection
 
 TASK = "mutations"
-"""In the manifest of a fitted model's folder."""
+"""Task name in the manifest of a fitted model's folder."""
 _FILE = "mutations.json"
 _EMBEDDINGS = "embeddings.npy"
 _FEWEST = 20
@@ -45,7 +48,7 @@ Columns: TypeAlias = Mapping[str, Floats]
 def inputs_of(
     section: MutationLearningSection, variants: Sequence[Variant], open_scorer: Callable[[], Scorer], columns: Columns
 ) -> Inputs:
-    """Of mutants of all proteins at once; a model is opened where they need it, and never for a column alone."""
+    """Compute the inputs of all proteins' mutants at once. A model is opened only if embeddings or scores need it."""
     column = section.zero_shot_column
     if column is not None and column not in columns:
         raise ConfigError(
@@ -57,11 +60,13 @@ def inputs_of(
 
 
 class FittedProtein(BaseModel, extra="forbid", frozen=True):
-    """Measurements of a protein, from which the process is made anew, and the weights of its kernels.
+    """Measurements of a protein, which the process is rebuilt from, and its kernel weights.
 
-    ``measured`` are means over measurements, whose numbers, relative to their mean, are ``replicates``; 1 each if it is
-    empty. ``scores`` and ``embeddings`` are the inputs of its mutants. ``listed``: mutants of the tables without a
-    measured value, with their score of the column or 0.
+    Attributes:
+        measured: means over measurements.
+        replicates: numbers of measurements relative to their mean; 1 each if empty.
+        scores, embeddings: inputs of the measured mutants.
+        listed: mutants of the tables without a measured value, with their score from the column, or 0.
     """
 
     name: str
@@ -75,7 +80,7 @@ class FittedProtein(BaseModel, extra="forbid", frozen=True):
     embeddings: Any = Field(default=None, exclude=True)
 
     def posterior(self, protein: Protein) -> tuple[Posterior, Callable[[Sequence[Mutant], Inputs], Features]]:
-        """The process, and the function from mutants and their inputs to what it takes."""
+        """Build the process, and a function that computes the features of mutants from their inputs."""
         mutants = [*map(protein.read, self.mutants)]
         own = Inputs(np.array(self.scores), self.embeddings)
         sites = _are_substitutions(mutants)
@@ -86,16 +91,16 @@ class FittedProtein(BaseModel, extra="forbid", frozen=True):
                 np.array(self.measured),
                 self.weights,
                 lambda done: bar(done / len(mutants), done),
-                # A model of a version without replicates has one of each.
+                # Models of earlier versions have no replicates.
                 np.array(self.replicates or [1] * len(mutants)),
             )
         return process, lambda others, inputs: inputs.features(protein, others, own, sites)
 
 
 class Fitted(BaseModel, extra="forbid", frozen=True):
-    """A fitted model: the model below it, by its source and fingerprint, the settings of the fit, and the proteins.
+    """A fitted model: source and fingerprint of the underlying model, the settings of the fit, and the proteins.
 
-    ``model`` is None if the fit opened none.
+    ``model`` is None if the fit opened no model.
     """
 
     model: str | None
@@ -104,10 +109,10 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
     proteins: list[FittedProtein]
 
     def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
-        """Of mutants that are new. Raises DataError where the model below has changed."""
+        """Inputs of new mutants. Raises DataError if the underlying model has changed."""
         fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens", "stream"}))
 
-        # Opened only where it is needed: one-hot features with a column of scores take no model at all.
+        # Opened on demand: one-hot features with a column of scores need no model.
         @cache
         def open_scorer() -> Scorer:
             scorer = Scorer(str(self.model), fit_section, folder)
@@ -118,9 +123,9 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         return inputs_of(fit_section, variants, open_scorer, columns)
 
     def find(self, protein: Protein) -> FittedProtein:
-        """The part that was fitted to this protein. Raises DataError where none was."""
+        """The part fitted to this protein. Raises DataError if there is none."""
         same = [part for part in self.proteins if part.sequence == protein.sequence]
-        # Of one protein several values may have been measured, each under its own name.
+        # Several values of one protein may have been measured, each under its own name.
         named = [part for part in same if part.name == protein.name] or same
         if not named:
             raise DataError("the model is fitted to mutants of another protein; give its wild type")
@@ -132,7 +137,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
     def predict(
         self, variants: Sequence[Variant], section: ComputeSection, folder: Path, columns: Columns
     ) -> Prediction:
-        """(N,) measured values. Raises DataError for another protein, or where the model below it has changed."""
+        """(N,) predicted values. Raises DataError for another protein, or if the underlying model has changed."""
         groups = _by_protein(variants)
         parts = {protein: self.find(protein) for protein in groups}
         inputs = self.inputs(variants, section, folder, columns)
@@ -144,7 +149,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
 
 
 def read_fitted(source: str) -> Fitted | None:
-    """The fitted model that a source names; None where it is another model. Raises as :func:`find_model`."""
+    """Read the fitted model of a source; None if it is another model. Raises as :func:`find_model`."""
     located = find_model(source)
     if located.task != TASK:
         return None
@@ -173,9 +178,9 @@ def _are_substitutions(mutants: Sequence[Mutant]) -> bool:
 def predictions_of(
     sources: Sequence[str], variants: Sequence[Variant], section: MutationsSection, folder: Path, columns: Columns
 ) -> list[Prediction]:
-    """Scores of each model as means, or predictions if the model is fitted.
+    """Score with each model: its zero-shot scores as means, or predictions if the model is fitted.
 
-    Raises as :class:`Scorer` and :meth:`Fitted.predict`.
+    Raises the errors of :class:`Scorer` and :meth:`Fitted.predict`.
     """
     predicted = []
     for source in sources:
@@ -197,27 +202,29 @@ def score_mutants(
     first_position: int = 1,
     device: str | None = None,
 ) -> NDArray[np.float64]:
-    """(N,) zero-shot scores of mutants, log-probability ratios to the wild type (Meier et al. 2021), or what a model of
-    ``esmeray mutations fit`` predicts.
+    """Score mutants of a protein, (N,).
+
+    Scores are zero-shot log-probability ratios to the wild type (Meier et al. 2021), or a fitted model's predictions.
 
     Args:
-        model: a masked language model, as :func:`esmeray.open_model` takes it, or a fitted one.
+        model: a masked language model, as in :func:`esmeray.open_model`, or a model from ``esmeray mutations fit``.
         sequence: the wild type.
-        mutants: as A24G, A24G:C25D or p.Ala24Gly, in any notation of :mod:`esmeray.inference.mutations.variants`.
-        method: wild_type is one pass, masked one for each mutated position, pseudo one for each position of each
-            mutant (Salazar et al. 2020).
+        mutants: mutants such as A24G, A24G:C25D or p.Ala24Gly, in any notation of
+            :mod:`esmeray.inference.mutations.variants`.
+        method: wild_type needs one pass, masked one per mutated position, pseudo one per position of each mutant
+            (Salazar et al. 2020).
         first_position: number of the first residue.
-        device: cpu, cuda, cuda:1 ...; by default CUDA where there is one.
+        device: cpu, cuda, cuda:1 ...; by default CUDA if available.
 
-    The wild type is cleaned as commands clean it, with a warning that counts the changes. NaN for a mutant without a
-    score, such as a stop. Raises DataError for a wild type that a command would refuse, for a mutant that it can't have
-    and if no mutant has a score; ConfigError for another kind of model, and if ``mutants`` is no list.
+    The wild type is cleaned as in commands, with a warning that counts the changes. A mutant without a score, such as a
+    stop, gets NaN. Raises DataError for an invalid wild type, for a mutant that doesn't match it and if no mutant has a
+    score; ConfigError for another kind of model, and if ``mutants`` is not a list.
 
     >>> esmeray.score_mutants("esm2", "MKTAYIAKQR", ["K2R", "T3S:A4G"], method="wild_type").shape
     (2,)
     """
     mutants = checked_texts(mutants, "mutants")
-    # A job as the command's, in a folder that goes: nothing of a call from Python is resumed.
+    # The same job as the command's, in a temporary folder, because a call from Python is not resumed.
     section = MutationsSection.of(method=method, device=device, first_position=first_position)
     protein = Protein(clean_list([checked_text(sequence, "sequence")], "sequence")[0], section.first_position)
     counts: Counter[str] = Counter()
@@ -233,8 +240,8 @@ def fit_table(
 ) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
-    ``source`` is None if the section needs no model. Raises DataError for too few mutants, and as :class:`Scorer` and
-    :mod:`esmeray.inference.mutations.validation`.
+    ``source`` is None if the section needs no model. Raises DataError for too few mutants, and the errors of
+    :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
     """
     open_scorer = cache(lambda: Scorer(str(source), section, folder))
     parts = measured_parts(table, section, open_scorer, source)
@@ -248,19 +255,19 @@ def fit_table(
             replicates=part.replicates.tolist(),
             scores=part.inputs.scores.tolist(),
             listed=_listed(part, table, section),
-            # Of all mutants: cross-validation has said how good one of fewer is.
+            # Fitted to all mutants; cross-validation estimates the quality with fewer.
             weights=learn(part.features, part.values, part.replicates),
             embeddings=part.inputs.embeddings,
         )
         for part in parts
     ]
     opened = open_scorer.cache_info().currsize > 0
-    # Absolute, since the fitted model may be used from another folder.
+    # Absolute, because the fitted model may be used from another working folder.
     model = str(source.absolute() if source is not None and source.exists() else source)
     fitted = Fitted(
         model=model if opened else None,
         fingerprint=open_scorer().facts.fingerprint if opened else None,
-        # With the column that was read, which proposals are written in.
+        # Includes the column that was read, because proposals are written to the same column.
         section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
         proteins=proteins,
     )
@@ -270,15 +277,15 @@ def fit_table(
 def measured_parts(
     table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: Path | None
 ) -> list[Measured]:
-    """The mutants of each protein that have a value in each column.
+    """Collect the mutants of each protein that have a value in each column.
 
-    What is left out is counted in the table. Raises DataError for too few, or without a group; ConfigError if there is
-    no model, and the features need one.
+    Mutants left out are counted in the table. Raises DataError for too few mutants or a missing group; ConfigError if
+    the features need a model and there is none.
     """
     if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
         raise ConfigError("missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
     variants = table.variants
-    # Not the wild type: it has no mutation to learn from, and belongs to no fold of positions.
+    # Without the wild type, which has no mutations to learn from and belongs to no fold by position.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
     rows = np.flatnonzero(np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())]))
     proteins = _by_protein([variants[row] for row in rows])
@@ -313,7 +320,7 @@ def measured_parts(
                         "give all its rows one group"
                     )
             groups_N = np.unique(np.concatenate(groups).astype(str), return_inverse=True)[1]
-        # Relative: a table in which every mutant was measured three times is as one of these means.
+        # Relative numbers: a table with three measurements per mutant is equivalent to one with their means.
         relative_N = replicates_N[own] / replicates_N[own].mean()
         measured_N = columns[section.measured_column][own]
         parts.append(Measured(protein, own_mutants, own_inputs, features, measured_N, relative_N, groups_N))
@@ -321,7 +328,7 @@ def measured_parts(
 
 
 def _listed(part: Measured, mutants: MutantTable, section: MutationFitSection) -> dict[str, float]:
-    """Mutants without a measured value, and their scores if a column has them."""
+    """Mutants without a measured value, with the scores of the column, or 0 without a column."""
     measured_N = mutants.numbers[section.measured_column]
     scores_N = (
         np.zeros_like(measured_N) if section.zero_shot_column is None else mutants.numbers[section.zero_shot_column]
@@ -339,7 +346,7 @@ def export(fitted: Fitted, evaluated: Evaluations, output: Path, overwrite: bool
         write_settings(building / _FILE, fitted.model_dump(mode="json"))
         if fitted.section.features == "embeddings":
             np.save(building / _EMBEDDINGS, np.concatenate([part.embeddings for part in fitted.proteins]))
-        # Of one protein without its name, which it need not have.
+        # A single protein needs no name, so that its name is left out.
         content: dict[str, Any] = {**evaluated}
         if len(fitted.proteins) == 1:
             content = {key: own for key, of_proteins in evaluated.items() for own in of_proteins.values()}

@@ -1,12 +1,13 @@
-"""A Gaussian process over mutants (Rasmussen and Williams 2006): what they measure, with its uncertainty.
+"""Gaussian process over mutants (Rasmussen and Williams 2006), which predicts measured values with uncertainties.
 
-The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features`, and a level. Weights
-maximize the posterior: marginal likelihood times a log-normal prior, which holds where mutants are few. The
-value of a mutant that was measured n times is a mean, with a variance of the noise by n. Of more
-than some thousand mutants the process is that of as many inducing ones (Quinonero-Candela and Rasmussen 2005), and the
-time is linear in the others.
+The covariance is a weighted sum of the kernels of :mod:`esmeray.inference.mutations.features` and a constant. The
+weights maximize the posterior: marginal likelihood times a log-normal prior, which dominates when mutants are few. The
+value of a mutant measured n times is a mean, whose noise variance is divided by n.
 
-Shape legend: N mutants, M inducing ones, P weights.
+With more mutants than ``_INDUCING`` the process uses that number of inducing points (Quinonero-Candela and Rasmussen
+2005). Time is then linear in the number of mutants.
+
+Shape legend: N mutants, M inducing points, P weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from esmeray.inference.mutations.features import Features, kernels
 
 Floats: TypeAlias = NDArray[np.float64]
 Weights: TypeAlias = dict[str, float]
-"""Variances, in those of the measured values: of each kernel, and of ``noise``."""
+"""Variances of each kernel and of ``noise``, in units of the variance of the measured values."""
 
 _EXPECTED = {
     "site": 0.3,
@@ -35,30 +36,30 @@ _EXPECTED = {
     "noise": 0.25,
 }
 _LOG_SPREAD = 1.0
-"""Of the weights' prior, in natural logarithms."""
+"""Standard deviation of the weights' log-normal prior, in natural logarithms."""
 _LOG_RANGE = 5.0
 _PRIOR_SLOPE = 0.5
-"""Of measured values by the zero-shot score, both scaled, before any is measured: a correlation as usual."""
+"""Prior slope of measured values against the zero-shot score, both scaled: a typical correlation."""
 _LEARNING = 512
-"""Mutants by which weights are learnt."""
+"""Maximum number of mutants that the weights are learnt from."""
 _INDUCING = 1536
-"""Mutants through which others are seen."""
+"""Number of inducing points."""
 _CALIBRATING = 2048
-"""Mutants by which intervals are scaled."""
+"""Maximum number of mutants that intervals are calibrated with."""
 _BLOCK = 4096
-"""Mutants at once."""
+"""Mutants per block."""
 _PENALTIES = (0.1, 1.0, 10.0, 100.0)
 _JITTER = 1e-6
 COVERED = 0.9
-"""Share of the mutants whose values lie in their intervals."""
+"""Coverage of the prediction intervals."""
 _SCORE = 1.6449
-"""Standard deviations of a normal distribution to each side that hold :data:`COVERED`."""
+"""Half-width of an interval with coverage :data:`COVERED`, in standard deviations of a normal distribution."""
 _PSEUDO_MUTANTS = 20
-"""By which the scale of intervals is drawn to that of a normal distribution, where few mutants say what it is."""
+"""Pseudo-observations that shrink the interval scale towards the normal quantile when data are few."""
 
 
 class Prediction(NamedTuple):
-    """(N,) means and standard deviations of the values themselves; of measurements, with noise, by ``interval``."""
+    """(N,) means and standard deviations of values without noise, and interval bounds of noisy measurements."""
 
     mean: Floats
     deviation: Floats
@@ -67,7 +68,7 @@ class Prediction(NamedTuple):
 
     @classmethod
     def unknown(cls, size: int) -> "Prediction":
-        """NaN for so many mutants."""
+        """NaN predictions for ``size`` mutants."""
         return cls(*(np.full(size, np.nan) for _ in cls._fields))
 
     def put(self, rows: Any, of_rows: "Prediction") -> None:
@@ -76,12 +77,12 @@ class Prediction(NamedTuple):
 
 
 def sampled(size: int, most: int) -> NDArray[np.int64]:
-    """Rows at random, all where there are no more."""
+    """Random sample of at most ``most`` rows, sorted."""
     return np.sort(np.random.default_rng(0).permutation(size)[:most])
 
 
 def _calibrating(size: int) -> NDArray[np.int64]:
-    """Rows by which intervals are scaled: all or, of more than the inducing ones, a fifth of those that are none."""
+    """Rows to calibrate intervals with: all rows or, beyond the inducing points, a fifth of the other rows."""
     if size <= _INDUCING:
         return np.arange(size)
     others = np.setdiff1d(np.arange(size), sampled(size, _INDUCING))
@@ -89,10 +90,14 @@ def _calibrating(size: int) -> NDArray[np.int64]:
 
 
 class Posterior:
-    """The process once mutants are measured; of none at all, what is believed before.
+    """Posterior of the process given measured mutants; the prior if there are none.
 
-    ``features``: of N mutants, ``measured_N`` their values, each the mean of ``replicates_N`` measurements (one by
-    default). ``weights``: learnt unless they are given. ``advance`` is called with the number of mutants that are done.
+    Args:
+        features: features of N mutants.
+        measured_N: values of the mutants, each the mean of its measurements.
+        weights: kernel weights; learnt if None.
+        advance: called with the number of processed mutants.
+        replicates_N: number of measurements per mutant; 1 by default.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class Posterior:
         self.weights = weights
         self._inducing = features[sampled(size, _INDUCING)]
         kernel_MM = self._kernel(self._inducing, self._inducing)
-        # Mutants that have equal features make it singular.
+        # Jitter, because mutants with equal features make the matrix singular.
         kernel_MM[np.diag_indices_from(kernel_MM)] += _JITTER * sum(weights.values())
         self._root_MM = np.linalg.cholesky(kernel_MM)
         precision_MM = weights["noise"] * np.eye(len(self._inducing))
@@ -129,7 +134,7 @@ class Posterior:
         self._measured = features
 
     def predict(self, features: Features, replicates_N: Floats | float = 1.0) -> Prediction:
-        """Means, deviations, and intervals of the mean of that number of measurements."""
+        """Predict means, deviations, and intervals for the mean of ``replicates_N`` measurements."""
         mean_N = np.zeros(len(features))
         variance_N = self._variances(features)
         for rows, basis_NM in self._blocks(features):
@@ -142,19 +147,19 @@ class Posterior:
         return Prediction(mean_N, self._spread * np.sqrt(variance_N), mean_N - half_N, mean_N + half_N)
 
     def covariance(self, features: Features) -> Floats:
-        """(N, N) of the values of these mutants."""
+        """(N, N) posterior covariance of the values of these mutants."""
         basis_NM = self._basis(features)
         solved_MN = self._solved(basis_NM.T)
         known_NN = self.weights["noise"] * solved_MN.T @ solved_MN - basis_NM @ basis_NM.T
         return self._spread**2 * (self._kernel(features, features) + known_NN)
 
     def best(self) -> float:
-        """The highest mean of a measured mutant; the highest measured value would be one with lucky noise."""
+        """Highest mean of a measured mutant; the highest measured value would be biased by noise."""
         return float(self.predict(self._measured).mean.max()) if len(self._measured) else self._level
 
     @property
     def noise(self) -> float:
-        """The variance of a measurement of a value."""
+        """Variance of a single measurement's noise."""
         return self._spread**2 * self.weights["noise"]
 
     def _kernel(self, left: Features, right: Features) -> Floats:
@@ -169,7 +174,7 @@ class Posterior:
             yield rows, self._basis(features[rows])
 
     def _basis(self, features: Features) -> Floats:
-        """(N, M) features whose product is the kernel as it is seen through the inducing mutants."""
+        """(N, M) features whose inner product is the kernel approximated by the inducing points."""
         return solve_triangular(self._root_MM, self._kernel(self._inducing, features), lower=True).T
 
     def _solved(self, values: Floats, twice: bool = False) -> Floats:
@@ -177,9 +182,12 @@ class Posterior:
         return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
 
     def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
-        """Fit what each site has beyond the inducing mutants, which may be fewer than sites and residues.
+        """Fit ridge regression on site features to the residuals.
 
-        Not by the mutants that scale the intervals, whose errors would be too small: they choose the penalty.
+        There may be fewer inducing points than site features.
+
+        The mutants that calibrate the intervals are excluded from the fit, because their errors would be too small.
+        They choose the penalty.
         """
         dual_M = solve_triangular(self._root_MM, self._coefficients_M, lower=True, trans=1)
         left_N = targets_N.copy()
@@ -202,10 +210,11 @@ class Posterior:
         return 0.0 if self._rest is None else self._rest.predict(features.parts["site"])
 
     def _scale(self, features: Features, targets_N: Floats) -> float:
-        """By how much intervals of a normal distribution are too narrow, from mutants that are left out in turn.
+        """Factor that widens the normal distribution's intervals, from leave-one-out errors.
 
-        The conformal quantile of their errors (Angelopoulos and Bates 2023), which need no second fit: as of any ridge,
-        an error is the residual, and its variance the noise, by 1 - leverage.
+        It is the conformal quantile of the errors (Angelopoulos and Bates 2023). They need no second fit: as in ridge
+        regression, the leave-one-out error is the residual divided by 1 - leverage, and its variance is the noise
+        divided by 1 - leverage.
         """
         rows = _calibrating(len(features))
         basis_NM = self._basis(features[rows])
@@ -215,7 +224,7 @@ class Posterior:
         if self._rest is None:
             variances_N = noise_N * np.maximum(1 - self._replicates_N[rows] * known_N, _JITTER)
         else:
-            # The rest has not seen them, and one of so many mutants changes the inducing ones little.
+            # Ridge was not fitted on these mutants, and a single mutant hardly changes the inducing points.
             variances_N = self._variances(features[rows]) - (basis_NM**2).sum(axis=1)
             variances_N = np.maximum(variances_N, 0.0) + noise_N + self.weights["noise"] * known_N
         errors_N /= np.sqrt(variances_N)
@@ -225,24 +234,24 @@ class Posterior:
 
 
 def _expected(features: Features) -> Floats:
-    """(N,) values by the prior alone."""
+    """(N,) values expected from the prior score alone, scaled."""
     return _PRIOR_SLOPE * features.parts["prior"][:, 0] if "prior" in features.parts else np.zeros(len(features))
 
 
 def covariance_of(weights: Mapping[str, float], terms: Mapping[str, Floats]) -> Floats:
-    """The weighted sum of kernels, and the level, whose variance is that of the measured values."""
+    """Weighted sum of kernels, plus a constant kernel with the variance of the measured values."""
     return sum(weights[name] * term for name, term in terms.items()) + 1.0  # type: ignore[return-value]
 
 
 def _level_and_spread(measured_N: Floats) -> tuple[float, float]:
     if not len(measured_N):
         return 0.0, 1.0
-    # Of equal values, or of one, any scale will do.
+    # A constant column, or a single value, has no spread, so any scale works.
     return float(measured_N.mean()), float(measured_N.std()) or 1.0
 
 
 def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = None) -> Weights:
-    """The weights of the highest posterior; what is expected where nothing is measured."""
+    """Learn the weights with the highest posterior; the prior's weights if nothing is measured."""
     rows = sampled(len(measured_N), _LEARNING)
     features = features[rows]
     replicates_N = np.ones(len(rows)) if replicates_N is None else replicates_N[rows]
@@ -258,7 +267,7 @@ def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = 
         start_P,
         jac=True,
         method="L-BFGS-B",
-        # Else a first step may go where the covariance is singular.
+        # Bounded, because a first step could reach weights with a singular covariance.
         bounds=[(start - _LOG_RANGE, start + _LOG_RANGE) for start in start_P],
         options={"maxiter": 30, "ftol": 1e-5},
     )
@@ -268,7 +277,7 @@ def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = 
 def _negative_log_posterior(
     terms: list[Floats], targets_N: Floats, expected_P: Floats, logs_P: Floats, replicates_N: Floats | float = 1.0
 ) -> tuple[float, Floats]:
-    """And its gradient by the logarithms of the weights (Rasmussen and Williams 2006, equation 5.9)."""
+    """Negative log posterior and its gradient by log weights (Rasmussen and Williams 2006, equation 5.9)."""
     *weights, noise = np.exp(logs_P).tolist()
     covariance_NN = sum(weight * term for weight, term in zip(weights, terms, strict=True)) + 1.0
     covariance_NN[np.diag_indices_from(covariance_NN)] += noise / replicates_N

@@ -1,4 +1,4 @@
-"""Picture of the scores of all single mutants of a protein. Shape legend: L residues, N mutants."""
+"""Heat map of the scores of all single mutants of a protein. Shape legend: L residues, N mutants."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ _PANEL_POSITIONS = 100
 def draw_scan(
     path: Path, protein: Protein, mutations: Sequence[Mutation], scores_N: NDArray[np.float64], title: str
 ) -> None:
-    """Draw a column for each position, a row for each amino acid; the wild type is a dot. Long proteins are wrapped."""
+    """Draw a column per position and a row per amino acid. The wild type is a dot. Long proteins are wrapped."""
     length = len(protein.sequence)
-    # NaN is not drawn: a position whose wild type is no amino acid has no mutants, and shows the grey behind.
+    # NaN is not drawn: a position whose wild type is not an amino acid has no mutants and stays grey.
     scores_20L = np.full((len(AMINO_ACIDS), length), np.nan)
     for mutation, score in zip(mutations, scores_N.tolist(), strict=True):
         scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.offset] = score
@@ -27,17 +27,17 @@ def draw_scan(
     shown = min(length, _PANEL_POSITIONS)
     with picture(path, max(6.0, 0.14 * shown + 1.5), 3.2 * len(starts) + 0.6, title) as figure:
         panels = figure.subplots(len(starts), squeeze=False)[:, 0]
-        # As far to both sides: stretched to the extremes of each, a gain of 0.3 was as dark as a loss of 3.
+        # Symmetric around 0: scaled to each extreme separately, a gain of 0.3 would be as dark as a loss of 3.
         norm = CenteredNorm(0.0, max(1e-3, float(np.nanmax(np.abs(scores_20L)))))
         for start, axes in zip(starts, panels, strict=True):
             offsets = np.arange(start, min(start + _PANEL_POSITIONS, length))
             image = axes.imshow(scores_20L[:, offsets], cmap="RdBu", norm=norm, aspect="auto", interpolation="nearest")
             rows = np.array([AMINO_ACIDS.find(protein.sequence[offset]) for offset in offsets.tolist()], dtype=float)
             axes.plot(offsets - start, np.where(rows < 0, np.nan, rows), ".", color=INK, markersize=4)
-            # As wide as the others, also where the last panel has few columns: a position is the same width everywhere.
+            # All panels have the same x range, so that positions have the same width in the last one.
             axes.set(xlim=(-0.5, shown - 0.5), facecolor="#e6e8eb")
             axes.set_yticks(range(len(AMINO_ACIDS)), [*AMINO_ACIDS], fontsize=7, family="monospace")
-            # By the protein's own numbers, which need not start at 1: ticks are those that a paper would name.
+            # Ticks use the protein's own numbering, as in papers, which need not start at 1.
             positions = offsets + protein.first
             axes.set_xticks(
                 offsets[positions % 10 == 0] - start, [*map(str, positions[positions % 10 == 0])], fontsize=8

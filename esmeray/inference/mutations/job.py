@@ -1,11 +1,11 @@
-"""Scores of a protein's mutants by models, as a job that the same command resumes.
+"""Score mutants with models, as a job that the same command resumes.
 
-Each part (log-probabilities of positions, pseudo-log-likelihoods, embeddings) has a folder in the unfinished output,
-with its identity and the rows that are done. A long sequence is seen through a window around the position: positions of
-one window share a pass, but where each is masked.
+Each step (log-probabilities of positions, pseudo-log-likelihoods, embeddings) has a folder in the unfinished output,
+with its identity and the finished rows. In long sequences the model sees a window around the position. Unmasked
+positions with the same window share a pass.
 
-Shape legend: N mutants or sequences, C numbers of a row, M positions that are asked for, R residues of all wild types,
-K tokens of the vocabulary, D channels.
+Shape legend: N mutants or sequences, C numbers per row, M requested positions, R residues of all wild types, K tokens
+of the vocabulary, D channels.
 """
 
 import json
@@ -31,14 +31,17 @@ from esmeray.model.forward_loop import Indices
 from esmeray.run_folder.job import accept, journal
 
 WINDOW = 1022
-"""Residues that ESM-2 was trained on."""
+"""Maximum residues of a sequence in ESM-2's training."""
 
 
 class MaskedModel:
     """A masked language model that scores sequences.
 
-    ``max_length``: residues of a window; None for :data:`WINDOW`, or what the model takes. ``tokens``: budget of a
-    batch. Raises ConfigError for another kind of model, or a window that it can't take.
+    Args:
+        max_length: residues of a window; None for :data:`WINDOW`, or the model's maximum if it is lower.
+        tokens: token budget of a batch.
+
+    Raises ConfigError for another kind of model, or a window longer than the model's maximum.
     """
 
     def __init__(self, model: Model, max_length: int | None, tokens: int) -> None:
@@ -56,7 +59,7 @@ class MaskedModel:
             )
         self.max_length = max_length or min(WINDOW, longest)
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
-        # Where the head's columns are in another order than the tokenizer's ids.
+        # The head's columns may have another order than the tokenizer's ids.
         backbone_ids = model.backbone.residue_ids
         self._columns = ids if backbone_ids is None else backbone_ids.cpu().numpy()[ids]
         self._outputs = model.outputs(["logits"])
@@ -64,9 +67,10 @@ class MaskedModel:
     def log_probabilities(
         self, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool
     ) -> NDArray[np.float64]:
-        """(M, 20) of :data:`AMINO_ACIDS`; ``wanted_M2`` has the number of a sequence and an offset in it, from 0.
+        """(M, 20) log-probabilities of :data:`AMINO_ACIDS`.
 
-        Each position is masked in a pass of its own, or none is.
+        ``wanted_M2`` holds the number of a sequence and an offset in it, from 0. If ``masked``, each position is masked
+        in a separate pass; otherwise nothing is masked.
         """
         windows = _Windows(self.model, sequences, wanted_M2, masked, self.max_length)
         logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
@@ -74,14 +78,17 @@ class MaskedModel:
             for window, logits_LK in zip(batch.indices.tolist(), batch.by_text(self._outputs[0]), strict=True):
                 positions = windows.positions[window]
                 logits_MK[positions] = logits_LK[windows.rows[positions]]
-        # Normalised over the whole vocabulary before the columns are taken: ratios of two amino acids are the same, but
-        # a pseudo-log-likelihood counts what the model gives to other tokens. In float64: thousands of them are summed.
+        # Normalized over the whole vocabulary before selecting columns. Ratios of two amino acids are the same, but a
+        # pseudo-log-likelihood includes the probability of other tokens. In float64, because thousands of values are
+        # summed.
         return log_softmax(logits_MK, axis=1)[:, self._columns]
 
     def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
-        """(N,) pseudo-log-likelihood (Salazar et al. 2020, equation 1): the sum over the amino acids of a sequence of
-        log p of each where it alone is masked."""
-        # X and its like have no probability of their own, and so no part in the sum.
+        """(N,) pseudo-log-likelihoods (Salazar et al. 2020, equation 1).
+
+        The sum over a sequence's amino acids of log p of each, when it alone is masked.
+        """
+        # Letters such as X have no probability and are left out of the sum.
         wanted_M3 = np.array(
             [
                 (number, offset, AMINO_ACIDS.index(letter))
@@ -96,7 +103,7 @@ class MaskedModel:
         return np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences)).astype(np.float64)
 
     def embeddings(self, sequences: Sequence[str]) -> NDArray[np.float64]:
-        """(N, D) means over the residues of whole sequences. Raises ConfigError for one that is too long."""
+        """(N, D) mean embeddings of whole sequences. Raises ConfigError for a sequence that is too long."""
         longest = self.model.facts.longest
         if longest is not None and max(map(len, sequences)) > longest:
             raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; give one_hot")
@@ -104,9 +111,9 @@ class MaskedModel:
 
 
 class _Windows(TokenizedTexts):
-    """Windows as texts of a model.
+    """Windows of sequences as texts of a model.
 
-    ``positions`` are, for each window, the numbers of its positions, of M; ``rows`` (M,) their rows in it.
+    ``positions`` lists, per window, the indices (into M) of its positions; ``rows`` (M,) are their rows in the window.
     """
 
     def __init__(
@@ -116,11 +123,12 @@ class _Windows(TokenizedTexts):
         numbers_M, offsets_M = wanted_M2.T
         sizes_M = self.lengths[numbers_M]
         widths_M = np.minimum(sizes_M, max_length)
-        # Centred on the position, and shifted at the ends: a window as wide as the model takes has the most context.
+        # Centred on the position and shifted at the ends, so that each window is as wide as possible for the most
+        # context.
         starts_M = np.clip(offsets_M - max_length // 2, 0, sizes_M - widths_M)
         self.rows = offsets_M - starts_M
         hidden_M = self.rows if masked else np.full_like(self.rows, -1)
-        # Equal windows are one pass: unmasked, all positions of a short protein; masked, the same position asked twice.
+        # Equal windows share a pass: unmasked, e.g. all positions of a short protein; masked, a repeated position.
         keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
         self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
         self.lengths = self._windows[:, 2]
@@ -131,7 +139,7 @@ class _Windows(TokenizedTexts):
         for number, start, width, hidden in self._windows[indices].tolist():
             ids = self.tokenized.pieces[number][start : start + width]
             if hidden >= 0:
-                ids = ids.copy()  # else the mask would stay in the sequence, for the windows after this one
+                ids = ids.copy()  # otherwise the mask would stay in the sequence for later windows
                 ids[hidden] = model.tokenizer.mask
             pieces.append(ids)
         return input_of_pieces(model.tokenizer, pieces)
@@ -142,13 +150,13 @@ class _Windows(TokenizedTexts):
 
 
 PIECE_TOKENS = 262_144
-"""Of a piece of work, which is computed again after a kill."""
+"""Tokens per piece of work. After a kill at most one piece is computed again."""
 
 Item = TypeVar("Item", list[int], str)
 
 
 class Scorer:
-    """A model that scores mutants, those of all proteins in the same passes, with its work in ``folder``."""
+    """A model that scores the mutants of all proteins in shared passes. Its work is in ``folder``."""
 
     def __init__(self, source: str, section: MutationsSection, folder: Path) -> None:
         opened = open_model(
@@ -165,7 +173,7 @@ class Scorer:
         self._method = section.method
 
     def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
-        """(N,) scores. Raises DataError for insertions and deletions where the method has no score of them."""
+        """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
         wild_types = [*dict.fromkeys(variant.protein.sequence for variant in variants)]
         number_of = {sequence: number for number, sequence in enumerate(wild_types)}
         numbers_N = [number_of[variant.protein.sequence] for variant in variants]
@@ -184,18 +192,18 @@ class Scorer:
             return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
         if any(variant.mutant.whole is not None for variant in variants):
             raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
-        # All wild types end to end: a row for each residue, whichever protein it is of.
+        # Concatenated wild types: one row per residue over all proteins.
         starts = np.cumsum([0, *map(len, wild_types)])
         mutations = [
             [mutation._replace(offset=int(starts[number]) + mutation.offset) for mutation in variant.mutant.mutations]
             for number, variant in zip(numbers_N, variants, strict=True)
         ]
-        # Each position once, however many mutants change it: all its 20 probabilities are of one pass.
+        # Each position once, because one pass gives all its 20 probabilities.
         rows = np.array(sorted({mutation.offset for group in mutations for mutation in group}), np.int64)
         owners = np.searchsorted(starts, rows, side="right") - 1
         wanted = np.column_stack([owners, rows - starts[owners]]).tolist()
         masked = self._method == "masked"
-        # Not masked, all positions of a protein that is no longer than a window share one pass.
+        # Unmasked, all positions of a protein within one window share a pass.
         one_pass = not masked and width == longest
         logs_R20 = np.zeros((starts[-1], len(AMINO_ACIDS)))
         logs_R20[rows] = self._rows(
@@ -208,7 +216,7 @@ class Scorer:
         return marginal_scores(mutations, logs_R20)
 
     def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
-        """(N, D) of the mutants' sequences."""
+        """(N, D) embeddings of the mutants' sequences."""
         sequences = [variant.sequence() for variant in variants]
         return self._rows("embeddings", sequences, max(map(len, sequences)), self.model.embeddings)
 
@@ -220,13 +228,14 @@ class Scorer:
         compute: Callable[[Sequence[Item]], NDArray[np.float64]],
         wild_types: Sequence[str] = (),
     ) -> NDArray[np.float64]:
-        """(items, C) piece by piece, those of an earlier process read back.
+        """(items, C) rows, computed piece by piece; finished pieces are read back.
 
-        ``tokens`` are those of an item, ``wild_types`` what items are numbers of.
+        ``tokens``: tokens per item. ``wild_types``: sequences that items refer to by number.
         """
         if not items:
             return np.empty((0, len(AMINO_ACIDS)))
-        # By the weights: a folder of scores may hold those of several models, each with a journal of its own.
+        # Named by the model's fingerprint, because a folder of scores may hold several models, each with its own
+        # journal.
         folder = self._folder / f"{name}-{self.facts.fingerprint}"
         job = {
             "model": self.facts.name,
@@ -241,7 +250,7 @@ class Scorer:
         with journal(folder) as kept, record_bar(name) as bar:
             for start in starts[kept.done :]:
                 rows = compute(items[start : start + at_once])
-                # By repr, which reads back to the same float: a resumed job gives the same bytes.
+                # repr reads back to the same float, so that a resumed job gives the same bytes.
                 kept.add(" ".join(map(repr, row)) for row in rows.tolist())
                 bar(kept.done / len(starts), start + len(rows))
             return np.loadtxt(kept.lines(), np.float64, ndmin=2)

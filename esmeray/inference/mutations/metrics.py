@@ -1,10 +1,10 @@
-"""Metrics of scores beside measured values, as ProteinGym defines them (Notin et al. 2023), and their intervals.
+"""Metrics of scores against measured values, as in ProteinGym (Notin et al. 2023), with intervals.
 
     spearman       rank correlation
     top_10_recall  share of the mutants in the top 10 % of measured values that are in the top 10 % of scores
-    ndcg           of the top 10 % of scores; gains are measured values, scaled to 0 to 1
-    auroc          of the mutants whose measured value is at least the median
-    mcc            of these, predicted by scores of at least their median
+    ndcg           NDCG of the top 10 % of scores; gains are measured values, scaled to 0 to 1
+    auroc          AUROC for mutants whose measured value is at least the median
+    mcc            MCC for the same mutants, predicted by scores of at least their median
 
 Shape legend: N mutants.
 """
@@ -25,14 +25,14 @@ TOP_SHARE = 0.1
 
 
 def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[np.int64]], Metrics]:
-    """Return the function from how often each mutant counts to the metrics, NaN where undefined."""
-    # Medians of all mutants, not of a resampling's: what counts as good is a property of the measurement.
+    """Return a function from the number of times that each mutant counts to the metrics; NaN if undefined."""
+    # Medians over all mutants instead of a resampling, because the threshold is a property of the measurement.
     good_N = measured_N >= np.median(measured_N)
     predicted_N = scores_N >= np.median(scores_N)
     correlation = Correlation(scores_N, measured_N)
     ranking = Ranking(scores_N, good_N, np.ones_like(good_N))
-    # Sorted once here, as thousands of resamplings follow: what is drawn in this order is sorted, too. Stable: equal
-    # scores keep the table's order, so that a value is the same on any machine.
+    # Sorted once, because thousands of resamplings follow, and a resampling in this order is sorted. The sort is
+    # stable: ties keep the table's order, so that results are the same on any machine.
     by_score_N, by_measured_N = (np.argsort(-values, kind="stable") for values in (scores_N, measured_N))
 
     def metrics(counts_N: NDArray[np.int64]) -> Metrics:
@@ -50,12 +50,12 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
 
 
 def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: int, seed: int = 0) -> dict[str, Any]:
-    """Metrics and intervals of the first scores, and of others as baselines, of the mutants that have all of them.
+    """Evaluate the first scores, with the others as baselines, on the mutants that have all of them.
 
-    As :func:`esmeray.inference.classify.report.metrics_lines` reads it. NaN is missing. Raises DataError where none has
-    all.
+    The result is the input of :func:`esmeray.inference.classify.report.metrics_lines`. NaN means missing. Raises
+    DataError if no mutant has all values.
     """
-    # Of the mutants that have all: metrics of two scores compare on the same mutants alone.
+    # Restricted to mutants with all values, because metrics are comparable only on the same mutants.
     known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
     size = int(known_N.sum())
     if not size:
@@ -67,7 +67,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
         resampled = [metrics(counts_N) for counts_N in resamplings(size, samples, seed)]
         intervals = {name: percentile_interval([drawn[name] for drawn in resampled]) for name in values}
         return {
-            # JSON has no NaN: what is undefined is left out.
+            # JSON has no NaN, so undefined metrics are left out.
             "metrics": {name: float(value) for name, value in values.items() if np.isfinite(value)},
             "intervals": {name: interval for name, interval in intervals.items() if interval},
         }
@@ -85,7 +85,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
 def evaluations_of(
     scores: Mapping[str, Floats], measured_N: Floats, proteins: Sequence[str], *, samples: int
 ) -> dict[str, dict[str, Any]]:
-    """:func:`evaluation_of` by protein; ``proteins`` has the name of each mutant's."""
+    """:func:`evaluation_of` by protein; ``proteins`` holds the protein name of each mutant."""
     names_N = np.array(proteins)
     rows = {name: names_N == name for name in dict.fromkeys(names_N.tolist())}
     return {
@@ -95,7 +95,7 @@ def evaluations_of(
 
 
 def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
-    """A row of metrics for each protein, and Spearman's coefficient of each baseline."""
+    """Table of metrics, one row per protein, with Spearman's coefficient of each baseline."""
     rows = {}
     for name, evaluation in by_protein.items():
         baselines = evaluation["baselines"].items()
@@ -107,7 +107,7 @@ def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The report of one protein, or a table of several with their mean."""
+    """Report of one protein, or a table of several proteins with their mean."""
     if len(by_protein) == 1:
         return metrics_lines(next(iter(by_protein.values())))
     table = metrics_table(by_protein)
@@ -121,27 +121,27 @@ def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_], counts_N: NDArray[np.int64]) -> float:
-    """Matthews' correlation from counts, of which the product has no bound as Python's integers."""
+    """Matthews correlation coefficient from counts, as Python integers to avoid overflow of their product."""
     size, predicted, good = (int(counts_N @ chosen_N) for chosen_N in (np.ones_like(good_N), predicted_N, good_N))
     spread = (predicted * (size - predicted) * good * (size - good)) ** 0.5
     return (size * int(counts_N @ (predicted_N & good_N)) - predicted * good) / spread if spread else np.nan
 
 
 def _top_recall(scores_N: Floats, measured_N: Floats, sorted_N: Floats) -> float:
-    """``scores_N`` fall, and so do ``sorted_N``, the measured values by themselves."""
+    """``scores_N`` are in descending order, and ``sorted_N`` are the measured values in descending order."""
     top = measured_N >= _falling_quantile(sorted_N, TOP_SHARE)
     return float((top & (scores_N >= _falling_quantile(scores_N, TOP_SHARE))).sum() / top.sum())
 
 
 def _falling_quantile(values_N: Floats, share: float) -> float:
-    """The value that this share of values, which fall, reaches, as np.quantile has it."""
+    """Upper quantile of values in descending order, interpolated as in np.quantile."""
     rank = share * (len(values_N) - 1)
     below = int(np.ceil(rank))
     return float(np.interp(rank, [below - 1, below], [values_N[max(0, below - 1)], values_N[below]]))
 
 
 def _ndcg(measured_N: Floats, sorted_N: Floats) -> float:
-    """``measured_N`` by falling score, ``sorted_N`` by themselves."""
+    """``measured_N`` are in descending order of score; ``sorted_N`` are the measured values in descending order."""
     number = int(len(measured_N) * TOP_SHARE)
     spread = sorted_N[0] - sorted_N[-1]
     if not number or not spread:

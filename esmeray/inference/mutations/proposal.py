@@ -1,6 +1,6 @@
-"""Mutants to measure next, by a fitted model: candidates, and a plate of them that is good together.
+"""Propose mutants to measure next with a fitted model: candidates, and a plate chosen jointly.
 
-Shape legend: N candidates, S of these on the shortlist.
+Shape legend: N candidates, S candidates on the shortlist.
 """
 
 import math
@@ -24,20 +24,21 @@ from esmeray.inference.mutations.table import PROTEIN_COLUMN
 from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 
 _SHORTLIST = 1024
-"""Candidates whose dependence on each other is looked at."""
+"""Maximum number of candidates whose covariance is computed."""
 _COMBINATIONS = {"one_hot": 50_000, "embeddings": 5_000}
-"""Candidates that are combinations, at most, by the fit's features: of the mutations that are predicted best."""
+"""Maximum number of combinations among the candidates, by the fit's features."""
 _SHOWN = 3
-"""Mutants that a line of the report names."""
+"""Number of example mutants per line of the report."""
 _OPTIMISM = 2.0
-"""Standard deviations of the upper confidence bound."""
+"""Standard deviations above the mean in the upper confidence bound."""
 
 
 def choose(process: Posterior, features: Features, number: int, strategy: Strategy, seed: int) -> NDArray[np.int64]:
-    """Rows of a batch, the best first.
+    """Choose the rows of a batch, best first.
 
-    Each is chosen as if those before it were measured already, as expected (Desautels et al. 2014): what is like them
-    is then known, and something else is more worth measuring. Draws of ``thompson`` differ by themselves.
+    After each choice the covariance is updated as if the mutant had been measured with its expected value (Desautels et
+    al. 2014). Similar mutants then lose value, and the batch becomes diverse. Draws of ``thompson`` are diverse by
+    themselves.
     """
     mean_N, deviation_N, *_ = process.predict(features)
     shortlist = np.argsort(-(mean_N + _OPTIMISM * deviation_N), kind="stable")[:_SHORTLIST]
@@ -66,10 +67,10 @@ def choose(process: Posterior, features: Features, number: int, strategy: Strate
 
 
 class Proposer:
-    """A fitted model of one protein, and what may be measured of it next; ``folder`` is for the work.
+    """A fitted model of one protein and its candidates for measurement; ``folder`` is for the work.
 
-    ``left_out`` has the mutants that were no candidates, by the reason. Raises ConfigError for a protein that is none
-    of the fit's.
+    ``left_out`` lists the mutants that are not candidates, by reason. Raises ConfigError for a protein that is not part
+    of the fit.
     """
 
     def __init__(self, fitted: Fitted, section: MutationProposeSection, folder: Path) -> None:
@@ -92,9 +93,9 @@ class Proposer:
         self._process, self._encode = self._part.posterior(self._protein)
 
     def plate(self) -> dict[str, Any]:
-        """Columns of the mutants to measure, as the fit reads them, with what is predicted of them.
+        """Columns of the mutants to measure, in the fit's input format, with their predictions.
 
-        Raises DataError where no candidate is left.
+        Raises DataError if no candidate is left.
         """
         candidates = self._candidates()
         if not candidates:
@@ -141,14 +142,14 @@ class Proposer:
         return allowed
 
     def lines(self) -> list[str]:
-        """The number of mutants that were no candidates, with examples, by the reason."""
+        """Lines with the number of mutants that are not candidates, with examples, by reason."""
         return [
             f"  {counted(len(texts), reason)}: {', '.join(texts[:_SHOWN])}{' ...' * (len(texts) > _SHOWN)}"
             for reason, texts in self.left_out.items()
         ]
 
     def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
-        """Combinations of measured mutations: of the best ones, as many as the number of candidates allows."""
+        """Combine the best measured mutations. The limit on candidates sets how many mutations are used."""
         mutations = {mutation for mutant in measured for mutation in mutant.mutations}
         singles = [
             mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if not self._objection(mutant)
@@ -162,7 +163,7 @@ class Proposer:
         return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
 
     def _objection(self, mutant: Mutant) -> str:
-        """The reason why a mutant is no candidate; empty for a candidate."""
+        """Reason why a mutant is not a candidate; empty for a candidate."""
         residues = self._section.exclude_residues.upper()
         reasons = {
             "at excluded positions": any(m.offset + self._protein.first in self._excluded for m in mutant.mutations),
@@ -172,14 +173,14 @@ class Proposer:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _score(self, mutant: Mutant) -> float:
-        """That of the column; of a combination that it lacks, as of log-ratios, the sum of its mutations'."""
+        """Score from the column. For a combination without one, the sum over its mutations, as for log-ratios."""
         unknown = 0.0 if self._fitted.section.zero_shot_column is None else np.nan
         text = self._protein.text_of(mutant)
         names = [text] if text in self._known else text.split(":")
         return sum(self._known.get(name, unknown) for name in names)
 
     def _features(self, mutants: Sequence[Mutant], work: str) -> Features:
-        # Each work in a folder of its own: a resumed job has the same two.
+        # Each kind of work has its own folder, so that a resumed job finds both again.
         name = self._fitted.section.zero_shot_column
         columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
         variants = [Variant(self._protein, mutant) for mutant in mutants]

@@ -1,4 +1,4 @@
-"""Settings of the scores of a protein's mutants, and of models that are fitted to measured ones."""
+"""Settings to score a protein's mutants, and to fit models to measured mutants."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,44 +12,51 @@ Folds = Literal["random", "modulo", "contiguous", "rest"]
 
 
 class MutationsSection(ComputeSection):
-    """Wild type and method, and how the models run."""
+    """Wild type, method, and how the models run."""
 
     sequence: Path | None = None
-    """FASTA file of the wild type, or of several by the names of the column protein or of a folder's tables."""
+    """FASTA file of the wild type, or of several. With several, names are in the column protein, or are the names of a
+    folder's tables.
+    """
     first_position: PositiveInt = 1
-    """Number of the first residue, from which the table counts positions."""
+    """Number of the first residue in the table's numbering."""
     method: Literal["wild_type", "masked", "pseudo"] = "masked"
-    """Passes of the model. wild_type: one; masked: one for each mutated position; pseudo: one for each position of each
-    mutant, which scores insertions and deletions too."""
+    """Scoring method. wild_type: one pass; masked: one pass per mutated position; pseudo: one pass per position of each
+    mutant, which also scores insertions and deletions.
+    """
     max_length: PositiveInt | None = None
-    """Residues of a window around each position, if the sequence has more. Default: 1022, or the model's limit if that
-    is lower."""
+    """Residues of the window around each position in longer sequences. Default: 1022, or the model's limit if that is
+    lower.
+    """
     precision: Precision = "fp32"
     """Precision of the computation; bf16 rounds log-probabilities."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M), whose weights are random, to try things out."""
+    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
 
 
 class MutantTableSection(MutationsSection):
-    """Mutants of a table, and their wild type."""
+    """Table of mutants, and their wild type."""
 
     table: Path
-    """CSV, TSV or Parquet file of mutants; or a folder of one for each protein, such as ProteinGym's, whose tables need
-    no FASTA file where they have a column mutated_sequence."""
+    """CSV, TSV or Parquet file of mutants, or a folder with one such file per protein, e.g. ProteinGym's. Tables in a
+    folder that have a column mutated_sequence need no FASTA file.
+    """
     more_tables: list[Path] = Field(default=[])
-    """Further ones with the same columns, such as the plates measured since."""
+    """Additional tables with the same columns, e.g. plates measured later."""
     mutant_column: str | None = None
-    """Column of the mutants in the table, as A24G, A24G:C25D or p.Ala24Gly. Default: mutant, hgvs_pro, variant or
-    mutation, the first that the table has."""
+    """Column of mutants in the table, e.g. A24G, A24G:C25D or p.Ala24Gly. Default: the first that the table has of
+    mutant, hgvs_pro, variant, mutation, mutations, mutants, variants and aa_substitutions.
+    """
     sequence_column: str | None = None
-    """Column of whole sequences in the table, in place of mutants."""
+    """Column of whole sequences in the table, instead of mutants."""
     bad_mutants: Literal["error", "empty"] = "error"
-    """Mutants that are missing, or that the wild type can't have. error: refuse; empty: leave the score empty, counted.
-    Stops, deletions and other mutants without a score are always left empty and counted."""
+    """Handling of mutants that are missing or don't match the wild type. error: reject the table; empty: leave the
+    score empty and count them. Stops, deletions and other mutants without a score are always left empty and counted.
+    """
     not_missing: list[str] = Field(default=[])
-    """Texts that are values, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    """Texts that are values, although tables use them for missing values, e.g. NA (neuraminidase)."""
     bootstrap: PositiveInt = 1000
-    """Resamplings for the confidence intervals of metrics."""
+    """Number of resamplings for the confidence intervals of metrics."""
 
 
 class MutationScoreSection(MutantTableSection):
@@ -58,39 +65,40 @@ class MutationScoreSection(MutantTableSection):
     output: Path
     """File to write: .csv, .tsv or .parquet."""
     more_models: list[str] = Field(default=[])
-    """Further models; the score is the mean of all."""
+    """Additional models; the score is the mean over all models."""
     measured_column: str | None = None
-    """Column of measured values, by which the scores are evaluated."""
+    """Column of measured values to evaluate the scores against."""
     compare: list[str] = Field(default=[])
-    """Columns of other scores, which are evaluated as well."""
+    """Columns of other scores to evaluate as well."""
 
 
 class MutationScanSection(MutationsSection):
     """Wild type, scores of all its single mutants, and how the models run."""
 
     output: Path
-    """Folder to make for the results."""
+    """Folder to create for the results."""
     more_models: list[str] = Field(default=[])
-    """Further models; the score is the mean of all."""
+    """Additional models; the score is the mean over all models."""
 
 
 class MutationLearningSection(MutantTableSection):
     """Measured mutants, features, and how the model runs."""
 
     output: Path
-    """Folder to make for the results."""
+    """Folder to create for the results."""
     measured_column: str = "score"
-    """Column of the measured values in the table; higher is better."""
+    """Column of measured values in the table; higher is better."""
     features: Literal["embeddings", "one_hot"] = "embeddings"
-    """Features in addition to the zero-shot score and, of substitutions, the residues of each position. embeddings:
-    means over the residues; one_hot: no others."""
+    """Features in addition to the zero-shot score and, for substitutions, the residue at each position. embeddings:
+    mean embeddings over the residues; one_hot: none.
+    """
     zero_shot_column: str | None = None
-    """Column of zero-shot scores, in place of the model's. With features one_hot no model is needed."""
+    """Column of zero-shot scores, which replace the model's. With features one_hot no model is needed."""
     seed: NonNegativeInt = 0
-    """Seed of folds, draws and resamplings."""
+    """Random seed of folds, draws and resamplings."""
 
     def numbers(self, command: str) -> dict[str | None, str]:
-        """Columns with numbers, and the option that a message names where one is missing."""
+        """Numeric columns, and the option that a message names if a column is missing."""
         return {
             self.measured_column: f"{command}.measured_column",
             self.zero_shot_column: f"{command}.zero_shot_column",
@@ -101,15 +109,18 @@ class MutationFitSection(MutationLearningSection):
     """Measured mutants, features, evaluation, and how the model runs."""
 
     bootstrap: PositiveInt = 100
-    """Resamplings for the confidence intervals of metrics."""
+    """Number of resamplings for the confidence intervals of metrics."""
     folds: list[Folds] = Field(default=[])
-    """Folds of five: mutants at random, mutated positions in turn (modulo), or segments of them (contiguous); rest: no
-    folds, each size is drawn once and predicts the rest. Default: the first three; of several mutations random."""
+    """Kinds of five-fold cross-validation: random mutants, mutated positions in turn (modulo), or segments of positions
+    (contiguous). rest: no folds; each size is drawn once and predicts the other mutants. Default: the first three, or
+    random if mutants have several mutations.
+    """
     sizes: list[PositiveInt] = Field(default=[])
-    """Also cross-validate with so many mutants of each training part, for the learning curve."""
+    """Additional training set sizes to cross-validate with, for the learning curve."""
     groups: str | None = None
-    """Column of a group of each mutant, e.g. a cluster of sequences: a group is never divided between training and test
-    mutants. For folds random and rest."""
+    """Column with a group per mutant, e.g. a sequence cluster. A group is never split between training and test
+    mutants. For folds random and rest.
+    """
 
 
 Strategy = Literal["ei", "ucb", "thompson"]
@@ -121,35 +132,37 @@ class MutationProposeSection(ComputeSection):
     output: Path
     """CSV file to write."""
     number: PositiveInt = 96
-    """Mutants to propose: a plate has 96."""
+    """Number of mutants to propose. Default: 96, one plate."""
     strategy: Strategy = "ucb"
-    """ei: expected improvement over the best so far; ucb: mean and two standard deviations; thompson: the best of
-    draws."""
+    """Selection strategy. ei: expected improvement over the best so far; ucb: mean plus two standard deviations;
+    thompson: the best mutant of each posterior sample.
+    """
     candidates: list[Literal["singles", "combinations", "listed"]] = Field(default=["singles", "combinations"])
-    """singles: all single mutants; combinations: of mutations that were measured; listed: the rows of the fit's tables
-    without a measured value."""
+    """Candidates. singles: all single mutants; combinations: combinations of measured mutations; listed: rows of the
+    fit's tables without a measured value.
+    """
     mutations: PositiveInt = 2
-    """Most mutations of a combination."""
+    """Maximum number of mutations in a combination."""
     exclude_positions: list[Annotated[str, Field(pattern="^[0-9]+(-[0-9]+)?$")]] = Field(default=[])
-    """Positions to leave as they are, as 24 or 30-41."""
+    """Positions to leave unchanged, e.g. 24 or 30-41."""
     exclude_residues: str = Field(default="", pattern=f"(?i)^[{AMINO_ACIDS}]*$")
-    """Amino acids not to introduce, as CPM."""
+    """Amino acids that are not introduced, e.g. CPM."""
     protein: str | None = None
-    """Name of the protein, where the model is fitted to several."""
+    """Name of the protein, if the model is fitted to several."""
     seed: NonNegativeInt = 0
-    """Seed of the draws."""
+    """Random seed of the draws."""
 
 
 class MutationCampaignSection(MutationLearningSection):
     """A measured assay, rounds to simulate, and how the model runs."""
 
     rounds: PositiveInt = 5
-    """Plates to measure, one after the other."""
+    """Number of plates to measure, one after the other."""
     number: PositiveInt = 96
-    """Mutants of a plate."""
+    """Mutants per plate."""
     strategy: Strategy = "ucb"
-    """Choice of mutants: expected improvement, upper bound, or draws."""
+    """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
     repeats: PositiveInt = 3
-    """Campaigns with seeds of their own."""
+    """Number of campaigns with different seeds."""
     top_share: Share = 0.01
-    """The mutants to find: this share of all, the best."""
+    """Share of all mutants that counts as the best, which campaigns try to find."""

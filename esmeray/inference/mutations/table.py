@@ -1,9 +1,9 @@
-"""Files of mutants: the wild type, tables to read, and tables of scores to write.
+"""Read wild types and tables of mutants, and write tables of scores.
 
-Rows of one mutant are replicates, however each is written: :func:`distinct` finds them. A row whose mutant
-has no score by its notation (a stop, a deletion) stays without one, and is counted by kind.
+Rows with the same mutant are replicates, in any notation: :func:`distinct` finds them. A row whose mutant has no score
+by its notation (a stop, a deletion) stays without one and is counted by kind.
 
-Shape legend: N mutants, R rows that have one.
+Shape legend: N mutants, R rows with a mutant.
 """
 
 import re
@@ -29,11 +29,11 @@ from esmeray.inference.mutations.section import MutantTableSection, MutationsSec
 from esmeray.inference.mutations.variants import WILD_TYPE, Protein, UnscoredError, Variant, read_changes
 
 PROTEIN_COLUMN = "protein"
-"""Names of wild types, in tables of several."""
+"""Column of wild type names in tables with several proteins."""
 _SEQUENCE_COLUMN = "mutated_sequence"
-"""Column of whole mutants in ProteinGym's assays, from which the wild type is inferred."""
+"""Column of whole mutant sequences in ProteinGym's assays. The wild type is inferred from it."""
 _MUTANT_COLUMNS = ("mutant", "hgvs_pro", "variant", "mutation", "mutations", "mutants", "variants", "aa_substitutions")
-"""Usual names of the column of mutants, in lower case; the first that a table has is read."""
+"""Usual names of the mutant column, in lower case. The first that a table has is read."""
 
 _SUFFIX = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
 Value = TypeVar("Value")
@@ -41,17 +41,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class MutantTable:
-    """The mutants of a table, or of several, each once and in the order of its first row.
+    """Distinct mutants of one or more tables, in the order of their first rows.
 
     Attributes:
-        column: name of the column of mutants.
-        rows: the columns that were read, a row for each of the table: numbers with NaN for missing ones, others as they
-            are in the file.
-        number_of_row: number of each row's mutant, -1 for a row without one that can be scored.
-        numbers: (N,) means of columns of numbers over the rows that have a value, NaN for a mutant without one.
-        replicates: (N,) number of these rows.
-        groups: (N,) names of each mutant's groups; none without a column of groups.
-        counts: the number of unusual rows, by a noun for them.
+        column: name of the mutant column.
+        rows: the columns that were read, one row per table row: numbers with NaN if missing, others as in the file.
+        number_of_row: mutant number of each row; -1 for a row without a mutant that can be scored.
+        numbers: (N,) means of numeric columns over the rows with a value; NaN for a mutant without one.
+        replicates: (N,) number of rows with a value.
+        groups: (N,) group names of each mutant; empty without a group column.
+        counts: number of unusual rows, by a noun for them.
     """
 
     column: str
@@ -70,7 +69,7 @@ class MutantTable:
 def distinct(
     variants: Sequence[Variant | None], where: Path | str, counts: Counter[str]
 ) -> tuple[list[Variant], NDArray[np.int64]]:
-    """Each mutant once, in the order of its first row, and the number of each row's, -1 for a row without one.
+    """Return the distinct mutants in the order of their first rows, and the mutant number of each row; -1 for none.
 
     ``where`` and ``counts`` are for the message. Raises DataError if no row has a mutant.
     """
@@ -84,16 +83,16 @@ def distinct(
 
 
 def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The value of each row's mutant, NaN for a row without one."""
-    # The number -1 is the last value.
+    """Value of each row's mutant; NaN for a row without one."""
+    # Number -1 selects the appended NaN.
     return np.append(values_N, np.nan)[number_of_row]
 
 
 def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
-    """The wild types; ``folder`` is for the work. Raises DataError for a file that is refused."""
+    """Read the wild types; ``folder`` is for the work. Raises DataError for an invalid file."""
     if section.sequence is None:
         raise ConfigError("no wild type is given; name its FASTA file in the setting sequence")
-    # Read as every other input: cleaned, and refused by the same rules.
+    # Read like any other input, with the same cleaning and checks.
     store = job_store([str(section.sequence)], IngestSection(), folder)
     return [Protein(store.text(row), section.first_position, store.id(row)) for row in range(len(store))]
 
@@ -106,10 +105,16 @@ def read_mutants(
     groups: str | None = None,
     every_column: bool = False,
 ) -> MutantTable:
-    """The mutants of all tables and, as numbers, columns by the option that names each, without the column None.
+    """Read the mutants of all tables.
 
-    ``folder`` is for the work, ``groups`` a column of names. Raises DataError for a table that can't be read, the first
-    row that is refused, and tables without a mutant that has a score.
+    Args:
+        folder: folder for the work.
+        numbers: numeric columns with the option that names each; the column None is ignored.
+        groups: column of group names.
+        every_column: also keep the other columns.
+
+    Raises DataError for a table that can't be read, for the first invalid row, and for tables without a mutant that has
+    a score.
     """
     counts: Counter[str] = Counter()
     paths = _table_paths(section, counts)
@@ -135,7 +140,7 @@ def read_mutants(
         # Objects, so that integers stay integers next to missing values.
         tables.append(pd.DataFrame(columns, dtype=object))
     rows = pd.concat(tables, ignore_index=True)
-    # By mutants, not by texts: A1C:D2E and D2E:A1C are one.
+    # Compared as mutants instead of texts: A1C:D2E and D2E:A1C are the same.
     mutants, number_of_row = distinct(variants, section.table, counts)
     counts["row{s} of the wild type, synonyms included"] = sum(
         variant is not None and variant.mutant == WILD_TYPE for variant in variants
@@ -164,10 +169,10 @@ def read_variants(
     whole: bool = False,
     refuse: bool = True,
 ) -> list[Variant | None]:
-    """The mutant of each row, from notations or ``whole`` sequences; None for one that is counted.
+    """Parse the mutant of each row, from notations or ``whole`` sequences; None for a row that is counted instead.
 
-    ``where`` and ``options`` (the start of an option's name) are for messages. Raises DataError for the first row that
-    is no mutant of its protein, if these are refused.
+    ``where`` and ``options`` (the start of an option's name) are for messages. If ``refuse``, raises DataError for the
+    first row that is not a mutant of its protein.
     """
     variants: list[Variant | None] = []
 
@@ -181,7 +186,7 @@ def read_variants(
         try:
             mutant = protein.mutant_of(text) if whole else protein.mutant(text)
             variants[-1] = Variant(protein, mutant)
-            # Lower case is soft masking, or a habit; in p.Ala24Gly it is neither.
+            # Lower case is usually soft masking or a habit; mixed case such as p.Ala24Gly is not counted.
             counts["row{s} in lower case"] += text != text.upper() if whole else text.islower() and mutant != WILD_TYPE
         except UnscoredError as error:
             counts[f"row{{s}} without a score: {str(error).removesuffix(' has no score')}"] += 1
@@ -198,7 +203,7 @@ def read_variants(
 
 
 def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tuple[Path, str]]:
-    """Each table, and the name of its protein if it is one of a folder. Raises DataError for a folder without any."""
+    """Paths of the tables; a table in a folder has its protein's name. Raises DataError for a folder without tables."""
     paths: list[tuple[Path, str]] = []
     for path in [section.table, *section.more_tables]:
         if not path.is_dir():
@@ -215,7 +220,7 @@ def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tupl
 
 
 def _mutant_column(path: Path, counts: Counter[str]) -> str:
-    """The column of mutants by its usual names. Counted if it has another than the first of these."""
+    """Find the mutant column by its usual names. Counted if it is not the first of these names."""
     header = {name.lower(): name for name in reversed(_header(path))}
     column = next((header[name] for name in _MUTANT_COLUMNS if name in header), _MUTANT_COLUMNS[0])
     counts[f"column{{s}} of mutants, by its name: {column}"] = int(column != _MUTANT_COLUMNS[0])
@@ -236,9 +241,16 @@ def _tables(
     wanted: Mapping[str, str],
     every_column: bool,
 ) -> Iterator[tuple[Path, Columns, list[Protein]]]:
-    """Each table with its columns and the protein of each row: the FASTA file's only one, which then has no name; the
-    one that the column ``protein`` names; or, for a table in a folder, the one named like the table. Tables of several
-    proteins have a column of their names."""
+    """Yield each table with its columns and the protein of each row.
+
+    The protein is one of:
+
+    - the FASTA file's only wild type, which then has no name
+    - the wild type named in the column ``protein``
+    - for a table in a folder, the wild type with the table's name
+
+    Tables of several proteins get a column of names.
+    """
     of_gym = section.sequence is None and section.table.is_dir()
     proteins = [] if of_gym else read_proteins(section, folder)
     if len(proteins) == 1 and not any(name for _, name in paths):
@@ -248,7 +260,7 @@ def _tables(
         by_column = not name and "" not in known
         needed = [PROTEIN_COLUMN] * by_column + [_SEQUENCE_COLUMN] * (of_gym and not by_column)
         header = _header(path) if every_column else []
-        # Without trailing separators, which make several columns without a name.
+        # Columns without a name are dropped if there are several, as trailing separators create.
         others = [other for other in header if other or header.count(other) == 1]
         # Columns that are only passed on keep their texts for missing values.
         columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
@@ -270,13 +282,13 @@ def _tables(
 
 
 def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) -> Protein:
-    """The wild type of an assay of ProteinGym, from the whole sequence of the first mutant of substitutions."""
+    """Infer the wild type of a ProteinGym assay from the whole sequence of the first mutant with substitutions."""
     problem = "no row has a mutant of substitutions and its whole sequence"
     for text, whole in zip(columns[column], columns[_SEQUENCE_COLUMN], strict=True):
         mutated = replace(unknown, sequence=text_of(whole).strip().upper())
         try:
             changes = [(change.named, change.new) for change in read_changes(text_of(text))]
-            # The mutant is the wild type of the mutations back.
+            # Apply the reverse mutations to the mutant.
             back = ":".join(f"{new}{position}{wild}" for ((wild, position),), new in changes)
             return replace(mutated, sequence=mutated.mutant(back or "WT").sequence(mutated.sequence))
         except ValueError as error:
@@ -285,7 +297,7 @@ def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) 
 
 
 def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value]) -> list[Value]:
-    """A column's values. Raises DataError for the first that is refused."""
+    """Values of a column. Raises DataError for the first invalid value."""
     values = []
     for row, value in enumerate(columns[column], 1):
         try:
@@ -296,13 +308,13 @@ def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value
 
 
 def _text(value: Any, keep: Sequence[str] = ()) -> str:
-    """A text, empty for a missing value other than ``keep``."""
+    """Text of a value; empty if it is missing, unless ``keep`` contains it."""
     text = text_of(value).strip()
     return "" if is_missing(text, keep) else text
 
 
 def write_scores(path: Path, final_name: str, columns: Any) -> None:
-    """Write columns in the format that the suffix of ``final_name`` means; NaN is an empty value."""
+    """Write columns in the format of the suffix of ``final_name``; NaN is an empty value."""
     table = pd.DataFrame(columns)
     if final_name.endswith(".parquet"):
         table.to_parquet(path, index=False)

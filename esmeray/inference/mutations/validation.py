@@ -1,4 +1,4 @@
-"""Cross-validation of a fit on folds as ProteinGym's, its metrics beside simpler scores, and its learning curve.
+"""Cross-validate a fit on folds as in ProteinGym, compare it with simpler scores, and draw its learning curve.
 
 Shape legend: N mutants.
 """
@@ -23,16 +23,18 @@ from esmeray.inference.mutations.variants import Mutant, Protein
 
 NUM_FOLDS = 5
 ALL = "all"
-"""Training mutants, where they are all of the other folds."""
+"""Number of training mutants, in keys, if all mutants of the other folds are used."""
 Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
-"""By kind of fold and number of training mutants, then by protein, as metrics_lines reads them."""
+"""Evaluations by kind of fold and number of training mutants, then by protein; input of metrics_lines."""
 
 
 class Measured(NamedTuple):
     """Distinct mutants of a protein with their inputs and features.
 
-    ``values`` (N,) are means over measurements, ``replicates`` the numbers of these relative to their mean, ``groups``
-    numbers of the user's groups.
+    Attributes:
+        values: (N,) means over measurements.
+        replicates: (N,) numbers of measurements relative to their mean.
+        groups: (N,) numbers of the user's groups.
     """
 
     protein: Protein
@@ -47,10 +49,12 @@ class Measured(NamedTuple):
 def folds(
     kind: Folds, mutants: Sequence[Mutant], seed: int, groups_N: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """(N,) fold of each mutant: at random, as whole groups if there are groups, or by the rank of its position among
-    the mutated ones: in turn (modulo) or in segments (contiguous).
+    """(N,) fold of each mutant: random, as whole groups if there are any, or by position.
 
-    Raises ConfigError for groups or several mutations in folds by position, and for too few positions.
+    Positions are ranked among the mutated positions.
+
+    By position, folds alternate (modulo) or are segments (contiguous). Raises ConfigError for groups or several
+    mutations in folds by position, and for too few positions.
     """
     if kind == "rest":
         return np.zeros(len(mutants), np.int64)
@@ -61,7 +65,7 @@ def folds(
         raise ConfigError(f"folds {kind}: would divide groups; give random or rest")
     if any(len(mutant.mutations) != 1 for mutant in mutants):
         raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
-    # By the position's rank, not its number: of a protein of which few are mutated folds would else be empty.
+    # Ranks instead of position numbers, because folds could be empty if few positions are mutated.
     positions, index_N = np.unique([mutant.mutations[0].offset for mutant in mutants], return_inverse=True)
     if len(positions) < NUM_FOLDS:
         raise ConfigError(f"folds {kind}: {len(positions)} positions are mutated, fewer than folds; give random alone")
@@ -74,10 +78,10 @@ def folds(
 def parts(
     fold_N: NDArray[np.int64], size: int | None, seed: int, groups_N: NDArray[np.int64] | None = None
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Training and test rows of each fold; of ``size`` training mutants where it is given.
+    """Training and test rows of each fold, with ``size`` training mutants if it is given.
 
-    Of a single fold the test rows are what is not drawn, without mutants of a group that was drawn. The same seed draws
-    the same mutants. Raises ConfigError for a smaller training part, and if either part is empty.
+    With a single fold the test rows are all others, without mutants of groups in training. The same seed draws the same
+    mutants. Raises ConfigError if the training part is smaller than ``size``, or if either part is empty.
     """
     random = np.random.default_rng(seed)
     pairs = []
@@ -90,7 +94,7 @@ def parts(
             if groups_N is None or fold_N.any():
                 train = random.choice(train, size, replace=False)
             else:
-                # Group by group: of mutants drawn one by one nearly every group would have some.
+                # Drawn group by group: drawing single mutants would touch nearly every group.
                 train = np.argsort(random.permutation(len(np.unique(groups_N)))[groups_N], kind="stable")[:size]
                 test = np.flatnonzero(~np.isin(groups_N, groups_N[train]))
         test = np.setdiff1d(test, train)
@@ -101,10 +105,10 @@ def parts(
 
 
 def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Evaluations:
-    """The model on each kind of fold and size, beside the zero-shot score alone and, of substitutions, one-hot."""
+    """Evaluate the model for each kind of fold and size, with the zero-shot score and one-hot ridge as baselines."""
     kinds = {part.protein.name: _kinds(part, section) for part in measured}
     ordered = dict.fromkeys(kind for of_protein in kinds.values() for kind in of_protein)
-    # All of the others is a size, too, but where nothing would be left to predict.
+    # None trains on all other folds. With `rest` nothing would be left to predict.
     runs = [(kind, size) for kind in ordered for size in (None, *section.sizes) if kind != "rest" or size is not None]
     evaluated: Evaluations = {}
     with record_bar("cross-validating") as bar:
@@ -150,9 +154,9 @@ def predictions(
     pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
     replicates_N: NDArray[np.float64] | None = None,
 ) -> Prediction:
-    """Predict each test row by a model of its training rows; NaN for rows that are in no test part.
+    """Predict each test row with a model of its training rows; NaN for rows outside of all test parts.
 
-    Intervals are of the mean of as many measurements as the row has.
+    Intervals are for the mean of each row's number of measurements.
     """
     predicted = Prediction.unknown(len(values_N))
     replicates_N = np.ones(len(values_N)) if replicates_N is None else replicates_N
@@ -163,8 +167,12 @@ def predictions(
 
 
 def draw_learning_curves(path: Path, evaluated: Evaluations) -> None:
-    """Draw Spearman's coefficient, the mean over proteins, by the number of training mutants: a panel for each kind of
-    fold. Nothing where no size is given."""
+    """Draw Spearman's coefficient by the number of training mutants, one panel per kind of fold.
+
+    It is averaged over proteins.
+
+    If no size is given, nothing is drawn.
+    """
     means = [
         (key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in evaluated.items()
     ]

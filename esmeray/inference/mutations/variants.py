@@ -1,7 +1,7 @@
-"""Mutants of a protein: from notations and whole sequences to sets of substitutions, and back.
+"""Parse mutants of a protein from notations and whole sequences into sets of substitutions, and write them.
 
-A mutant has one form, however it is written: its substitutions in the order of their positions, without synonyms. The
-wild type is the empty set. The grammar, in any letter case:
+Every notation of a mutant is parsed to the same value: its substitutions in the order of their positions, without
+synonyms. The wild type is the empty set. The grammar, in any letter case:
 
     mutant     wild type | change, or several with one of : ; , / | & + _ - or blanks between them
     wild type  WT | wildtype | _wt | _sy | =
@@ -10,12 +10,12 @@ wild type is the empty set. The grammar, in any letter case:
     no score   A24* | Ala24Ter | A24del | A24- | A24_C25del | A24_C25insG | A24dup | A24_C25delinsG | A24fs
                | Ala24ProfsTer5 | Ter287GlnextTer5 | A24? | p.? | p.0
 
-A change, and the mutant, may have the prefix p. and stand in brackets; a mutant with p. may have a target before it, as
-in NP_000509.1:p.[Ala24Gly;Cys25Asp]. These are the proteins of MAVE-HGVS (https://mavedb.org/docs/mavehgvs/spec.html)
-and the notations of ProteinGym, Enrich2 and EVOLVEpro.
+A change, and the mutant, may have the prefix p. and brackets. A mutant with p. may have a target before it, e.g.
+NP_000509.1:p.[Ala24Gly;Cys25Asp]. The grammar covers the protein variants of MAVE-HGVS
+(https://mavedb.org/docs/mavehgvs/spec.html) and the notations of ProteinGym, Enrich2 and EVOLVEpro.
 
-Nothing here needs torch: the service reads mutations by it too. An offset counts from 0, a position from the number
-that the first residue of the wild type has.
+This module does not import torch, because the service uses it to parse mutations. An offset counts from 0. A position
+counts from the number of the wild type's first residue.
 """
 
 import re
@@ -44,31 +44,34 @@ _CHANGE = re.compile(
     rf"|(?P<a_delins>DELINS(?P<inserted>[{AMINO_ACIDS}]+)|DELINS.+)|(?P<a_deletion>-|DEL[A-Z0-9]*)"
     r"|(?P<an_insertion>INS[A-Z0-9*]+)|(?P<a_duplication>DUP[A-Z0-9]*)|(?P<an_unknown_effect>\?)"
     rf"|[{AMINO_ACIDS}]?(?:(?P<a_frameshift>FS[*X]?(?:[0-9]+|\?)?)|(?P<an_extension>EXT[A-Z0-9*?-]+)))"
-    # The stop codon is behind the last residue: a change of it is none of the protein's residues.
+    # The stop codon is after the last residue: a change of it changes no residue of the protein.
     r"|(?P<a_changed_stop>\*[0-9]+.+)"
-    # p.? and p.0: nothing is known of the protein, or there is none.
+    # p.? and p.0: the effect on the protein is unknown, or there is no protein.
     r"|(?P<an_unknown_protein>\?|0\??)"
 )
-# Not a change, which is of the mutant: Ala24Gly:p.Cys25Asp. An accession such as Q9Y6K9 starts like one.
+# The lookahead excludes changes, which are part of the mutant, e.g. Ala24Gly:p.Cys25Asp. An accession such as Q9Y6K9
+# starts like one.
 _TARGET = re.compile(
     rf"\A(?!P\.|(?:{_NAME.pattern}|[{AMINO_ACIDS}])?[0-9]+(?:{_NAME.pattern}|DEL|INS|DUP|FS|[^A-Z0-9:]|[A-Z](?![A-Z0-9])))"
     r"\w[\w.|()-]*:(?=P\.)"
 )
 _MARKS = re.compile(r"\bP\.|[][()]")
 _TWO_ALLELES = re.compile(r"\];\[|\(;\)")
-# Between changes alone: A24_C25del is one change, and so is A24-, a deletion.
+# Separators between changes only: A24_C25del is one change, and so is A24-, a deletion.
 _SEPARATOR = re.compile(r"\s*[:;,/|&+]\s*|\s+|(?<=[A-Z*=?])(?:_|-(?=[A-Z]))")
 
 
 class UnscoredError(ValueError):
-    """A mutant without a score, by its notation; the message starts with its kind, such as a stop."""
+    """A mutant without a score, by its notation. The message starts with its kind, such as a stop."""
 
 
 class Change(NamedTuple):
     """One change of a notation.
 
-    ``named``: the letters that it names, empty for any, and their positions. ``new``: the letters from the first of
-    these positions on, = for the same. ``kind``: empty for substitutions.
+    Attributes:
+        named: named letters, empty for any, with their positions.
+        new: new letters from the first of these positions on; = for unchanged.
+        kind: kind of change; empty for substitutions.
     """
 
     named: list[tuple[str, int]]
@@ -77,7 +80,7 @@ class Change(NamedTuple):
 
 
 def read_changes(text: str) -> list[Change]:
-    """Read a notation, without a look at the wild type, which has no changes. Raises ValueError."""
+    """Parse a notation without checking it against the wild type. The wild type has no changes. Raises ValueError."""
     text = _TARGET.sub("", text.strip().upper(), count=1)
     if not text:
         raise ValueError("is empty, or a text that means a missing value, such as NaN")
@@ -104,7 +107,7 @@ def _change(text: str) -> Change:
 
 
 class Mutation(NamedTuple):
-    """One letter for another."""
+    """A substitution of one residue."""
 
     wild: str
     offset: int
@@ -113,7 +116,7 @@ class Mutation(NamedTuple):
 
 @dataclass(frozen=True)
 class Mutant:
-    """Substitutions in the order of their offsets, no synonyms among them; or a sequence of another length."""
+    """Substitutions in the order of their offsets, without synonyms; or a sequence of another length."""
 
     mutations: tuple[Mutation, ...] = ()
     whole: str | None = None
@@ -130,16 +133,16 @@ WILD_TYPE = Mutant()
 
 @dataclass(frozen=True)
 class Protein:
-    """The wild type, the number of its first residue, and a name, where it is one of several."""
+    """The wild type, the number of its first residue, and its name if there are several."""
 
     sequence: str
     first: int = 1
     name: str = ""
 
     def mutant(self, text: str) -> Mutant:
-        """Read a notation of the grammar above.
+        """Parse a notation of the grammar above.
 
-        Raises ValueError, whose message repeats no residue; :class:`UnscoredError` for a mutant without a score.
+        Raises ValueError, whose message does not repeat residues; :class:`UnscoredError` for a mutant without a score.
         """
         changes = read_changes(text)
         for letter, position in (residue for change in changes for residue in change.named):
@@ -147,12 +150,12 @@ class Protein:
             if not 0 <= offset < len(self.sequence):
                 last = self.first + len(self.sequence) - 1
                 raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
-            # Almost always numbers that start elsewhere, which would give scores of other mutants.
+            # Usually the numbering starts elsewhere, and the scores would be for other mutants.
             if letter not in ("", self.sequence[offset]):
                 raise ValueError(f"the sequence has another residue at position {position}")
         starts = [(change.named[0][1] - self.first, change.new) for change in changes if not change.kind]
         letters = [(offset, letter) for start, new in starts for offset, letter in enumerate(new, start)]
-        # Sorted, so that one mutant is equal however it is written, and computed once.
+        # Sorted, so that all notations of a mutant are equal, and it is computed once.
         mutations = [Mutation(self.sequence[offset], offset, letter) for offset, letter in sorted(letters)]
         for before, after in pairwise(mutations):
             if before.offset == after.offset:
@@ -165,9 +168,9 @@ class Protein:
         return Mutant(tuple(mutation for mutation in mutations if mutation.mutant not in (mutation.wild, _SAME)))
 
     def hint(self, texts: Iterable[str], setting: str) -> str:
-        """Say which value of ``setting``, the number of the first residue, fits all residues that these notations name.
+        """Suggest a value of ``setting``, the first residue's number, that matches all residues in the notations.
 
-        Empty if none does, or if the protein's own does.
+        Empty if no value matches, or if the protein's own value does.
         """
         named: set[tuple[str, int]] = set()
         for text in texts:
@@ -177,21 +180,21 @@ class Protein:
         firsts = [
             first
             for first in range(1, lowest + 1)
-            # A slice, which is empty behind the last residue.
+            # A slice, because it is empty beyond the last residue.
             if all(self.sequence[position - first :][:1] == letter for letter, position in named)
         ]
         hint = f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
         return "" if not firsts or self.first in firsts else hint
 
     def mutant_of(self, sequence: str) -> Mutant:
-        """The mutant that a whole sequence is, in any letter case. Raises ValueError."""
-        # Translations end in a stop, which is no residue; files of wild types are read so, too.
+        """The mutant with this whole sequence, in any letter case. Raises ValueError."""
+        # Translations end in a stop, which is not a residue. Files of wild types are read the same way.
         sequence = sequence.strip().upper().removesuffix("*")
         if not sequence:
             raise ValueError("the sequence is empty, or a text that means a missing value, such as NaN")
         if "*" in sequence:
             raise UnscoredError("a stop has no score")
-        # What the wild type has itself (X) is no mistake of the table.
+        # Letters of the wild type itself (X) are valid.
         if unknown := {*sequence} - {*self.sequence, *AMINO_ACIDS}:
             raise ValueError(f"{min(unknown)!r} is no amino acid")
         if len(sequence) != len(self.sequence):
@@ -201,7 +204,7 @@ class Protein:
         return self.mutant(":".join(changes) or _SAME)
 
     def singles(self) -> Iterator[Mutant]:
-        """All single mutants, in the order of positions and of :data:`AMINO_ACIDS`."""
+        """Yield all single mutants, in the order of positions and of :data:`AMINO_ACIDS`."""
         for offset, wild in enumerate(self.sequence):
             for letter in AMINO_ACIDS if wild in AMINO_ACIDS else "":
                 if letter != wild:
@@ -211,11 +214,11 @@ class Protein:
         return f"{mutation.wild}{mutation.offset + self.first}{mutation.mutant}"
 
     def text_of(self, mutant: Mutant) -> str:
-        """A24G:C25D, or the whole sequence of an insertion or deletion."""
+        """Text such as A24G:C25D, or the whole sequence of an insertion or deletion."""
         return mutant.whole or ":".join(map(self.text, mutant.mutations))
 
     def read(self, text: str) -> Mutant:
-        """The mutant that :meth:`text_of` wrote. Raises ValueError."""
+        """Parse the result of :meth:`text_of`. Raises ValueError."""
         return self.mutant(text) if any(map(str.isdigit, text)) else self.mutant_of(text)
 
 
@@ -232,8 +235,9 @@ class Variant(NamedTuple):
 def marginal_scores(mutants: Sequence[Sequence[Mutation]], logs_L20: NDArray) -> NDArray[np.float64]:
     """(N,) sums of log p(mutant) - log p(wild type) over the mutations; 0 is as good as the wild type, above is better.
 
-    That is the wild-type marginal where the sequence was whole, the masked marginal where each position was masked
-    (Meier et al. 2021, NeurIPS, equations 1 and 2). ``logs_L20``: of :data:`AMINO_ACIDS` at each offset.
+    This is the wild-type marginal if the sequence was unmasked, and the masked marginal if each position was masked
+    (Meier et al. 2021, NeurIPS, equations 1 and 2). ``logs_L20``: log-probabilities of :data:`AMINO_ACIDS` at each
+    offset.
     """
     gains = [
         sum(logs_L20[offset, _COLUMNS[mutant]] - logs_L20[offset, _COLUMNS[wild]] for wild, offset, mutant in mutations)

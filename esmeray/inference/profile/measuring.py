@@ -1,7 +1,7 @@
-"""Cost of a model: time by stage under torch.profiler, time and memory by batch size, accuracy of a classifier.
+"""Measure a model: time by stage with torch.profiler, time and memory by batch size, and accuracy.
 
-On the CPU a stage's time is what its operators and Python take themselves. On CUDA it is its kernels' time on the
-device, but for :data:`ON_HOST`, which the device has no part in: these are the host's time, beside which it computes.
+On the CPU the time of a stage is the self time of its operators and Python code. On CUDA it is the kernel time on the
+device. Stages in :data:`ON_HOST` don't use the device: their time is host time, which overlaps with the device.
 
 Shape legend: N texts.
 """
@@ -51,19 +51,19 @@ OPERATORS = {
     "products": ("linear", "matmul", "addmm", "::mm", "bmm"),
     NORMS: ("norm", "elu", "silu", "tanh"),
 }
-"""Parts of the operators' names, by stage; the first that fits counts."""
+"""Substrings of operator names, by stage; the first match counts."""
 ON_HOST = ("read", "tokenize", "pack", "write")
 NOT_COMPUTED = (*ON_HOST, "copy to device", "copy back")
 RANGES = ("pooling", *NOT_COMPUTED)
-"""Stages that inference records by their names."""
+"""Stages that inference records as profiler ranges."""
 INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
-"""Ranges, and stages inside of them that count as themselves: an output that reads tokens runs the whole model."""
+"""Ranges, and inner stages that count separately: an output that reads tokens runs the whole model inside its range."""
 
 
 class Subject(NamedTuple):
-    """A model with the outputs that are measured.
+    """A model with the outputs to measure.
 
-    ``tokens``: budget of a batch. ``limit``: of texts.
+    ``tokens``: token budget of a batch. ``limit``: limit of texts.
     """
 
     model: Model
@@ -76,12 +76,12 @@ class Subject(NamedTuple):
         return list(run(self.model, tokenized, self.outputs, token_budget))
 
     def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """(N,) tokens of each text, special tokens included."""
+        """(N,) tokens per text, special tokens included."""
         return self.model.tokenize(texts, *self.limit).lengths + self.model.facts.special_tokens
 
 
 class Job(NamedTuple):
-    """Traced work: a function that returns its results, (N,) tokens of its texts, and the batches that they make."""
+    """Work to trace: function that returns results, (N,) token counts of the texts, and number of batches."""
 
     work: Callable[[], Sequence[NDArray]]
     tokens: NDArray[np.int64]
@@ -91,7 +91,7 @@ class Job(NamedTuple):
 def open_subject(
     name: str, settings: EmbedSection, device: str, random_weights: bool, outputs: Sequence[str] = ()
 ) -> Subject:
-    """Open a model, with the defaults of the device; without outputs for the mean, or a classifier's classes."""
+    """Open a model with the device's defaults. Without ``outputs``, the mean, or the classes of a classifier."""
     precision, tokens = settings.resolved(device == "cuda")
     model = open_model(
         name,
@@ -106,8 +106,8 @@ def open_subject(
 
 
 def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
-    """Indices of about so many texts, one at least, evenly over the lengths; all where there are no more."""
-    # Not drawn: the sample has the shortest and the longest, and two profiles are of the same texts.
+    """Indices of about ``count`` texts, at least one, evenly spaced over the sorted lengths; at most all."""
+    # Not random: the sample contains the shortest and the longest text, and two profiles use the same texts.
     ranks = np.linspace(0, len(lengths_N) - 1, min(round(count) or 1, len(lengths_N))).round().astype(int)
     return np.argsort(lengths_N, kind="stable")[ranks]
 
@@ -115,7 +115,7 @@ def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
 def profile_model(
     name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Do the steps of the settings; the files of a trace go to ``folder``."""
+    """Run the steps of the settings; trace files are written to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
     shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision", "stream", "weights"})
@@ -143,18 +143,18 @@ def profile_model(
                 labelled = read_texts(data.source, data, tokenizer, space, overrides=overrides)
                 result["accuracy"] = _accuracy(subject, labelled, show)
                 texts = labelled.texts
-            else:  # a file without labels will do
+            else:  # a file without labels is enough
                 texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
             job = _texts_job(subject, texts, settings.batches)
         else:
             data = load_config(None, overrides).data
             store = job_store(data.source, data.ingest, Path(scratch))
             texts = [store.text(record) for record in range(len(store))]
-            embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's, by which the plan is made
+            embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's default, which the plan needs
             job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
         if "stages" in settings.steps:
             show("tracing")
-            subject.run(texts[:1])  # warms up
+            subject.run(texts[:1])  # warm-up
             result |= profile_stages(subject, job, folder)
         if "batch_sizes" in settings.steps and (settings.token_budgets or settings.batch_sizes):
             result["batch_sizes"] = measure_batches(subject, texts, settings, show)
@@ -162,7 +162,7 @@ def profile_model(
 
 
 def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
-    """About so many batches of texts, spread over the lengths."""
+    """About ``batches`` batches of texts, evenly spaced over the lengths."""
     tokens_N = subject.token_counts(texts)
     chosen = spread(tokens_N, batches * subject.tokens / float(tokens_N.mean()))
     sample = [texts[index] for index in chosen.tolist()]
@@ -174,7 +174,7 @@ def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
 
 
 def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batches: int) -> Job:
-    """The same of the sequences of a store, read and computed as an embedding job does it."""
+    """About ``batches`` batches of a store's sequences, read and computed as in an embedding job."""
     plan, special = make_plan(store, settings, worker.facts.longest), worker.facts.special_tokens
     chosen = spread(plan.lengths, batches * plan.budget / float(plan.lengths.mean() + special))
     shard = Shard(0, plan.records[chosen], plan.lengths[chosen], plan.budget, plan.window)
@@ -186,7 +186,7 @@ def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batche
 
 
 def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
-    """Every metric of the predictions of the whole file, and their time."""
+    """All metrics of the predictions for the whole file, and their time."""
     pipeline = ClassifierPipeline(subject.model, tokens=subject.tokens, **subject.limit._asdict())
     count = len(labelled.texts)
     predictions, seconds = timed(
@@ -208,12 +208,12 @@ def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], N
 
 
 def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
-    """Do the job under the profiler, after a run without it, and write its trace."""
+    """Trace the job with the profiler, after a run without it, and write the trace."""
     model, on_cuda = subject.model, subject.model.device.type == "cuda"
-    _, seconds = timed(job.work)  # the profiler takes a share of its own, so that rates are of this run
+    _, seconds = timed(job.work)  # rates are from this run, because the profiler has its own overhead
     with profiler_of(on_cuda) as profiler:
         results = job.work()
-        # A job writes its shards; here they are written to have their stage, and dropped.
+        # A job writes its shards. Here they are written to a temporary file, to measure that stage.
         with record_function("write"), tempfile.TemporaryFile() as file:
             for values in results:
                 np.save(file, values)
@@ -230,7 +230,8 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
         }
         for name in (*OPERATORS, *RANGES, "rest")
     }
-    # On CUDA host and device work beside each other: the stages' sum is no wall time, which the run without it gives.
+    # On CUDA host and device overlap: the sum over stages is not wall time, which comes from the run without the
+    # profiler.
     computing_s = total_s - sum(spent_s[name] for name in NOT_COMPUTED)
     facts = Facts(
         model_waits=max(0.0, 1 - computing_s / (seconds if on_cuda else total_s)),
@@ -253,7 +254,7 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def profiler_of(on_cuda: bool, **options: Any) -> profile:
-    """A profiler with shapes and stacks; options are torch's."""
+    """A profiler with shapes and stacks; ``options`` are torch's."""
     return profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda],
         # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
@@ -274,12 +275,12 @@ def write_trace(profiler: profile, folder: Path, on_cuda: bool) -> None:
 
 
 def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
-    """The operators that take most time themselves, the largest first; ``share`` is of all on that device."""
+    """Operators with the most self time, largest first; ``share`` refers to all operators on that device."""
     metric = "self_device_time_total" if on_cuda else "self_cpu_time_total"
     times_us = {
         event: getattr(event, metric)
         for event in profiler.key_averages()
-        # Operators alone: events of Python are there for the stacks.
+        # Operators only: Python events are recorded for the stacks.
         if event.device_type == DeviceType.CPU and ".py(" not in event.key and not event.key.startswith("<")
     }
     total_us = sum(times_us.values()) or 1.0
@@ -290,23 +291,23 @@ def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
 
 
 def _peaks(model: Model) -> dict[str, float | str]:
-    """Peaks of products, of the data sheet where the device is known, and of memory, bytes read and written."""
+    """Peaks of matrix products (from the data sheet, if the device is known) and of memory (read plus write)."""
     device, on_cuda = model.device, model.device.type == "cuda"
     known = peak_tflops(model.facts.device_name, model.facts.precision) if on_cuda else None  # type: ignore[arg-type]
-    # Large enough to fill the device, small enough for a second: 8,192² products, a GB beyond any cache.
+    # Large enough to fill the device, small enough for a second: 8,192² products, and 1 GB, beyond any cache.
     size = 8192 if on_cuda else 2048
     flops = 1e12 * known if known else product_flops_per_s(device, DTYPES[model.facts.precision], size)
     source = torch.zeros(2**30 if on_cuda else 2**26, dtype=torch.int8, device=device)
     return {
         "flops_per_s": flops,
         "flops_from": "data sheet" if known else "measured",
-        # A copy reads and writes: twice its bytes pass the memory.
+        # A copy reads and writes, so its bytes count twice.
         "bytes_per_s": 2 * copy_bytes_per_s(source, torch.empty_like(source)),
     }
 
 
 def _by_stage(profiler: profile, on_cuda: bool) -> tuple[Counter[str], int]:
-    """Seconds by stage, and elements that norms and activations take."""
+    """Seconds by stage, and the number of input elements of norms and activations."""
     spent_s, elements = Counter[str](), 0
     for event in profiler.events() or ():
         if event.device_type != DeviceType.CPU or event.is_async:
@@ -314,16 +315,16 @@ def _by_stage(profiler: profile, on_cuda: bool) -> tuple[Counter[str], int]:
         stage, known = _stage(event)
         own_us = event.self_cpu_time_total
         if on_cuda and stage not in ON_HOST:
-            # A range also has an entry of its own name on the device.
+            # The device also has an entry with the range's own name.
             own_us = sum(kernel.duration for kernel in event.kernels if kernel.name != event.name)
         spent_s[stage] += own_us / 1e6
-        if event is known and stage == NORMS:  # the outermost alone: inner operators have the same elements
+        if event is known and stage == NORMS:  # outermost only: inner operators have the same elements
             elements += torch.Size(event.input_shapes[0]).numel()
     return spent_s, elements
 
 
 def _stage(event: Any) -> tuple[str, Any]:
-    """Stage of an event by the outermost operator or range around it whose name is known, and that one."""
+    """Stage of an event, from its outermost known operator or range, and that operator or range."""
     stage, known, around = "rest", event, event
     while around is not None:
         name = _name(around)
@@ -341,7 +342,7 @@ def _name(event: Any) -> str:
 
 
 def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a stage at its limit, by the model's shapes and those that were recorded."""
+    """Minimum seconds of a stage at the device's limit, from the model's shapes and recorded shapes."""
     facts = subject.model.facts
     bytes_each = DTYPES[facts.precision].itemsize
     tokens = float(tokens_N.sum())
@@ -359,10 +360,10 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
 def measure_batches(
     subject: Subject, texts: Sequence[str], settings: ModelProfileSection, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure each size or budget, one after the other, so that none's memory hides in another's.
+    """Measure the sizes or budgets one after the other, so that each has its own memory peak.
 
-    Each run takes other texts of a shuffled list, so that the spread of latencies is that of the data as well. Times
-    are from texts to rows on the host in ms, memory is in MB (1e6 bytes), rates in 1/s; a row may have an ``error``.
+    Each run takes different texts of a shuffled list, so that latencies also vary with the data. Times are from texts
+    to rows on the host in ms, memory is in MB (1e6 bytes), rates in 1/s. A row may have an ``error``.
     """
     unit, rows = "tokens" if settings.token_budgets else "batch_size", []
     device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
@@ -375,7 +376,7 @@ def measure_batches(
                 _measured(subject, next(batches))
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
-            resident = MemoryMeter(torch.device("cpu"))  # after the warm-up: from here it is this size's peak
+            resident = MemoryMeter(torch.device("cpu"))  # created after the warm-up, to measure this size's peak
             measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
         except ResourceError:
             rows.append({unit: value, "error": "out of memory", "runs": []})
@@ -389,9 +390,9 @@ def measure_batches(
 
 
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
-    """One batch from texts to rows on the host. Raises ResourceError where it was halved for memory."""
+    """Time one batch from texts to rows on the host. Raises ResourceError if the batch was split for lack of memory."""
     batches, seconds = timed(lambda: subject.run(texts))
-    # The loop halves a batch and continues; that time would be of another size than is asked for.
+    # The loop splits a batch and continues; its time would be for a smaller size than requested.
     if len(batches) > 1:
         raise ResourceError(f"{len(texts)} texts are out of memory in one batch")
     count, tokens = len(texts), int(subject.token_counts(texts).sum())
@@ -411,7 +412,7 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _distribution(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation (0 of a single value) and percentiles."""
+    """Mean, standard deviation (0 for a single value) and percentiles."""
     return {
         "mean": fmean(values),
         "std": stdev(values) if len(values) > 1 else 0.0,
@@ -420,12 +421,12 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
 
 
 def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> Iterator[Sequence[str]]:
-    """Without end: so many texts, or as many as the budget of tokens holds, one after the other."""
+    """Yield batches endlessly: ``value`` texts each, or as many texts as the token budget holds, in order."""
     costs = subject.token_counts(texts).tolist() if unit == "tokens" else [1] * len(texts)
     batch: list[str] = []
     left = value
     for text, cost in cycle(zip(texts, costs, strict=True)):
-        if batch and cost > left:  # a text above the budget goes alone
+        if batch and cost > left:  # a text above the budget has its own batch
             yield batch
             batch, left = [], value
         batch.append(text)

@@ -1,4 +1,4 @@
-"""Profiles, which are plain values, for a reader: lines of text, and PNGs, which leave out of memory sizes out."""
+"""Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _PANELS = (
     ("CPU memory (MB, peak resident)", "cpu_memory_peak_mb", ()),
     ("GPU memory (MB)", "gpu_memory_peak_mb", ()),
 )
-"""Title, key and lines of each panel; a value without lines is a number."""
+"""Title, key and lines of each panel. A value without lines is a number."""
 _HEATMAP = (
     ("ms per sample, mean", "latency_per_sample_ms", "mean", -1),
     ("ms per sample, p95", "latency_per_sample_ms", "p95", -1),
@@ -29,7 +29,7 @@ _HEATMAP = (
     ("CPU MB, peak", "cpu_memory_peak_mb", "", -1),
     ("GPU MB, peak", "gpu_memory_peak_mb", "", -1),
 )
-"""Name, key and entry of each line of the heatmap; 1 where more is better, -1 where less is."""
+"""Name, key and entry of each heatmap row; 1 if more is better, -1 if less is better."""
 
 
 def report(profile: Mapping[str, Any]) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
     done = [row for row in rows if not row["error"]]
     if done:
-        # Latency at the smallest batch, throughput at the best: whoever serves wants the one, whoever embeds the other.
+        # Latency at the smallest batch matters for serving, maximum throughput for embedding.
         fastest = max(done, key=lambda row: row["samples_per_s"])
         smallest = min(done, key=lambda row: row[unit])
         alone = smallest["latency_per_sample_ms"]
@@ -103,7 +103,7 @@ def _cells(unit: str, row: Row) -> tuple[str, ...]:
 
 
 def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
-    """Tokens per second of each stage that took time, were it alone, on a logarithmic scale."""
+    """Draw the tokens per second of each stage, as if it ran alone, on a logarithmic scale."""
     rates = {
         name: profile["tokens"] / stage["seconds"] for name, stage in profile["stages"].items() if stage["seconds"]
     }
@@ -113,12 +113,12 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
         bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
         axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
         axes.invert_yaxis()
-        # Stages differ by orders of magnitude; at the right is room for the numbers.
+        # Logarithmic, because stages differ by orders of magnitude, with space for the numbers at the right.
         axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
 
 
 def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
-    """Six panels over the batch sizes; that of GPU memory is empty where there is no GPU."""
+    """Draw six panels over the batch sizes. Without a GPU the panel of its memory is empty."""
     unit = measured["unit"]
     with picture(path, 13, 7.2, title) as figure:
         done = [row for row in measured["rows"] if not row["error"]]
@@ -127,28 +127,28 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             style(axes, name)
             for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
                 heights = [row[key][line] if line else row[key] for row in done]
-                if None not in heights:  # without a GPU its memory is None
+                if None not in heights:  # None for GPU memory without a GPU
                     axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
             axes.set_xscale("log", base=2)
-            axes.set_xticks(sizes)  # those that were measured, not powers of two between them
+            axes.set_xticks(sizes)  # the measured sizes instead of powers of two
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.margins(x=0.06, y=0.08)
-            # From 0: else a difference of 2 % would look like a cliff.
+            # From 0, because otherwise a difference of 2 % would look large.
             axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
             legend(axes)
 
 
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
-    """Every metric of every batch size as a number, from red (the worst of its line) to green (the best)."""
+    """Draw all metrics of all batch sizes as numbers, from red (worst of its row) to green (best)."""
     unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
-    # Without a GPU its line would be empty.
+    # Without a GPU its row would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
     values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
     with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
         axes = figure.subplots()
         if done:
-            # Each line by itself: milliseconds and megabytes have no common scale.
+            # Each row has its own scale, because milliseconds and megabytes are not comparable.
             signed = values * np.array([[sign] for *_, sign in lines])
             low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
             goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
@@ -163,7 +163,7 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
 
 
 def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
-    """Residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
+    """Draw residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
     names = list(models[0]["devices"])
     with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s") as figure:
         axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Settings of a profile of a model."""
+"""Settings of a model profile."""
 
 from typing import Literal
 
@@ -8,33 +8,35 @@ from esmeray.train_config.section import ComputeSection, NonNegativeInt, Positiv
 
 
 class ModelProfileSection(ComputeSection):
-    """Texts, batches and precision of a profile of a model. An experiment has its own."""
+    """Texts, batches and precision of a model profile. Profiles of experiments have their own section."""
 
     output: str | None = None
-    """Folder to make. Default: profile-MODEL, here."""
+    """Folder to create. Default: profile-MODEL in the working folder."""
     batches: PositiveInt = 10
-    """Batches to trace, about; fewer where the input has no more."""
+    """Approximate number of batches to trace; fewer if the input is smaller."""
     steps: list[Literal["stages", "batch_sizes", "accuracy"]] = Field(
         default=["stages", "batch_sizes", "accuracy"], min_length=1
     )
-    """Parts of the profile. accuracy: of a classifier, whose input then needs labels."""
+    """Parts of the profile. accuracy is for classifiers, whose input then needs labels."""
     outputs: list[str] = Field(default=[])
-    """Outputs to compute. Default: mean; classes of a classifier."""
+    """Outputs to compute. Default: mean, or classes for a classifier."""
     layers: list[int] = Field(default=[-1], min_length=1)
-    """Layers that outputs are taken from, as embed.layers."""
+    """Layers of the outputs, as in embed.layers."""
     long: Literal["error", "crop", "window"] = "crop"
-    """Sequences of more than max_length residues, as embed.long; of stages alone, batch sizes are of cropped ones."""
+    """Handling of sequences longer than max_length residues, as in embed.long. Applies to stages; batch sizes are
+    measured with cropped sequences.
+    """
     max_length: PositiveInt | None = None
-    """Residues of the longest sequence, as embed.max_length. A classifier has its own limit."""
+    """Maximum residues of a sequence, as in embed.max_length. A classifier has its own limit."""
     device: Literal["cpu", "cuda"] | None = None
-    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M), whose weights are random, to try things out."""
+    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
     batch_sizes: list[PositiveInt] = Field(default=[1, 4, 8, 16, 32, 64])
-    """Texts of a batch whose latency and memory are measured; none to leave this out."""
+    """Batch sizes, in texts, to measure latency and memory for. An empty list skips this step."""
     token_budgets: list[PositiveInt] = Field(default=[])
-    """Tokens of a batch, in place of batch_sizes."""
+    """Token budgets of a batch, instead of batch_sizes."""
     warmup_runs: NonNegativeInt = 3
-    """Batches of each size that don't count."""
+    """Warm-up batches per size, which are not measured."""
     runs: PositiveInt = 20
-    """Batches of each size that are measured."""
+    """Measured batches per size."""

@@ -1,1 +1,1 @@
-"""Relatives that a search finds: how many before the first foreign protein, and a threshold that bounds its errors."""
+"""Homologs found by a search: metrics up to the first false hit, and a threshold that bounds the error rate."""

@@ -1,12 +1,14 @@
-"""Scores above which the hits of a search are mostly right, by queries whose relatives are known.
+"""Score thresholds that bound the share of false hits, calibrated with queries whose relatives are known.
 
-Conformal risk control (Angelopoulos et al. 2024, "Conformal risk control", theorem 1; of proteins: Boger et al. 2025,
-"Functional protein mining with conformal guarantees"): a query that is exchangeable with the n that calibrated has an
-expected share of false hits of at most ``error_rate``, where the mean of the calibrating shares, with a further query
-that has nothing but false hits, is at most that. The share is not monotone in the threshold, as the theorem wants it,
-so that the largest share at this threshold or any above takes its place: the bound holds, with fewer hits.
+Conformal risk control (Angelopoulos et al. 2024, "Conformal risk control", theorem 1; for proteins: Boger et al. 2025,
+"Functional protein mining with conformal guarantees"). Consider a query that is exchangeable with the n calibrating
+queries. Its expected share of false hits is at most ``error_rate`` if the mean share of the calibrating queries, plus
+one query with false hits only, is at most ``error_rate``.
 
-Scores are such that larger is nearer. Shape legend: n calibrating queries, K hits of one.
+The theorem requires a share that is monotone in the threshold, which it is not. The largest share at this threshold or
+any above replaces it: the bound holds, with fewer hits.
+
+Larger scores are nearer. Shape legend: n calibrating queries, K hits of a query.
 """
 
 import math
@@ -31,11 +33,12 @@ Scores = TypeVar("Scores", float, NDArray[np.floating])
 
 @dataclass(frozen=True)
 class Calibration:
-    """``threshold``: the lowest score of a hit, infinite where none keeps the error rate; ``best_false_n``: ascending,
-    the best score of a false hit of each query, minus infinity where it has none.
+    """Result of a calibration.
 
-    ``training``: how many of the queries are among the proteins to which the model was fitted, and the threshold
-    without them, in words.
+    Attributes:
+        threshold: lowest score of a hit; infinite if no threshold keeps the error rate.
+        best_false_n: best score of a false hit per query, ascending; minus infinity for queries without one.
+        training: text with the number of queries that were in the model's training, and the threshold without them.
     """
 
     threshold: float
@@ -43,20 +46,20 @@ class Calibration:
     training: str = ""
 
     def p_values(self, scores_K: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(K,) the chance that a query without relatives has a hit of at least this score (Vovk et al. 2005)."""
+        """(K,) probability that a query without relatives has a hit with at least this score (Vovk et al. 2005)."""
         count = len(self.best_false_n)
-        # As many as are at least as high, and the query itself.
+        # The number of queries with scores at least as high, plus the query itself.
         return (1 + count - np.searchsorted(self.best_false_n, scores_K, side="left")) / (count + 1)
 
 
 def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], error_rate: float) -> Calibration:
-    """The lowest threshold that keeps the rate; of each query scores (K,), the best first, and which hits are false."""
+    """Find the lowest threshold that keeps the rate. Per query: scores (K,), best first, and a mask of false hits."""
     scores = np.concatenate([scores_K for scores_K, _ in hits]).astype(np.float64)
-    # By how much each hit raises its query's share, from the best score of all down.
+    # Increase of the query's share at each hit, in descending order of score.
     rises = np.concatenate([np.diff(_largest_shares(is_false_K), prepend=0.0) for _, is_false_K in hits])
     order = np.argsort(-scores, kind="stable")
     risks = (1 + rises[order].cumsum()) / (len(hits) + 1)
-    # Equal scores pass together: the last of them says whether they may. Sums of floats may end above the bound itself.
+    # Equal scores pass together, so only the last of them is checked. The tolerance allows for rounding of sums.
     is_last = np.append(np.diff(scores[order]) != 0, True)[: len(order)]
     allowed = np.flatnonzero(is_last & (risks <= error_rate + 1e-9))
     best_false = [scores_K[is_false_K].max(initial=-math.inf) for scores_K, is_false_K in hits]
@@ -65,7 +68,7 @@ def calibrate(hits: Sequence[tuple[NDArray[np.floating], NDArray[np.bool_]]], er
 
 
 def _largest_shares(is_false_K: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(K,) the largest share of false ones among the first hits, up to each."""
+    """(K,) running maximum of the share of false hits among the first hits."""
     return np.maximum.accumulate(is_false_K.cumsum() / np.arange(1, len(is_false_K) + 1))
 
 
@@ -79,18 +82,21 @@ def calibrated(
     top_k: int,
     not_missing: Collection[str] = (),
 ) -> Calibration:
-    """The calibration by proteins of an index, each searched in the rest of it, of whose hits ``top_k`` count.
+    """Calibrate with proteins of an index, each searched in the rest of it; the first ``top_k`` hits count.
 
-    A hit is false if it has another label, or differs before its last ``level`` parts; those without a label count for
-    nothing. ``queries``: file of the ids that calibrate. ``not_missing``: as tables have it. Raises DataError for ids
-    that are not there, and for too few.
+    Args:
+        level: a hit is false if its label differs before its last ``level`` parts. Hits without a label are ignored.
+        queries: file with the ids of calibrating proteins; None for all with a label.
+        not_missing: texts that are values although tables use them for missing values.
+
+    Raises DataError for unknown ids or too few queries.
     """
-    from esmeray.dataset.labels.values import labels_by_id, labels_of  # here: it loads pyarrow's functions of tables
+    from esmeray.dataset.labels.values import labels_by_id, labels_of  # imported here, because it loads pyarrow.compute
 
     ids = index.ids(np.arange(index.count))
     labels = labels_of(ids, labels_by_id(labels_file, label_column, "search", not_missing), index.source, labels_file)
     rows_n = chosen(queries, {name: number for number, name in enumerate(ids) if name in labels}, labels_file)
-    # One query of nothing but false hits is assumed beside those that calibrate.
+    # The method adds one query with false hits only to the calibrating queries.
     if len(rows_n) + 1 < 1 / error_rate:
         raise DataError(
             f"--search.error_rate {error_rate}: {counted(len(rows_n), 'protein{s}')} with a label can't say; give at "
@@ -103,7 +109,7 @@ def calibrated(
         hits.append((ascending(index.metric, scores_k[is_known_k]), groups_N[hits_k[is_known_k]] != groups_N[row]))
     trained_n, training = in_training(index.folder, index.sequences(rows_n), "calibrating ")
     if trained_n is not None:
-        # Removed as queries only: a query of the search meets the proteins of the training in the database as well.
+        # Removed as queries only, because a search also meets training proteins in the database.
         others = [hits[number] for number in np.flatnonzero(~trained_n).tolist()]
         is_enough = len(others) + 1 >= 1 / error_rate
         threshold = f"{ascending(index.metric, calibrate(others, error_rate).threshold):.6g}" if is_enough else "-"
@@ -112,7 +118,7 @@ def calibrated(
 
 
 def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArray[np.int64]:
-    """(n,) numbers of the ids in a file, one a line, or of all with a label; DataError for one that has none."""
+    """(n,) numbers of the ids in a file, one per line, or of all with a label. Raises DataError for an unknown id."""
     if not numbers:
         raise DataError(f"{labels}: has none of the ids that are searched, or no label of them")
     if path is None:
@@ -126,10 +132,10 @@ def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArr
     for line, name in wanted.items():
         if name not in matches:
             raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
-    # A protein that stands there twice is one query.
+    # A protein listed twice is one query.
     return np.array([*dict.fromkeys(numbers[matches[name]] for name in wanted.values())], dtype=np.int64)
 
 
 def ascending(metric: MetricName, scores: Scores) -> Scores:
-    """Scores of which larger is nearer also where they are distances, and back."""
+    """Negate distances, so that larger is nearer; the same call reverses it."""
     return -scores if metric == "l2" else scores

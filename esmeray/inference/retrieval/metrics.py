@@ -1,8 +1,9 @@
-"""Metrics of ranked hits by nested labels: sensitivity up to the first false positive, AUC, and the first hits.
+"""Metrics of ranked hits with nested labels: sensitivity up to the first false positive, AUC, and top hits.
 
-At level l a hit is a relative if it shares the query's group there and no closer one; it is foreign if it shares not
-even the group of the last level. So superfamilies are judged without the members of the query's own family, and a hit
-of the same fold ends no list (the scripts of progres, Greener and Jamali 2025, scripts/other_methods).
+At level l a hit is a relative if it shares the query's group at this level and at no closer one. It is foreign if it
+does not even share the group of the last level. Superfamilies are therefore judged without members of the query's own
+family, and a hit of the same fold does not end a list (as in the scripts of progres, Greener and Jamali 2025,
+scripts/other_methods).
 
 Shape legend: N proteins, K hits of a query, L levels, Q queries, M metrics.
 """
@@ -23,7 +24,10 @@ METRICS = ("sensitivity", "sensitivity_of_others", "auc", "top_1", "top_5")
 
 
 def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") -> tuple[NDArray[np.bool_] | None, str]:
-    """(n,) which sequences of embeddings or of an index the model was fitted to, None if not recorded; and in words."""
+    """(n,) true for sequences in the training of the model, None if not recorded; and a text.
+
+    ``folder``: embeddings or an index.
+    """
     training = training_hashes(folder)
     if training is None:
         return None, "proteins in the training of the model: not recorded"
@@ -35,16 +39,18 @@ def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") 
 
 
 def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(L, M) of one query; NaN where it has no relative of the level, for top hits none up to it.
+    """(L, M) metrics of one query.
 
-    ``groups_NL``: negative for proteins without a label, which count for nothing. ``hits_K``: proteins in the order of
-    the list, which need not have all. The query itself counts as the first hit of the sensitivity at level 0, as the
-    published values have it, and nowhere else.
+    NaN if the query has no relative of the level, and for top hits if it has none up to the level.
+
+    ``groups_NL``: negative for proteins without a label, which are ignored. ``hits_K``: proteins in ranked order; the
+    list may be incomplete. The query itself counts as the first hit of the sensitivity at level 0, as in published
+    values. Elsewhere it is ignored.
     """
     levels = groups_NL.shape[1]
     is_counted_N = groups_NL[:, 0] >= 0
     is_counted_N[query] = False
-    # The closest level that each protein shares with the query, L for a foreign one.
+    # The closest level that each protein shares with the query, or L for a foreign one.
     is_shared_NL = (groups_NL == groups_NL[query]) & (groups_NL[query] >= 0)
     closest_N = np.where(is_shared_NL.any(1), is_shared_NL.argmax(1), levels)
     closest_K = closest_N[hits_K[is_counted_N[hits_K]]]
@@ -54,7 +60,7 @@ def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.i
     for level, relatives in enumerate(relatives_L):
         foreign_before = is_foreign_K.cumsum()[closest_K == level]
         before_foreign = np.count_nonzero(foreign_before == 0)
-        # What the list lacks comes after it, all at one place: half of its pairs are in the right order.
+        # Unlisted proteins are ranked last with equal scores: half of their pairs are in the right order.
         unlisted = (relatives - len(foreign_before)) * (foreign - np.count_nonzero(is_foreign_K)) / 2
         in_order = (foreign - foreign_before).sum() + unlisted
         itself = int(level == 0)
@@ -67,14 +73,14 @@ def query_metrics(groups_NL: NDArray[np.int64], query: int, hits_K: NDArray[np.i
 
 
 def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> list[dict[str, dict[str, Any]]]:
-    """Of each level, by metric: ``value``, the mean over the ``queries`` that have one, and its bootstrap ``interval``.
+    """Mean metrics per level: ``value`` over the ``queries`` that have one, and its bootstrap ``interval``.
 
-    ``values``: (L, M) of each query. ``samples``: resamplings of the queries.
+    ``values``: (L, M) per query. ``samples``: number of resamplings of the queries.
     """
     values_QLM = np.array(list(values))
     counts_SQ = np.array([np.ones(len(values_QLM)), *resamplings(len(values_QLM), samples, seed)])
     known_SLM = np.tensordot(counts_SQ, ~np.isnan(values_QLM), 1)
-    # The first row is of the queries as they are. NaN where a resampling has none with such a relative.
+    # The first row is the original sample. NaN if a resampling has no query with such a relative.
     means_SLM = np.where(known_SLM > 0, ratio(np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1), known_SLM), np.nan)
     return [
         dict(zip(METRICS, map(_metric, means_SLM[:, level].T, known_SLM[0, level]), strict=True))

@@ -1,4 +1,4 @@
-"""A classifier's probabilities, or numbers, of each text or residue."""
+"""Probabilities or values of a classifier, per text or residue."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from esmeray.model.heads.losses import probabilities
 
 
 def _probabilities(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
-    """(N, K) fp32, or (R, K) for ``per_residue``."""
+    """(N, K) fp32, or (R, K) if the classifier is ``per_residue``."""
     classifier = model.heads["classifier"]
-    # It runs its backbone itself: by what it pools, and whether it pools at all, is the head's own.
+    # The classifier runs its own backbone, because pooling is part of its head.
     logits: Tensor = classifier.logits(inputs.batch)
     rows = logits[inputs.residues] if classifier.per_residue else logits
     return probabilities(rows.float(), classifier.label_space.kind)

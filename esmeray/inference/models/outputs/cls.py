@@ -1,4 +1,4 @@
-"""The first token of each protein, where the tokenizer puts one before it."""
+"""First token of each protein, if the tokenizer adds a special token before the sequence."""
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import first_token

@@ -1,4 +1,4 @@
-"""The probability of contact of each pair of residues, by the contact head of ESM-2."""
+"""Contact probability of each pair of residues, from the contact head of ESM-2."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from esmeray.inference.models.packing import ModelInput
 
 
 def _contacts(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
-    """(sum of squared lengths, 1) fp32; attention is computed again, a sequence at a time."""
+    """(sum of squared lengths, 1) fp32; attention is computed again, one sequence at a time."""
     backbone: Any = model.backbone
-    # One at a time: contacts need all layers' attention as (L, L) matrices, which the packed kernel never forms.
+    # One sequence at a time, because contacts need the (L, L) attention of all layers, which the packed kernel never
+    # forms.
     sequences = tokens_T.split(inputs.batch.cu_seqlens.diff().tolist())
     return torch.cat([backbone.contacts(tokens).reshape(-1, 1) for tokens in sequences])
 

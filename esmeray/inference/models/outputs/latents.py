@@ -1,4 +1,4 @@
-"""The autoencoder's latents of each residue."""
+"""Autoencoder latents per residue."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
 
 
 def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """(L, K) logits of the residues of each protein, from its latents (L, Z)."""
+    """(L, K) logits of each protein's residues, decoded from its (L, Z) latents."""
     return model.heads["autoencoder"].decode(latents)[1]
 
 

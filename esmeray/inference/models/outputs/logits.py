@@ -1,4 +1,4 @@
-"""Logits of the masked language model for each residue."""
+"""Logits of the masked language model per residue."""
 
 from esmeray.inference.models.kinds import OutputKind
 

@@ -1,4 +1,4 @@
-"""The largest value of each channel over the residues of each protein."""
+"""Maximum of each channel over the residues of a protein."""
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import max_over_residues

@@ -1,4 +1,4 @@
-"""The mean over the residues of each protein."""
+"""Mean over the residues of a protein."""
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import mean_over_residues

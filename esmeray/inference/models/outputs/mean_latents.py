@@ -1,4 +1,4 @@
-"""The mean of the autoencoder's latents over the residues of each protein."""
+"""Mean of the autoencoder's latents over the residues of a protein."""
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.inference.models.outputs.latents import latents

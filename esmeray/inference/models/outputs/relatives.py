@@ -1,4 +1,4 @@
-"""Vectors that lie close for proteins of one group, of a model that ``embed fit`` made."""
+"""Vectors that are close for proteins of the same group, from a model fitted by ``embed fit``."""
 
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.model.heads.pooling import mean_over_residues

@@ -1,4 +1,4 @@
-"""The vector of each residue."""
+"""Vector per residue."""
 
 from esmeray.inference.models.kinds import OutputKind
 
