@@ -237,6 +237,8 @@ class RecordTail:
 
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         status = os.fstat(file.fileno())
+        # A new file may get the inode of a removed one, and reading would go on in the middle of a line: writers replace
+        # a followed file by rename.
         # Another file, or the same number of one that was removed before it.
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._given_until_s = status.st_ino, 0, self._last_s
