@@ -61,8 +61,8 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         # Batches and their sum are the loop's: DeepSpeed is to divide by nothing but the number of workers.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # False: step() ends the accumulation, so that a step may have any number of batches. With it, overlap_comm works
-        # in stage 2 alone (DeepSpeed 0.19.8).
+        # False: step() ends the accumulation, so that a step may have any number of batches. With False, overlap_comm
+        # works in stage 2 alone.
         "managed_gradient_accumulation": False,
         "gradient_clipping": training.gradient_clipping,
         "zero_allow_untested_optimizer": True,  # ours are subclasses, which its list does not have
