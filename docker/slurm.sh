@@ -19,6 +19,8 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 head=$(python -c "import ray; print(ray.util.get_node_ip_address())")
 export RAY_ADDRESS=$head:$port
 
+# Not `ray symmetric-run` (2.60): it exits with 0 if Ray did not start, passes on no SIGTERM, and its `ray stop` ends
+# every Ray of the user on the machine.
 # srun gives a task one core unless it is asked for all.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --kill-on-bad-exit=1 bash -c '
     if [ "$SLURM_NODEID" = 0 ]; then

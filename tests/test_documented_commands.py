@@ -47,7 +47,11 @@ TINY_CLASSIFIER = {
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
     "model": {"task": "classifier", "classifier": {"bootstrap": 5}},
 }
-STAND_INS = {"RUN": "runs/protein_classifier", "runs/NAME": "runs/esm2ae"}
+STAND_INS = {
+    "RUN": "runs/protein_classifier",
+    "runs/labels": "runs/protein_classifier",
+    "runs/NAME": "runs/esm2ae",
+}
 QUICK = {
     "design evaluate": ["--evaluate.steps", "2"],
     "design generate": ["--generate.steps", "2", "--generate.number", "1"],

@@ -238,7 +238,8 @@ class RecordTail:
 
     def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
         status = os.fstat(file.fileno())
-        # A different file, or one that reuses the inode of a removed file.
+        # Another file, or a new one with the inode of a removed file. If the new one is longer, reading would continue
+        # in the middle of a line: writers replace a followed file by rename.
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset, self._given_until_s = status.st_ino, 0, self._last_s
             if self._recent_bytes is not None and status.st_size > self._recent_bytes + HEAD_BYTES:

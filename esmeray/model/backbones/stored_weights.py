@@ -114,5 +114,6 @@ def num_parameters(folder: Path) -> int:
 def _own_name(name: str) -> str:
     """Name of a tensor here: files have a prefix or none, and of norms and rotations an older name."""
     name = re.sub(r"encoder\.layer\.[\d*]+\.attention\.self\.(?=rotary_embeddings\.)", "", name)
+    # save_pretrained (transformers 5.23) writes ESM-2 by the names of older checkpoints, which from_pretrained accepts.
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name if name.startswith(("esm.", "lm_head.")) else f"esm.{name}"

@@ -62,6 +62,8 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         # The training loop forms batches and scales their sum: DeepSpeed must divide by the number of workers only.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
+        # False: step() ends the accumulation, so that a step may have any number of batches. With False, overlap_comm
+        # works in stage 2 alone.
         "managed_gradient_accumulation": False,
         "gradient_clipping": training.gradient_clipping,
         "zero_allow_untested_optimizer": True,  # our optimizers are subclasses, which are not on DeepSpeed's list

@@ -154,6 +154,7 @@ def fit(train: Callable[[], Any], signals: StopSignals) -> Exception | None:
         except Exception as error:  # noqa: BLE001 - reported by the main thread
             errors.append(error)
 
+    # In the main thread, Ray Train (2.60) would install a SIGINT handler that aborts without saving.
     thread = threading.Thread(target=run, name="trainer-fit", daemon=True)
     thread.start()
     # Join in short intervals: signals are handled in this thread.
