@@ -1,7 +1,7 @@
 """Training and inference of protein language models and sequence classifiers, distributed on Ray.
 
-The names below are what others may build upon; the rest of the package is private and may change. Each is imported when
-it is first used: ``import esmeray`` alone takes neither torch nor Ray. Type checkers read ``__init__.pyi``.
+The names below are the public API; the rest of the package is private and may change. Each name is imported on first
+use: ``import esmeray`` alone loads neither torch nor Ray. Type checkers read ``__init__.pyi``.
 """
 
 import os
@@ -11,17 +11,17 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Torch, which reads this at its first large tensor, then asks for memory in pages of 2 MB: with pages of 4 kB a layer
-# of 3B in fresh memory takes three times as long, and embedding with ESM-2 8M a quarter more memory.
+# Torch reads this at its first large tensor, then allocates memory in pages of 2 MB. With 4 kB pages, a layer of a 3B
+# model in fresh memory takes three times as long; in return, embedding with ESM-2 8M uses a quarter more memory.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which can't be written.
-# Libraries then fail, ray.train (2.60) when it is imported, or have no caches: this gives one in the temporary folder.
+# A container's user without an entry in passwd has no HOME, or Docker's and Kubernetes' /, which is not writable.
+# Libraries then fail (ray.train 2.60 on import) or have no caches. Use a folder in the temporary folder instead.
 _home = os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises without a home
 if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
     os.environ["HOME"] = str(import_module("esmeray.common.own_folders").own_folder(gettempdir()))
 
-# Modules as texts, since importing them is what takes seconds.
+# Module names as strings, since importing the modules takes seconds.
 _MODULES = {
     "Client": "service.client",
     "ClassifierPipeline": "inference.classifier",
@@ -46,7 +46,7 @@ __all__ = [*_MODULES]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'esmeray' has no attribute {name!r}")
-    # Each time anew: a name kept here would hide what a test or a reload puts into its module.
+    # Looked up on each access: a cached name would hide what a test or a reload puts into its module.
     return getattr(import_module(f"esmeray.{_MODULES[name]}"), name)
 
 

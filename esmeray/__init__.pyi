@@ -1,4 +1,4 @@
-"""The names of the package for type checkers, which can't follow ``__getattr__``."""
+"""Names of the package for type checkers, which can't follow ``__getattr__``."""
 
 from esmeray.common.errors import EsmerayError as EsmerayError
 from esmeray.dataset.embeddings.reader import Embeddings as Embeddings

@@ -1,4 +1,4 @@
-"""The folder of Esmeray's code, how other processes find it, and what other installed packages add to it."""
+"""Location of Esmeray's code, the PYTHONPATH of other processes, and additions by other installed packages."""
 
 import os
 import re
@@ -21,15 +21,15 @@ CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "train_ray.py").is_file() else No
 
 
 def python_path() -> str:
-    """PYTHONPATH of processes in other folders: this process's, and the checkout, which need not be installed."""
-    # This process's own first: what somebody has put before the checkout stays before it.
+    """Return PYTHONPATH for processes in other folders; the checkout, which need not be installed, is in it."""
+    # The checkout first, then this process's own entries.
     return os.pathsep.join(
         dict.fromkeys(filter(None, [str(CHECKOUT or ""), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     )
 
 
 _entry_points = cache(entry_points)
-"""Of all installed packages: reading them takes 30 ms."""
+"""Entry points of all installed packages; cached, since reading them takes 30 ms."""
 _WARNS = "ESMERAY_WARNING_PROCESS"
 """Environment variable with the id of the process that warns of broken packages."""
 
@@ -39,10 +39,11 @@ _WARNS = "ESMERAY_WARNING_PROCESS"
 def added(
     kind: str, shipped: tuple[str, ...], of_type: type, checked: Callable[[str, Any], Any] | None = None
 ) -> dict[str, Any]:
-    """Additions of other packages to what is ``shipped``, by name: entry points of the group ``esmeray.KIND``.
+    """Return additions of other packages to ``shipped``, by name: entry points of the group ``esmeray.KIND``.
 
-    Each is of a type; ``checked`` turns its name and the object into what is used, or raises. What can't be imported or
-    used is left out with a warning; who asks for it by name gets the reason (:data:`esmeray.common.text.UNUSABLE`).
+    Each is of type ``of_type``. ``checked`` gets its name and the object, and returns what is used, or raises.
+    Additions that can't be imported or used are left out with a warning; a request for one by name reports the reason
+    (:data:`esmeray.common.text.UNUSABLE`).
     """
     points = _entry_points().select(group=f"esmeray.{kind}")
     names = [point.name for point in points]
@@ -50,10 +51,10 @@ def added(
     for point in points:
         what = f"{point.name!r} of esmeray.{kind}, by the package {point.dist.name if point.dist else point.value},"
         objections = {
-            # Names become options and names of files.
+            # Names become options and file names.
             "a name has letters, digits, - and _ only": not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", point.name),
             "this name is taken": point.name in shipped,
-            # The order of packages differs between machines, so that none of them is used.
+            # None of them is used: the order of packages differs between machines.
             "this name is added more than once": names.count(point.name) > 1,
         }
         holding = [text for text, holds in objections.items() if holds]
@@ -62,7 +63,7 @@ def added(
         except ConfigError as error:
             if point.name not in shipped:
                 UNUSABLE[point.name] = "; ".join(filter(None, (UNUSABLE.get(point.name), str(error))))
-            # Processes that this one starts import the same packages, and would warn again.
+            # Child processes import the same packages, and would warn again.
             if os.environ.setdefault(_WARNS, str(os.getpid())) == str(os.getpid()):
                 warn(str(error))
     return additions
@@ -77,11 +78,11 @@ def _load(point: EntryPoint, of_type: type, checked: Callable[[str, Any], Any] |
 
 
 def imported(load: Callable[[], Any], what: str) -> Any:
-    """Return what ``load`` imports of another package. Raises ConfigError, whatever the import raises."""
-    from esmeray.common.progress import status_line  # here: most processes import nothing of others
+    """Return what ``load`` imports from another package. Raises ConfigError, whatever the import raises."""
+    from esmeray.common.progress import status_line  # imported here: most processes import nothing of other packages
 
     try:
-        # What an import prints is no result.
+        # Redirected: output of an import is not part of the result.
         with redirect_stdout(sys.stderr), status_line(f"importing {what}"):
             return load()
     except BaseException as error:  # an import may call sys.exit

@@ -1,1 +1,1 @@
-"""Local alignment of proteins with all of a store, as BLAST reports it, by exact Smith-Waterman."""
+"""Exact Smith-Waterman alignment of proteins with a whole store, reported as by BLAST."""

@@ -1,8 +1,8 @@
-// Scores of a query with many sequences by parasail's functions, which are passed in: a loop without Python's lock.
+// Scores of a query with many sequences: a loop over parasail's functions, passed in as pointers, without the GIL.
 
 #include <cstdint>
 
-struct Result { int score; };  // parasail_result begins with it
+struct Result { int score; }; // first field of parasail_result
 
 extern "C" void esmeray_alignment_scores(
     Result* (*align)(const void*, const char*, int, int, int), void (*release)(Result*), const void* profile,

@@ -1,9 +1,9 @@
-"""Scores of aligned residues and gaps, and what a score means: bits, and the number expected by chance.
+"""Alignment scoring: matrices, gap penalties, bit scores and E-values.
 
-Matrices are parasail's by name, or read from a file in NCBI's format. Gap penalties are BLAST's: a gap of n residues
-costs ``gap_open + n * gap_extend``. A letter that the matrix lacks is scored as another: U as C, all others as X.
-Bit scores and E-values are those of blastp without composition-based statistics, for the matrices and penalties that
-BLAST has constants for.
+Matrices are parasail's by name, or read from a file in NCBI's format. Gap penalties follow BLAST: a gap of n residues
+costs ``gap_open + n * gap_extend``. Letters that the matrix lacks are replaced: U by C, all others by X. Bit scores and
+E-values are computed as in blastp without composition-based statistics, for the matrices and penalties that BLAST has
+constants for.
 """
 
 import math
@@ -49,14 +49,14 @@ _CONSTANTS = {
 20 1 0.199 0.037 1.9 60.832 61.5141; 19 1 0.192 0.029 2.3 84.0197 84.9856; 18 1 0.183 0.021 2.6 113.829 115.184;
 17 1 0.171 0.014 3.3 175.071 177.196""",
 }
-"""Of each matrix, a and alpha without gaps; then gap_open, gap_extend, lambda, K, a, alpha and sigma, the default
-first. From blast_stat.c of NCBI's C++ toolkit (public domain)."""
+"""Constants of each matrix: a and alpha without gaps; then rows of gap_open, gap_extend, lambda, K, a, alpha and sigma,
+the default row first. From blast_stat.c of NCBI's C++ toolkit (public domain)."""
 
 MATRICES = tuple(_CONSTANTS)
 
 
 class Statistics(NamedTuple):
-    """Constants of a scoring: lambda and K of Karlin and Altschul 1990, the others for the lengths of the sequences."""
+    """Constants of a scoring: lambda and K (Karlin and Altschul 1990); the others correct for sequence lengths."""
 
     lambda_: float
     k: float
@@ -71,37 +71,39 @@ class Statistics(NamedTuple):
         return (self.lambda_ * scores - math.log(self.k)) / math.log(2)
 
     def evalues(self, scores: NDArray, query: int, targets: NDArray, residues: int, gap: int) -> NDArray[np.float64]:
-        """Expected chance hits of at least these scores in a database of so many residues, shaped as the scores.
+        """Return E-values: expected chance hits with at least these scores, shaped as the scores.
 
-        Park, Sheetlin, Ma, Madden and Spouge 2012 (doi 10.1186/1756-0500-5-286), equations as BLAST_SpougeStoE has
-        them. ``query``, ``targets``: lengths in residues. ``gap``: penalty of a gap of one residue.
+        Park, Sheetlin, Ma, Madden and Spouge 2012 (doi 10.1186/1756-0500-5-286), with the equations of
+        BLAST_SpougeStoE. ``query``, ``targets``: lengths in residues. ``residues``: size of the database. ``gap``:
+        penalty of a gap of one residue.
         """
         y = np.asarray(scores, np.float64)
-        # Where the lines in the score begin (b, beta and tau of the paper): by the constants of ungapped alignments.
+        # Intercepts of the linear fits in the score (b, beta and tau of the paper), from the constants of ungapped
+        # alignments.
         offset = 2 * gap * (self.a_ungapped - self.a)
         spread = 2 * gap * (self.alpha_ungapped - self.alpha)
         joint = 2 * gap * (self.alpha_ungapped - self.sigma)
-        # These lines fall below 0 for small scores; BLAST keeps both above the value of a score of 2 / lambda.
+        # The fits fall below 0 for small scores; BLAST clamps both at their values for a score of 2 / lambda.
         deviation = np.sqrt(np.maximum(2 * self.alpha / self.lambda_, self.alpha * y + spread))
         covariance = np.maximum(2 * self.sigma / self.lambda_, self.sigma * y + joint)
         positions: NDArray | float = 1.0
         probability: NDArray | float = 1.0
         for length in (query, targets):
-            # Positions where an alignment of this score may start: a long one has no room near the end.
+            # Start positions with room for an alignment of this score: a long one does not fit near the end.
             left = length - (self.a * y + offset)
             share = ndtr(left / deviation)
             density = np.exp(-0.5 * (left / deviation) ** 2) / math.sqrt(2 * math.pi)
             positions = positions * np.maximum(left * share + deviation * density, 0)
             probability = probability * share
-        # Of this pair alone; a database counts as residues / targets sequences of this one's length.
+        # E-value of this pair; a database counts as residues / targets sequences of this length.
         return (positions + covariance * probability) * self.k * np.exp(-self.lambda_ * y) * residues / targets
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A substitution matrix of S letters with scores (S, S), and gap penalties: of each gap, and of each residue of it.
+    """A substitution matrix of S letters with scores (S, S), and penalties per gap and per gap residue.
 
-    ``statistics`` are None where BLAST has no constants of bit scores and E-values.
+    ``statistics`` is None if BLAST has no constants of bit scores and E-values.
     """
 
     name: str
@@ -118,19 +120,19 @@ class Scoring:
 
     @cached_property
     def matrix(self) -> Any:
-        """The matrix as parasail takes it."""
+        """The matrix as a parasail object."""
         matrix = parasail.matrix_create(self.letters, 0, 0)
-        # One by one: parasail 1.3.4 takes no array for a matrix.
+        # Cell by cell: parasail 1.3.4 does not accept an array as a matrix.
         for cell in np.ndindex(self.scores.shape):
             matrix[cell] = int(self.scores[cell])
         return matrix
 
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
-        """(256,) row in the matrix of each letter that a store may have, upper or lower case; 255 for others."""
+        """(256,) matrix row of each letter that a store may have, upper or lower case; 255 for others."""
         codes = np.full(256, 255, np.uint8)
-        for letter in STORE_ALPHABET + "J":  # J: of queries, which pass no ingest that would make it X
-            # Selenocysteine is cysteine with another atom; nothing is as near to the other letters.
+        for letter in STORE_ALPHABET + "J":  # J: queries are not ingested, which would replace it by X
+            # Selenocysteine is cysteine with selenium in place of sulfur; the other letters have no close substitute.
             stand_in = "C" if letter == "U" else "X"
             codes[[ord(letter), ord(letter.lower())]] = self.letters.index(
                 letter if letter in self.letters else stand_in
@@ -142,9 +144,9 @@ class Scoring:
         return bytes(ord(self.letters[code]) if code < 255 else 0 for code in self.codes)
 
     def known(self, residues: bytes) -> bytes:
-        """The sequence in letters of the matrix. Raises DataError for a letter that is no residue."""
+        """Return the sequence in letters of the matrix. Raises DataError for a letter that is not a residue."""
         known = residues.translate(self._table)
-        # Checked after the translation, in one scan of bytes: no stored sequence is looked at letter by letter.
+        # Checked after the translation in one scan of bytes, which is faster than a check per letter.
         index = known.find(0)
         if index >= 0:
             raise DataError(
@@ -154,16 +156,16 @@ class Scoring:
 
 
 def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: int | None = None) -> Scoring:
-    """A scoring by the matrix's name or file; penalties that are left out are BLAST's default for the matrix.
+    """Return a scoring for a matrix name or file; omitted penalties default to BLAST's for the matrix.
 
-    Raises ConfigError for an unknown name, or a file without penalties; DataError for a file that is no matrix.
+    Raises ConfigError for an unknown name, or a file without penalties; DataError for a file that is not a matrix.
     """
     name = matrix.upper()
     if name in MATRICES:
         letters = _LETTERS
         scores = parasail.Matrix(name.lower()).matrix[: len(letters), : len(letters)].astype(np.int32)
     elif Path(matrix).is_file():
-        # BLAST's defaults go with its matrices; scores of any other may be on another scale.
+        # BLAST's defaults fit its own matrices; scores in a file may be on another scale.
         if gap_open is None or gap_extend is None:
             raise ConfigError(f"align.matrix {matrix}: give gap_open and gap_extend with a matrix from a file")
         letters, scores = read_matrix(Path(matrix))
@@ -177,15 +179,14 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
     default_open, default_extend = next(iter(constants), (0, 0))
     gap_open = default_open if gap_open is None else gap_open
     gap_extend = default_extend if gap_extend is None else gap_extend
-    # By the pair: constants were fitted for these penalties alone, and nothing between two fits is known.
+    # Looked up by the pair: the constants hold for these penalties only and cannot be interpolated.
     return Scoring(matrix, letters, scores, gap_open, gap_extend, constants.get((gap_open, gap_extend)))
 
 
 def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
-    """The letters and the (S, S) int32 scores of a file in NCBI's format, without its ``*``.
+    """Return the letters and the (S, S) int32 scores of a file in NCBI's format, without its ``*``.
 
-    Raises DataError, with the line, for anything else than a symmetric matrix of whole numbers with all amino acids
-    and X.
+    Raises DataError, with the line, unless the file has a symmetric integer matrix with all amino acids and X.
     """
     with parsing(path, "give a matrix in NCBI's format"):
         lines = path.read_text(encoding="ascii").splitlines()

@@ -1,15 +1,15 @@
-"""Best hits of a query among all of a store, by exact Smith-Waterman with affine gaps.
+"""Exact Smith-Waterman search against a sequence store, with affine gaps.
 
-parasail (Daily 2016) computes the scores and holds no Python lock, so that threads fill the cores. Alignments are
-traced for the best hits alone, one at a time, in a byte of memory for each pair of residues.
+parasail (Daily 2016) computes the scores without the GIL, so that threads use all cores. Alignments are traced for the
+best hits only, one at a time, at one byte per pair of residues.
 
-A prefilter names the records that are worth an exact alignment: ``SharedWords`` ranks by 4-mers, of which related
-proteins share more and rarer ones, ``EmbeddingNeighbours`` by the cosine of embeddings that ``esmeray embed run`` made.
-Both lose hits, in numbers that docs/function.md gives; neither changes a score. Called with an id, a sequence and a
-number M, they give (M,) records, ascending, of few ones fewer.
+A prefilter selects the records to align exactly. ``SharedWords`` ranks by shared 4-mers, weighted by rarity.
+``EmbeddingNeighbours`` ranks by the cosine of embeddings written by ``esmeray embed run``. Both lose hits (numbers in
+docs/function.md); neither changes a score. A prefilter is called with an id, a sequence and a number M, and returns
+(M,) ascending records, or fewer if there are fewer.
 
-Shape legend: N records of the store, M of them that a prefilter names, W distinct words of a record, C channels,
-A columns of an alignment.
+Shape legend: N records of the store, M records that a prefilter selects, W distinct words of a record, C channels, A
+columns of an alignment.
 """
 
 import ctypes
@@ -38,24 +38,24 @@ _WORDS = len(AMINO_ACIDS) ** _WORD
 
 
 class SharedWords:
-    """An index of the words of all or some records of a store; 4 bytes a residue, and 16 while it is made."""
+    """Inverted index of the 4-mers of all or some records of a store; 4 bytes per residue, 16 while it is built."""
 
     def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
-        all_words = np.concatenate([np.empty(0, np.int32), *words])  # an empty store has an index too
+        all_words = np.concatenate([np.empty(0, np.int32), *words])  # the empty array is for an empty store
         records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
-        # Records by word: those of word w are [starts[w], starts[w + 1]). Stable, so that each run ascends.
+        # Records by word: word w has [starts[w], starts[w + 1]). The sort is stable, so records of a word ascend.
         self._records = records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
         self._starts = np.append(0, counts.cumsum())
         # Squared: a shared word counts once in the query's vector and once in the record's.
         self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
-        # Near the norms of the records' vectors: few words of a protein stand in it twice.
+        # Approximate norm of the records' vectors: few words occur twice in a protein.
         self._norms_N = np.sqrt(np.maximum(1, store.lengths[self._chosen_N]))
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
-        """Records by the words that they share with the query, weighted as in the cosine of tf-idf vectors."""
+        """Return the records that share most words with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
         runs_W = [self._records[self._starts[word] : self._starts[word + 1]] for word in words_W.tolist()]
         records = np.concatenate([np.empty(0, np.int32), *runs_W])
@@ -65,7 +65,7 @@ class SharedWords:
 
 
 class EmbeddingNeighbours:
-    """Vectors of a store and of the queries, one a protein, matched to them by id; 4 bytes a value in memory."""
+    """Mean embeddings of a store and of the queries, matched by id; 4 bytes per value in memory."""
 
     def __init__(self, store: Store, vectors: Path, queries: Path) -> None:
         self._queries, records = open_vectors(queries), open_vectors(vectors)
@@ -76,7 +76,7 @@ class EmbeddingNeighbours:
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
-        """Records of the largest cosines. Raises DataError for a query without a vector."""
+        """Return the records with the largest cosines. Raises DataError for a query without a vector."""
         if query_id not in self._queries.numbers:
             raise DataError(f"{self._queries.source}: has no protein {query_id!r}; embed the queries")
         number_1 = np.array([self._queries.numbers[query_id]])
@@ -85,33 +85,33 @@ class EmbeddingNeighbours:
 
 
 def _distinct_words(letters: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """(W,) the words of a sequence, ascending."""
+    """Return the (W,) distinct words of a sequence, ascending."""
     return np.unique(kmers(letters, AMINO_ACIDS, _WORD)).astype(np.int32)
 
 
 def _largest(values_N: NDArray, count: int) -> NDArray[np.int64]:
-    """(M,) indices of the largest values, ascending; of equal ones the first."""
+    """Return (M,) indices of the largest values, ascending; ties go to the first."""
     return np.sort(np.argsort(-values_N, kind="stable")[:count])
 
 
 def _unit(vectors_nC: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors of length 1; those of zeros stay."""
+    """Return vectors scaled to length 1; zero vectors stay zero."""
     return vectors_nC / np.maximum(np.linalg.norm(vectors_nC, axis=1, keepdims=True), 1e-30)
 
 
 HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
-"""Columns of BLAST's output format 6; positions count from 1, and both ends belong to the alignment."""
+"""Columns of BLAST's output format 6; positions are 1-based and inclusive."""
 _AT_ONCE = 256
-"""Records that a thread scores at a time, at most."""
+"""Maximum number of records per piece of work of a thread."""
 _PARASAIL = parasail.bindings_v2._lib
-"""Its C library: parasail 1.3.4 has no public name for it."""
+"""parasail's C library; parasail 1.3.4 has no public name for it."""
 
 Scores: TypeAlias = Callable[[bytes], NDArray[np.int32]]
-"""From a query to the (N,) scores of all records."""
+"""Function from a query to the (N,) scores of all records."""
 
 
 class Hit(NamedTuple):
-    """A record and its score with a query; bits and E-value are NaN where BLAST has no constants for the scoring."""
+    """A record and its score with a query; bits and E-value are NaN if BLAST has no constants for the scoring."""
 
     record: int
     score: int
@@ -120,9 +120,9 @@ class Hit(NamedTuple):
 
 
 class Search:
-    """All records of a store, ready to be scored, by default on all cores that this process may use.
+    """Search in all records of a store, by default on all cores that this process may use.
 
-    ``scores`` computes exhaustive scores in place of parasail, on another device say.
+    ``scores`` replaces parasail for exhaustive scores, for example on a GPU.
     """
 
     def __init__(
@@ -134,51 +134,51 @@ class Search:
         self.threads = threads or usable_cpus()
         self._all_scores = scores
         self._residues = int(store.lengths.sum(dtype=np.int64))
-        self._pool = ThreadPoolExecutor(self.threads)  # starts no thread before it is asked to
+        self._pool = ThreadPoolExecutor(self.threads)  # starts threads lazily
 
     def hits(
         self, query: bytes, count: int = 10, evalue: float = 10.0, records: NDArray[np.int64] | None = None
     ) -> list[Hit]:
-        """At most ``count`` hits with E-values up to ``evalue`` and scores above 0, by score, then by record.
+        """Return at most ``count`` hits with E-values up to ``evalue`` and scores above 0, by score, then by record.
 
-        The limit holds where BLAST has constants for the scoring. ``records``: (M,) the only ones that are scored,
-        ascending. Raises DataError for a letter that is no residue.
+        The limit applies if BLAST has constants for the scoring. ``records``: (M,) ascending records to score in place
+        of all. Raises DataError for a letter that is not a residue.
         """
         statistics = self.scoring.statistics
         scores = self.scores(query, records)
         candidates = np.flatnonzero(scores > 0)
         chosen = candidates if records is None else records[candidates]
         scores = scores[candidates]
-        # Record and score decide the order; these are columns of the report, and stay NaN without constants.
+        # Order depends on record and score only; bits and E-values are reported, and stay NaN without constants.
         bits = evalues = np.full(len(scores), np.nan)
         if statistics is not None:
             lengths = self.store.lengths[chosen]
             bits = statistics.bits(scores)
             evalues = statistics.evalues(scores, len(query), lengths, self._residues, self.scoring.first)
-        kept = np.flatnonzero(~(evalues > evalue))  # not <=: NaN passes, as no limit can hold for it
-        # By score and not by E-value, which depends on the record's length: equal scores stay in the store's order.
+        kept = np.flatnonzero(~(evalues > evalue))  # NaN passes, since no limit applies without constants
+        # By score, not by E-value, which depends on the record's length: equal scores stay in the store's order.
         best = kept[np.lexsort((chosen[kept], -scores[kept]))[:count]]
         columns = (chosen[best], scores[best], bits[best], evalues[best])
         return [Hit(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def scores(self, query: bytes, records: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
-        """(M,) scores of these records, or (N,) of all."""
+        """Return the (M,) scores of these records, or (N,) of all."""
         if records is None and self._all_scores is not None:
             return self._all_scores(query)
         known = self.scoring.known(query)
-        if not known:  # parasail aligns no empty query
+        if not known:  # parasail does not accept an empty query
             return np.zeros(len(self.store) if records is None else len(records), np.int32)
         records = np.arange(len(self.store)) if records is None else records
-        # The profile depends on the query alone: it is made once, for all threads.
+        # The profile depends on the query only: all threads share one.
         score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
-        # Four pieces a thread, for records of very different lengths; more where a piece would be many records.
+        # Four pieces per thread balance records of different lengths; more pieces if one would exceed the maximum.
         count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _AT_ONCE))
         return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
 
     def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
-        """(A, 2) positions of aligned residues in the query and the record, from 0; -1 in a gap.
+        """Return (A, 2) positions of aligned residues in the query and the record, from 0; -1 in a gap.
 
-        Of several best alignments, one.
+        If several alignments have the best score, one of them is returned.
         """
         known = self.scoring.known(query), self.scoring.known(self.store.sequence(hit.record).tobytes())
         gaps = self.scoring.first, self.scoring.gap_extend
@@ -187,18 +187,18 @@ class Search:
         kinds = np.repeat([kind for _, kind in runs], [int(number) for number, _ in runs])
         is_residue = np.stack([kinds != "D", kinds != "I"], axis=1)
         trace = np.where(is_residue, is_residue.cumsum(axis=0) - 1 + [cigar.beg_query, cigar.beg_ref], -1)
-        # parasail 1.3.4: an alignment that begins with either sequence has what is before it in the other as a gap
+        # parasail 1.3.4 reports an unaligned prefix of either sequence as a gap if the alignment starts the other one.
         return trace[(trace >= 0).all(axis=1).argmax() :]
 
     def row(self, query_id: str, query: bytes, hit: Hit) -> str:
-        """A hit as a line of BLAST's output format 6."""
+        """Return a hit as a line of BLAST's output format 6."""
         trace = self.alignment(query, hit)
         paired = trace[(trace >= 0).all(axis=1)]
         texts = query.upper(), self.store.sequence(hit.record).tobytes()
         letters = [np.frombuffer(text, np.uint8)[paired[:, side]] for side, text in enumerate(texts)]
         same = int((letters[0] == letters[1]).sum())
         gaps = trace < 0
-        # A gap begins where the column before has none on the same side; gaps of both sides may be neighbours.
+        # A gap opens at a column whose predecessor has no gap on the same side; gaps of both sides may be adjacent.
         opened = int(gaps[0].sum() + (gaps[1:] & ~gaps[:-1]).sum())
         ends = paired[[0, -1]].T.ravel() + 1
         values = [query_id, self.store.id(hit.record), f"{100 * same / len(trace):.3f}", len(trace), len(paired) - same]
@@ -206,7 +206,7 @@ class Search:
 
     def _scores(self, profile: parasail.Profile, records: NDArray[np.int64]) -> NDArray[np.int32]:
         lengths = self.store.lengths[records].astype(np.int64)
-        # End to end: one translation and one call for all of the piece.
+        # Concatenated: one translation and one call for the whole piece.
         letters = self.scoring.known(b"".join(self.store.windows(records, np.zeros_like(records), lengths)))
         gaps = (self.scoring.first, self.scoring.gap_extend)
         ends = lengths.cumsum()
@@ -218,7 +218,7 @@ class Search:
                     profile, letters[end - lengths[index] : end], *gaps
                 ).score
         else:
-            # parasail's functions go to the loop as pointers, so that nothing is linked with its library.
+            # parasail's functions are passed as pointers, which avoids linking with its library.
             functions = (_PARASAIL.parasail_sw_striped_profile_sat, _PARASAIL.parasail_result_free)
             library.esmeray_alignment_scores(
                 *(ctypes.cast(pointer, ctypes.c_void_p) for pointer in (*functions, profile.pointer)),

@@ -1,8 +1,8 @@
-"""Files of proteins and their terms as matrices: annotations, predicted scores, weights of terms.
+"""Annotations, predicted scores and term weights, read from files into matrices.
 
-In: rows of the files (:mod:`esmeray.function.formats`). Out: sparse matrices of proteins by terms for each aspect,
-annotations propagated to the ancestors. A term that is not in the ontology, or a predicted protein without annotation,
-is refused, or left out and counted, as ``unknown`` says.
+In: rows of the files (:mod:`esmeray.function.formats`). Out: sparse matrices of proteins by terms for each aspect, with
+annotations propagated to the ancestors. ``unknown`` decides about terms that are not in the ontology and predicted
+proteins without annotation: refuse them, or leave them out and count them.
 
 Shape legend: N proteins, V terms of an aspect.
 """
@@ -34,27 +34,28 @@ log = logging.getLogger(__name__)
 
 Unknown: TypeAlias = Literal["refuse", "ignore"]
 EXPERIMENTAL = ("EXP", "IDA", "IPI", "IMP", "IGI", "IEP", "TAS", "IC", "HTP", "HDA", "HMP", "HGI", "HEP")
-"""Evidence codes of experiments, single and high-throughput, and the two of curators that CAFA takes with them."""
+"""Experimental evidence codes, single and high-throughput, and the two curator codes (TAS, IC) that CAFA accepts
+too."""
 EVIDENCE = frozenset(
     (*EXPERIMENTAL, *"NAS ND ISS ISO ISA ISM IGC IBA IBD IKR IMR IRD RCA IEA NR".split())  # noqa: SIM905
 )
 """All evidence codes of GO."""
 _LABELS = EVIDENCE | {"F", "P", "C", "MF", "BP", "CC", "MFO", "BPO", "CCO", "1", "1.0", "1.00", "1.000"}
-"""Words that may follow a term: evidence, GO's aspects in addition to the ontology's own, and a score of 1. A term with
-another score is predicted, or absent."""
+"""Words that may follow a term: evidence codes, GO's aspect names in addition to the ontology's own, and a score of 1.
+Any other score marks a predicted or an absent term."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf", re.ASCII | re.IGNORECASE)
 _TERM = re.compile(r"[A-Za-z]\w*:\S+")
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotated proteins of one aspect: N ids, as they first appear, and (N, V) bool terms, with all ancestors."""
+    """Annotated proteins of one aspect: N ids in file order, and (N, V) bool terms including all ancestors."""
 
     proteins: tuple[str, ...]
     terms: csr_array
 
     def of(self, proteins: Sequence[str]) -> csr_array:
-        """Rows of these proteins, by any spelling of their ids; empty ones for those without annotation."""
+        """Return the rows of these proteins, matching any spelling of their ids; rows are empty without annotation."""
         matches = match_ids(proteins, self.proteins, "the proteins", "the annotated proteins", share=0)
         rows = {protein: row for row, protein in enumerate(self.proteins)}
         with_empty = vstack([self.terms, csr_array((1, self.terms.shape[1]), dtype=bool)], format="csr")
@@ -73,26 +74,26 @@ def read_annotations(
     since: GafDate = "",
     before: GafDate = "",
 ) -> dict[str, Annotations]:
-    """Annotations of each aspect that the file has, propagated; ``aspect`` asks for one alone.
+    """Read the annotations of each aspect in the file, propagated; ``aspect`` selects a single one.
 
-    Of GAF, those with these evidence codes and without NOT, of dates (YYYYMMDD) from ``since`` on and earlier than
-    ``before``; of a table the same, if it has codes. ``proteins``: the only ones to keep, by these ids; the file may
-    spell them in another way (:mod:`esmeray.dataset.identifiers`). What is left out is counted by reason, in the log.
-    Raises DataError for a file that can't be read so, or if no annotation is left.
+    GAF rows are kept if they have one of these evidence codes and no NOT, and a date (YYYYMMDD) from ``since`` up to
+    but excluding ``before``. Rows of a table are filtered in the same way if it has evidence codes. ``proteins``
+    restricts the result to these ids; the file may spell them in another way (:mod:`esmeray.dataset.identifiers`). Rows
+    left out are counted by reason in the log. Raises DataError for an unreadable file, or if no annotation is left.
 
     >>> truth = esmeray.read_annotations(Path("truth.tsv"), ontology)
     >>> truth[name].terms.shape == (len(truth[name].proteins), len(ontology.aspects[name].terms))
     True
     """
     ids: dict[str, int] = {}
-    # Arrays of C integers: 4 bytes a number, where a list keeps an object of each.
+    # Arrays of C integers: 4 bytes per number, whereas a list keeps an object for each.
     pairs = {name: (array("i"), array("i")) for name in ontology.aspects}
     lines = _Lines(path, ontology, unknown, aspect)
     for row in lines.read(annotation_rows):
         for name, column in lines.annotated(row, evidence, since, before):
             pairs[name][0].append(ids.setdefault(row.id, len(ids)))
             pairs[name][1].append(column)
-    # A range of dates may select few annotations, which says nothing about the ids.
+    # A date range may select few annotations, so a low share of matching ids is no sign of wrong ids.
     share = 0 if since or before else 0.5
     # A file may spell a protein in two ways: its first id stands for both.
     own = {without_database(protein): protein for protein in reversed(ids)}.values()
@@ -109,7 +110,7 @@ def read_annotations(
             for number, column in zip(numbers, columns, strict=True)
             if matched[number]
         ]
-        if entries:  # an aspect that no line names is not there
+        if entries:  # aspects without annotations are left out
             shape = len(rows), len(ontology.aspects[name].terms)
             leaves = csr_array((np.ones(len(entries), bool), np.array(entries).T), shape=shape)
             annotations[name] = Annotations(tuple(rows), leaves @ ontology.aspects[name].ancestors)
@@ -127,11 +128,11 @@ def read_scores(
     aspect: str | None = None,
     unknown: Unknown = "refuse",
 ) -> dict[str, csr_array]:
-    """(N, V) float64 scores of these proteins of each aspect, not propagated, for the aspects that have some.
+    """Read (N, V) float64 scores of these proteins for each aspect that has some, not propagated.
 
     Ids of the file match other spellings of a protein's id (:mod:`esmeray.dataset.identifiers`), one for each protein.
-    The largest counts of several scores for the same protein and term. What is left out is counted by reason, in the
-    log. Raises DataError for a score that is not in 0 to 1, or if fewer than half of the ids match.
+    If a protein and term have several scores, the largest counts. Rows left out are counted by reason in the log.
+    Raises DataError for a score outside 0 to 1, or if fewer than half of the ids match.
 
     >>> proteins = {name: annotations.proteins for name, annotations in truth.items()}
     >>> scores = esmeray.read_scores(Path("predictions.tsv"), ontology, proteins)
@@ -139,16 +140,16 @@ def read_scores(
     True
     """
     numbers = {name: {protein: row for row, protein in enumerate(names)} for name, names in proteins.items()}
-    # A protein may be annotated in one aspect alone: its predictions in the others are nobody's mistake.
+    # A protein may be annotated in one aspect only: predictions for it in other aspects are no error.
     everyone = frozenset().union(*numbers.values())
-    # The file is read twice: which id is the nearest to a protein is known at its end, and scores of others, which may
-    # be most of a competition's file, are not kept.
+    # The file is read twice. The id nearest to a protein is known only at its end, and scores of other proteins,
+    # perhaps most of a competition's file, should not stay in memory.
     ids = dict.fromkeys(row.id for row in table_rows(path, ontology.positions))
     matches = match_ids(ids, everyone, path, "the annotated proteins", once=True)
     triples: dict[str, list[array[Any]]] = {name: [array("i"), array("i"), array("d")] for name in numbers}
     lines = _Lines(path, ontology, unknown, aspect)
     for row in lines.read(table_rows):
-        score = lines.number(row, 1, "score", 1.0)  # first, so that a bad one is refused of any protein
+        score = lines.number(row, 1, "score", 1.0)  # first, so that a bad score of any protein is refused
         for name, column in lines.located(row, row.words[0]):
             if row.id not in matches:
                 lines.miss(
@@ -165,9 +166,9 @@ def read_scores(
 
 
 def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.float64]]:
-    """(V,) information accretion of each aspect's terms, in bits, from a TSV of term and value; 0 for missing terms.
+    """Read (V,) information accretion in bits for each aspect from a TSV of term and value; missing terms have 0.
 
-    Infinite values and those of alternative ids count as 0, as in cafaeval. Raises DataError for a value below 0.
+    Infinite values and values of alternative ids count as 0, as in cafaeval. Raises DataError for a value below 0.
     """
     accretion = {name: np.zeros(len(aspect.terms)) for name, aspect in ontology.aspects.items()}
     lines = _Lines(path, ontology, unknown)
@@ -180,7 +181,7 @@ def read_accretion(path: Path, ontology: Ontology, unknown: Unknown = "refuse") 
 
 
 def read_terms(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> dict[str, NDArray[np.bool_]]:
-    """(V,) bool of each aspect: the terms that a file lists, one or more on a line."""
+    """Return a (V,) bool mask for each aspect of the terms that a file lists, one or more per line."""
     listed = {name: np.zeros(len(aspect.terms), bool) for name, aspect in ontology.aspects.items()}
     lines = _Lines(path, ontology, unknown)
     for row in lines.read(table_rows):
@@ -190,25 +191,25 @@ def read_terms(path: Path, ontology: Ontology, unknown: Unknown = "refuse") -> d
 
 
 def information_accretion(annotations: Annotations, aspect: Aspect, proteins: int = 4096) -> NDArray[np.float64]:
-    """(V,) information accretion in bits: -log2 of the share of proteins with a term among those with all its parents.
+    """Return (V,) information accretion in bits: -log2 P(term | all its parents), estimated over the proteins.
 
-    Clark and Radivojac 2013, counted as CAFA's ia.py (claradepaolis/InformationAccretion) does: one more protein has
-    every term. ``proteins`` are taken at a time, for memory.
+    Clark and Radivojac 2013, counted as CAFA's ia.py (claradepaolis/InformationAccretion) does, with a pseudocount of
+    one protein that has every term. ``proteins`` is the number of proteins per block, which bounds memory.
     """
     size = len(aspect.terms)
     children = aspect.parents.T.astype(np.int32).tocsr()  # not bool: the product counts parents
     parents_V = np.diff(aspect.parents.indptr)
-    # A root has no parents, so that any protein has all of them.
+    # A root has no parents, so every protein is eligible.
     eligible_V = np.where(parents_V == 0, len(annotations.proteins), 0)
     for start in range(0, len(annotations.proteins), proteins):
         held = annotations.terms[start : start + proteins].astype(np.int32) @ children
         eligible_V += np.bincount(held.indices[held.data == parents_V[held.indices]], minlength=size)
     with_term_V = np.bincount(annotations.terms.indices, minlength=size)
-    return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))  # abs: -log2(1) is -0.0, which a file would show
+    return np.abs(np.log2((1 + with_term_V) / (1 + eligible_V)))  # abs: -log2(1) is -0.0, which would appear in a file
 
 
 class _Lines:
-    """Interpreter of the words of a file's rows; unknown terms and proteins are refused, or left out and counted."""
+    """Parser of the words in a file's rows; unknown terms and proteins are refused, or left out and counted."""
 
     def __init__(self, path: Path, ontology: Ontology, unknown: Unknown, aspect: str | None = None) -> None:
         self._path, self._ontology, self._unknown = path, ontology, unknown
@@ -217,9 +218,9 @@ class _Lines:
         self._left_out: Counter[str] = Counter()
 
     def read(self, rows_of: Callable[[Path, Container[str]], Iterator[Row]]) -> Iterator[Row]:
-        """The file's rows; after them, log what was left out."""
+        """Yield the file's rows, then log the numbers left out."""
         yield from rows_of(self._path, self._ontology.positions)
-        if self._left_out:  # one line at the end, where a release of other terms may have a million
+        if self._left_out:  # one line at the end: with a different ontology release there may be a million
             log.warning(
                 "%s: left out: %s",
                 self._path,
@@ -229,7 +230,7 @@ class _Lines:
     def annotated(
         self, row: Row, evidence: Collection[str] = EVIDENCE, since: str = "", before: str = ""
     ) -> list[tuple[str, int]]:
-        """Aspect and column of each term of a row that passes."""
+        """Return aspect and column of each term of a row that passes the filters."""
         self._expect(row, 1)
         if row.date is None and (since or before):
             raise self._refusal(row, "a table has no dates; give GAF, or remove the dates")
@@ -237,7 +238,7 @@ class _Lines:
         date = row.date or ""
         reasons = {
             "lines without terms": row.words[0] in MISSING,
-            # Compared as text; an annotation without a date is in no range.
+            # Dates compare as text; an annotation without a date is outside every range.
             "annotations of other dates": not since <= date < (before or "99999999"),
             "annotations with NOT": "NOT" in words,
             "annotations of other evidence": words & EVIDENCE and words.isdisjoint(evidence),
@@ -249,7 +250,7 @@ class _Lines:
         return [position for place, word in enumerate(row.words) for position in self._terms(row, place, word)]
 
     def _terms(self, row: Row, place: int, word: str) -> list[tuple[str, int]]:
-        """Aspect and column of a word that is a term; none of one that CAFA's files have after a term."""
+        """Return aspect and column of a term; empty for words that CAFA's files put after a term."""
         if place and word.upper() in self._labels:
             return []
         if place and word not in self._ontology.positions and not _TERM.fullmatch(word):
@@ -257,19 +258,19 @@ class _Lines:
         return self.located(row, word)
 
     def located(self, row: Row, term: str) -> list[tuple[str, int]]:
-        """Aspect and column of a term; none of one that is unknown and left out."""
+        """Return aspect and column of a term; empty if it is unknown and left out."""
         aspect, column = self._ontology.positions.get(term, ("", -1))
         if column < 0:
             self.miss(row, f"the term {term!r} is not in the ontology, or obsolete", "unknown terms")
             return []
         if self._aspect not in (None, aspect):
-            # Whatever ``unknown`` says: the term is known, and the file is not the one that was meant.
+            # Refused whatever ``unknown`` says: the term is known, so this is probably the wrong file.
             problem = f"{term} is a term of {aspect}, and only {self._aspect} was asked for; remove the other aspects"
             raise self._refusal(row, problem)
         return [(aspect, column)]
 
     def number(self, row: Row, place: int, name: str, highest: float) -> float:
-        """The number among the words of a row, after which an aspect alone may follow."""
+        """Return the number at a position of a row's words; only an aspect may follow it."""
         self._expect(row, place + 1, *row.words[place + 1 :])
         text = row.words[place]
         value = float(text) if _NUMBER.fullmatch(text) else math.nan
@@ -286,7 +287,7 @@ class _Lines:
         return DataError(f"{self._path}, line {row.number}: {problem}")
 
     def miss(self, row: Row, problem: str, reason: str) -> None:
-        """Count what is left out of a row, or refuse it."""
+        """Count a row as left out, or refuse it."""
         if self._unknown == "refuse":
             raise self._refusal(row, f"{problem}; correct it, or set unknown to ignore")
         self._left_out[reason] += 1
@@ -296,6 +297,6 @@ def _largest(triples: "list[array[Any]]", shape: tuple[int, int]) -> csr_array:
     rows, columns, scores = map(np.asarray, triples)
     order = np.lexsort((scores, columns, rows))
     rows, columns = rows[order], columns[order]
-    # The last of each pair, which is its largest; SciPy itself would add repeats up.
+    # Keep the last of each pair, which is its largest; SciPy itself would sum duplicates.
     last = np.append((np.diff(rows) != 0) | (np.diff(columns) != 0), True)
     return csr_array((scores[order][last], (rows[last], columns[last])), shape=shape)

@@ -1,17 +1,22 @@
-"""Predicted terms against annotated ones, as CAFA evaluates them.
+"""CAFA evaluation of predicted terms against annotations.
 
-In: annotations and scores of proteins. Out: at each threshold what cafaeval 1.3 reports, under its names, or CAFA 6's
-evaluator where some annotations are known before, and best values with 95 % intervals over proteins drawn with
-replacement. Each score is kept as the number of thresholds that it reaches; a histogram of these per protein gives all
-thresholds at once, and a draw is a weighting of the proteins.
+In: annotations and scores of proteins. Out: curves over thresholds as reported by cafaeval 1.3, under its names (or by
+CAFA 6's evaluator if some annotations are known before), and best values with 95 % bootstrap intervals over proteins.
+Each score is stored as the number of thresholds it reaches. A histogram of these counts per protein gives all
+thresholds at once, and a bootstrap draw is a weighting of the proteins.
 
-Names: ``n`` proteins with predictions; ``tp``, ``fp``, ``fn`` terms per protein; ``pr``, ``rc``, ``f`` precision,
-recall and their harmonic mean, averaged over proteins, or with ``_micro`` of the summed terms; ``mi``, ``ru``, ``s``
-misinformation, remaining uncertainty and their distance from the origin (Clark and Radivojac 2013); ``cov`` coverage.
-Those that end in ``_w`` weight a term by its information accretion.
+Names:
+- ``n``: proteins with predictions.
+- ``tp``, ``fp``, ``fn``: terms per protein.
+- ``pr``, ``rc``, ``f``: precision, recall and their harmonic mean, averaged over proteins; with ``_micro`` computed
+  from summed terms.
+- ``mi``, ``ru``, ``s``: misinformation, remaining uncertainty and their distance from the origin (Clark and Radivojac
+  2013).
+- ``cov``: coverage.
+- Names that end in ``_w`` weight a term by its information accretion.
 
-Shape legend: N proteins, V terms, W weightings, T thresholds, B proteins of a block, R draws, the first of them all
-proteins once.
+Shape legend: N proteins, V terms, W weightings, T thresholds, B proteins of a block, R draws (the first is all proteins
+once).
 """
 
 from collections.abc import Iterator
@@ -36,7 +41,7 @@ _DRAWS_AT_ONCE = 128
 
 
 class Metric(NamedTuple):
-    """A value, the ends of its 95 % interval, and the threshold where a best value is reached."""
+    """A value, the ends of its 95 % interval, and, for a best value, the threshold that reaches it."""
 
     value: float
     interval: tuple[float, float] | None
@@ -48,12 +53,12 @@ class Evaluation:
     """Evaluation of one aspect.
 
     Attributes:
-        proteins: those that recall averages over: annotated, with something left to predict.
-        predicted: annotated proteins with any score; more than ``proteins`` where some have nothing left to predict.
-        thresholds: those where any protein has a prediction.
+        proteins: number that recall averages over: annotated proteins with something left to predict.
+        predicted: annotated proteins with any score; may exceed ``proteins`` if some have nothing left to predict.
+        thresholds: thresholds at which any protein has a prediction.
         curves: (T,) values by name.
         metrics: best values and areas by name: ``fmax``, ``smin``, ``aupr`` (area under the precision-recall curve by
-            the trapezoid rule, with the precision of its first point down to recall 0, so that a perfect ranking has
+            the trapezoid rule, extended to recall 0 at the precision of its first point, so that a perfect ranking has
             1), ``cov``.
     """
 
@@ -77,17 +82,17 @@ def evaluate_functions(
 ) -> Evaluation:
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
-    ``known`` annotations count neither as annotated nor as predicted, and terms outside ``terms_V`` for no protein
-    (partial knowledge). As CAFA 5 and 6 count, proteins that then have nothing left to predict leave the number that
-    averages divide by, while what is predicted for them still counts: coverage may exceed 1. Where no protein has
-    something left, or no score reaches a threshold, there are no metrics.
+    ``known`` annotations count neither as annotated nor as predicted. Terms outside ``terms_V`` are ignored for all
+    proteins (partial knowledge). As in CAFA 5 and 6, averages are not divided by proteins that then have nothing left
+    to predict, but predictions for them still count: coverage may exceed 1. If no protein has something left, or no
+    score reaches a threshold, there are no metrics.
 
     >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
     >>> 0 < evaluation.metrics["fmax"].value <= 1
     True
     """
     shape = len(truth.proteins), len(aspect.terms)
-    is_share = np.abs(scores.data - 0.5) <= 0.5 + 1e-6  # sums of shares may exceed 1 by rounding; NaN is none
+    is_share = np.abs(scores.data - 0.5) <= 0.5 + 1e-6  # sums of shares may exceed 1 by rounding; NaN fails
     if not scores.shape == truth.terms.shape == shape or not is_share.all():
         raise DataError(f"scores: values in 0 to 1 of {shape[0]:,} proteins by {shape[1]:,} terms are needed")
     settings = settings or EvaluationSection()
@@ -102,7 +107,7 @@ def evaluate_functions(
         actual = (actual > excluded).tocsr()
     counts_N = np.ones(actual.shape[0], bool)
     if known is not None or terms_V is not None:
-        # Without these settings all proteins count, also those whose only terms are roots that do not.
+        # Without these settings all proteins count, also proteins whose only terms are roots that do not count.
         counts_N = actual @ weights_WV[0] > 0
     if not counts_N.any():
         return Evaluation(0, 0, np.empty(0), {}, {})
@@ -128,19 +133,19 @@ def _count(
     thresholds_T: Array,
     propagation: Method,
 ) -> tuple[Array, Array]:
-    """(W, T, N) weights of the predicted terms that are annotated, and of all predicted; some proteins at a time."""
+    """Return (W, T, N) weights of predicted terms that are annotated, and of all predicted terms."""
     size, total = len(thresholds_T), actual.shape[0]
-    # 0 is no score, 1 one below the first threshold, 2 one that reaches it, and so on. Codes keep the order of the
-    # scores, so that propagating them is propagating the scores, in a byte each where there are at most 254 thresholds.
+    # Code 0: no score; 1: below the first threshold; 2: reaches the first threshold, and so on. Codes keep the order of
+    # the scores, so propagating codes propagates the scores. They take a byte each for up to 254 thresholds.
     reached = np.searchsorted(thresholds_T, scores.data, side="right") + (scores.data > 0)
     codes = csr_array((reached.astype(np.min_scalar_type(size + 1)), scores.indices, scores.indptr), shape=scores.shape)
     hits_WTN, predicted_WTN = np.empty((2, len(weights_WV), size, total))
-    # By blocks: proteins by terms are dense here, which for all proteins at once are gigabytes.
+    # By blocks: the matrix of proteins by terms is dense here, gigabytes for all proteins at once.
     for start in range(0, total, BLOCK):
         rows = slice(start, min(start + BLOCK, total))
         codes_VB = dense(codes[rows])
         propagate_dense(codes_VB, aspect, propagation)
-        # After propagation: a known term still hands its score up.
+        # After propagation: a known term still passes its score to its ancestors.
         codes_VB[dense(excluded[rows])] = 0
         term, protein = np.nonzero(codes_VB)
         reached, shape = codes_VB[term, protein].astype(np.int64) - 1, (codes_VB.shape[1], size)
@@ -159,10 +164,10 @@ def _sums(
     counts_N: NDArray[np.bool_],
     settings: EvaluationSection,
 ) -> dict[str, Array]:
-    """(W, T, R) sums over the proteins, and over those of each draw; of ``proteins``, those that count, (1, 1, R)."""
+    """Return (W, T, R) sums over all proteins and over each draw; ``proteins`` is (1, 1, R)."""
     truth_WTN = np.broadcast_to(truth_WN[:, None], hits_WTN.shape)
     by_protein = {
-        "proteins": counts_N[None, None].astype(float),  # a draw may have any number of those that count
+        "proteins": counts_N[None, None].astype(float),  # the number of counted proteins differs between draws
         "n": (predicted_WTN > 0).astype(float),
         "tp": hits_WTN,
         "fp": predicted_WTN - hits_WTN,
@@ -172,7 +177,7 @@ def _sums(
     }
     sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in by_protein.items()}
     draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
-    # Sums of a draw are a product with how often it has each protein; not all draws at once, for memory.
+    # A draw's sums are a product with the number of times it has each protein; in groups of draws, to bound memory.
     for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
         draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
         for name, values_WTN in by_protein.items():
@@ -181,11 +186,11 @@ def _sums(
 
 
 def _normalised(sums: dict[str, Array], norm: Normalisation) -> dict[str, Array]:
-    """(W, T, R) values by cafaeval's names."""
+    """Return (W, T, R) values by cafaeval's names."""
     n = sums.pop("n")
     proteins = sums.pop("proteins")
-    # As cafaeval has them: "cafa" divides precision by the predicted proteins and all else by those that count, "pred"
-    # both by the predicted, "gt" both by those that count.
+    # Norms as in cafaeval: "cafa" divides precision by the predicted proteins and everything else by the counted ones,
+    # "pred" divides both by the predicted, "gt" both by the counted proteins.
     divisor = n if norm == "pred" else proteins
     values = {name: ratio(summed, divisor) for name, summed in sums.items()}
     values["pr"] = ratio(sums["pr"], proteins if norm == "gt" else n)
@@ -198,11 +203,11 @@ def _normalised(sums: dict[str, Array], norm: Normalisation) -> dict[str, Array]
 
 
 def _metrics(values: dict[str, Array], endings: list[str], thresholds_T: Array) -> Iterator[tuple[str, Metric]]:
-    """Best values and areas over the thresholds where a draw has predictions."""
+    """Yield best values and areas over the thresholds at which a draw has predictions."""
     covered_TR = values["cov"][0] > 0
     for w, end in enumerate(endings):
         for name, (key, sign) in BEST.items():
-            # Without predictions S would be that of predicting nothing, which may well be the smallest.
+            # Without predictions, S is the value of predicting nothing, which may be the smallest.
             signed_TR = np.where(covered_TR, sign * values[key][w], -np.inf)
             yield name + end, _metric(sign * signed_TR.max(axis=0), float(thresholds_T[signed_TR[:, 0].argmax()]))
         for kind in ("", "_micro"):
@@ -218,11 +223,11 @@ def _metric(value_R: Array, threshold: float | None = None) -> Metric:
 
 
 def _area(precision_TR: Array, recall_TR: Array, covered_TR: NDArray[np.bool_]) -> Array:
-    """(R,) area under the curve; thresholds without predictions repeat the last that has some, which adds no area."""
+    """Return the (R,) area under the curve; thresholds without predictions add no area."""
     last_R = np.maximum(covered_TR.sum(axis=0) - 1, 0)
     threshold_TR = np.minimum(np.arange(len(covered_TR))[::-1, None], last_R)
     curve_2TR = np.take_along_axis(np.stack([precision_TR, recall_TR]), threshold_TR[None], axis=1)
-    # By recall, which need not fall with the threshold where the divisor is the number of predicted proteins.
+    # Sorted by recall, which may rise with the threshold if the divisor is the number of predicted proteins.
     precision_TR, recall_TR = np.take_along_axis(curve_2TR, np.argsort(curve_2TR[1:], axis=1, kind="stable"), axis=1)
     # Left of the first point, precision equals the first point's: a perfect ranking may have no other point.
     return np.asarray(np.trapezoid(precision_TR, recall_TR, axis=0) + precision_TR[0] * recall_TR[0])

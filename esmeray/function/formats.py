@@ -1,8 +1,7 @@
-"""Lines of files of annotations, scores and weights: GAF, and tables of an id and terms.
+"""Line parsers for files of annotations, scores and weights: GAF, and tables of ids and terms.
 
-In: a file, plain or compressed. Out: rows of an id and the words after it, which whoever reads the file understands:
-terms, evidence codes, aspects, numbers. Comments (``!`` and ``#``), a header and CAFA's lines without a protein are
-passed over.
+In: a file, plain or compressed. Out: rows of an id and the words after it (terms, evidence codes, aspects, numbers),
+which the caller interprets. Skipped: comments (``!`` and ``#``), a header, and CAFA's lines without a protein.
 """
 
 import re
@@ -18,16 +17,16 @@ _OTHERS = {
     "GPI": r"!\s*gpi-version",
     "GAF of another version": r"!\s*gaf-version(?!:?\s*(?:1\.0|2\.[0-2])\s*$)",
 }
-"""First lines of files that are not read. GAF 1.0 to 2.2 have the same columns: before 2.2 the fourth is often empty,
-or NOT; 1.0 lacks the last two."""
+"""First lines of unsupported formats. GAF 1.0 to 2.2 have the same columns: before 2.2 the fourth is often empty or
+NOT, and 1.0 lacks the last two."""
 _OTHER = re.compile("|".join(f"({pattern})" for pattern in _OTHERS.values()), re.IGNORECASE)
 _NOT = re.compile(r"\bNOT\b", re.IGNORECASE)
 _JOINED = str.maketrans(";,|\"'[]", "       ")
-"""Separators of terms, and quotes and brackets around a field, as blanks."""
+"""Translation table to blanks: separators of terms, and quotes and brackets around a field."""
 _BLANKS = re.compile(r"[\s,;]+")
 _HEADER = re.compile(r"[^\d:]+")
 _CAFA = {"AUTHOR", "MODEL", "KEYWORDS", "ACCURACY", "END"}
-"""First words of lines of CAFA's files that name no protein."""
+"""First words of lines in CAFA's files that name no protein."""
 
 
 class Row(NamedTuple):
@@ -40,7 +39,7 @@ class Row(NamedTuple):
 
 
 def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
-    """Rows of GAF, with the term, its evidence code and, if it has one, NOT; or rows of a table.
+    """Yield rows of GAF, with the term, its evidence code and, if it has one, NOT; or rows of a table.
 
     ``known``: terms of the ontology. Raises DataError for other formats and versions, by their name.
     """
@@ -51,7 +50,7 @@ def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
             name = [*_OTHERS][int(other.lastindex or 1) - 1]
             raise DataError(f"{path}: is {name} ({line[:20].strip()!r}); get the GAF of the same annotations")
         cells = [cell.strip() for cell in line.split("\t")]
-        # Without its first line, GAF is known by its shape.
+        # GAF without its version line is recognised by its columns.
         is_gaf = is_gaf or line[:4].lower() == "!gaf" or (len(cells) >= 15 and cells[12].startswith("taxon:"))
         if not line.strip() or line[0] in "!#":
             continue
@@ -65,10 +64,11 @@ def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
 
 
 def table_rows(path: Path, known: Container[str]) -> Iterator[Row]:
-    """Rows of a table: an id, up to the first tab or blank, in a line without tabs also comma or semicolon, and words.
+    """Yield the rows of a table: an id, then words.
 
-    Words are separated by tabs, blanks, ``;``, ``,`` or ``|``. The first line is a header if it has no known term and
-    no digit or colon, which ids of proteins and terms have.
+    The id ends at the first tab or blank, or, in a line without tabs, at a comma or semicolon. Words are separated by
+    tabs, blanks, ``;``, ``,`` or ``|``. The first line is a header if it has no known term and no digit or colon, which
+    ids of proteins and terms have.
     """
     is_first = True
     for number, line in numbered_lines(path):
@@ -79,6 +79,6 @@ def table_rows(path: Path, known: Container[str]) -> Iterator[Row]:
         is_text = record_id in _CAFA or (is_first and _HEADER.fullmatch(line) is not None)
         is_first = is_first and record_id in _CAFA
         if not is_text or any(word in known for word in (record_id, *words)):
-            # An empty second column is a protein without terms, as UniProt's tables have it.
+            # An empty second column means a protein without terms, as in UniProt's tables.
             record_id = "" if line[0] == "\t" else record_id.strip(' "')
             yield Row(number, record_id, words or [""] * ("\t" in line))

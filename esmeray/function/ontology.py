@@ -1,8 +1,8 @@
-"""The Gene Ontology, or another one in OBO format, as arrays, and scores propagated along it.
+"""The Gene Ontology, or another one in OBO format, as arrays; score propagation along it.
 
 In: an OBO file, plain or compressed, read by obonet. Out: an :class:`Aspect` for each namespace, with the relations
-is_a and part_of inside it. Relations to another namespace and obsolete terms are left out; an alternative id stands for
-its term.
+is_a and part_of inside it. Relations to another namespace and obsolete terms are left out; an alternative id is mapped
+to its term.
 
 Shape legend: V terms of an aspect, N proteins, B proteins of a block.
 """
@@ -26,13 +26,13 @@ from esmeray.dataset.table import numbered_lines
 
 Method: TypeAlias = Literal["max", "fill"]
 Step: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""(P,) terms of one level that have children, (E,) these parent by parent, and (P,) where those of each start."""
+"""(P,) terms of one level that have children, (E,) their children grouped by parent, and (P,) start of each group."""
 _Definition: TypeAlias = tuple[str, list[str], list[str]]
-"""Namespace, parents and alternative ids of a term: all that counts of it."""
+"""Namespace, parents and alternative ids of a term: all fields that are compared and used."""
 BLOCK = 256
-"""Proteins at a time: the scores of 25,000 terms then take 6 MB as bytes."""
+"""Proteins per block: the scores of 25,000 terms then take 6 MB as bytes."""
 _UPWARDS = ("is_a", "part_of", "BFO:0000050")
-"""Relations that hand annotations up; the last is part_of in files that are converted from OWL."""
+"""Relations that propagate annotations upwards; the last is part_of in files converted from OWL."""
 _LINE = re.compile(r"!|\[\w+\]|[^:]+:")
 """A comment, the start of a stanza, or a key with its value."""
 _CUT_OFF = ": the file may be cut off; get it again"
@@ -44,8 +44,8 @@ class Aspect:
 
     Attributes:
         terms: V ids, each after its parents.
-        levels: (V,) int64 longest way to a term without parents; ascending.
-        parents: (V, V) bool, a row's columns are the parents of its term.
+        levels: (V,) int64 length of the longest path to a term without parents; ascending.
+        parents: (V, V) bool; the columns of a row are the parents of its term.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Aspect:
 
     @cached_property
     def ancestors(self) -> csr_array:
-        """(V, V) bool, a row's columns are its term and all above it: the closure of ``parents``, by squaring."""
+        """(V, V) bool; the columns of a row are its term and its ancestors: the transitive closure of ``parents``."""
         reached = self.parents + eye_array(len(self.terms), dtype=bool, format="csr")
-        # Each squaring doubles the length of the ways, so that a few do where steps up would need one a level.
+        # Each squaring doubles the path length: a few squarings replace one step per level.
         while (further := reached @ reached).nnz > reached.nnz:
             reached = further
         return reached
@@ -67,7 +67,7 @@ class Aspect:
         """Levels from the deepest to the top, each with the children of its terms."""
         children = self.parents.T.tocsr()
         steps = []
-        # From below: when a level is reached, all its children, which are on deeper levels, are done.
+        # Bottom-up: all children of a level are on deeper levels, which are done.
         for level in range(int(self.levels[-1]) - 1, -1, -1):
             low, high = np.searchsorted(self.levels, [level, level + 1])
             # Terms without children are left out: reduceat gives an empty segment its successor's first value.
@@ -86,14 +86,14 @@ class Ontology:
 
     @cached_property
     def positions(self) -> dict[str, tuple[str, int]]:
-        """Aspect and column in it of each term and alternative id."""
+        """Aspect of each term and alternative id, and its column in the aspect."""
         columns = {
             term: (name, column) for name, aspect in self.aspects.items() for column, term in enumerate(aspect.terms)
         }
         return columns | {other: columns[term] for other, term in self.alternatives.items()}
 
     def aspect(self, name: str) -> Aspect:
-        """The aspect of this name. Raises DataError where there is none."""
+        """Return the aspect of this name. Raises DataError if there is none."""
         if name not in self.aspects:
             known = ", ".join(self.aspects)
             raise DataError(f"the ontology has no aspect {name!r}{did_you_mean(name, self.aspects)}; it has {known}")
@@ -104,7 +104,7 @@ class Ontology:
 def read_ontology(path: Path) -> Ontology:
     """Read an OBO file, plain or compressed. A term without a namespace belongs to the file's default namespace.
 
-    Raises DataError for a file that is no OBO, was cut off, defines a term twice, or has cyclic relations.
+    Raises DataError for a file that is not OBO, was cut off, defines a term twice, or has cyclic relations.
 
     >>> ontology = esmeray.read_ontology(Path("go.obo"))
     >>> [*ontology.aspects]
@@ -120,8 +120,8 @@ def read_ontology(path: Path) -> Ontology:
             raise DataError(f"{path}: term {term!r} has no id or no namespace, and the header no default{_CUT_OFF}")
         definition = (namespace, _parents(stanza), sorted({*stanza.get("alt_id", [])}))
         if stanza.get("is_obsolete", "").lower() == "true":
-            obsolete.add(term)  # remembered: a relation to it is left out, one to an unknown term is damage
-        # Repeats that say the same are common in files put together from parts of a release.
+            obsolete.add(term)  # a relation to an obsolete term is left out, one to an unknown term is an error
+        # Identical repeats are common in files put together from parts of a release.
         elif definition != terms.setdefault(term, definition):
             raise DataError(f"{path}: term {term} is defined twice, differently; remove one")
     if not terms:
@@ -135,7 +135,7 @@ def read_ontology(path: Path) -> Ontology:
                 f"{path}: {lost[0]}, a parent of {term}, is not in the file: the file may be cut off, or lack what it "
                 "imports; get it whole"
             )
-        # Aspects are evaluated apart, so that a relation between two of them carries no score.
+        # Aspects are evaluated separately: a relation between two of them propagates no score.
         parents_of[namespace][term] = [parent for parent in parents if terms.get(parent, ("",))[0] == namespace]
         for other in others:
             if other in terms or alternatives.get(other, term) != term:
@@ -147,18 +147,18 @@ def read_ontology(path: Path) -> Ontology:
 
 
 def _stanzas(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Each ``[Term]`` by its keys, and the namespace of those that name none."""
-    lines = ["!"]  # the header, for obonet, if there is no other
+    """Return the ``[Term]`` stanzas by key, and the namespace of terms that name none."""
+    lines = ["!"]  # a header for obonet if the file has none
     for number, line in numbered_lines(path):
         text = line.strip()
         if text and not _LINE.match(text):
             raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
-        # obonet 1.3 ends a stanza at any blank line, and takes one that follows a comment for the header.
+        # obonet 1.3 ends a stanza at any blank line, and reads a stanza after a comment as the header.
         if text and text[0] != "!":
             lines.append(text)
     header, *stanzas = re.split(r"\n(?=\[)", "\n".join(lines))
     of_terms = [stanza for stanza in stanzas if stanza.startswith("[Term]")]
-    # Not read_obo, which merges terms of one id.
+    # read_obo would merge terms with the same id.
     _, terms, _, keys = get_sections(iter("\n\n".join([header, *of_terms]).split("\n")))
     default = keys.get("default-namespace", [""])[-1]
     if not any("namespace" in term for term in terms):
@@ -169,9 +169,9 @@ def _stanzas(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _is_cut(terms: list[dict[str, Any]], default: str, last_line: str) -> bool:
-    """Test for a last term that a download left incomplete: a quote that is open, an id alone, or a namespace's start.
+    """Test for a last term that a download left incomplete: an open quote, only an id, or part of a namespace.
 
-    Most downloads that ended early lack a term's parent, which is refused anyway.
+    Most truncated downloads lack a term's parent, which is refused anyway.
     """
     *others, last = terms
     namespaces = {term.get("namespace", default) for term in others}
@@ -183,14 +183,14 @@ def _is_cut(terms: list[dict[str, Any]], default: str, last_line: str) -> bool:
 
 def _parents(stanza: dict[str, list[str]]) -> list[str]:
     relations = [f"is_a {parent}" for parent in stanza.get("is_a", [])] + stanza.get("relationship", [])
-    # Other relations (regulates ...) hand no annotations up. Qualifiers may follow the parent; a line that was cut off
-    # has no parent.
+    # Other relations (regulates ...) propagate no annotations. Qualifiers may follow the parent; a truncated line has
+    # no parent.
     words = [[*relation.split(), ""][:2] for relation in relations]
     return sorted({parent for relation, parent in words if relation in _UPWARDS})
 
 
 def _aspect(path: Path, name: str, parents_of: dict[str, list[str]]) -> Aspect:
-    """Terms sorted by their level, and within a level as in the file, so that a file gives one matrix."""
+    """Return the aspect with terms sorted by level, within a level in file order: deterministic for a file."""
     levels: dict[str, int] = {}
     try:
         for term in TopologicalSorter(parents_of).static_order():
@@ -207,9 +207,9 @@ def _aspect(path: Path, name: str, parents_of: dict[str, list[str]]) -> Aspect:
 
 
 def propagate(scores: csr_array, aspect: Aspect) -> csr_array:
-    """(N, V) scores, not below 0, of any type, of which an ancestor has the largest below it.
+    """Return (N, V) scores in which an ancestor has at least the largest score below it; any dtype, not below 0.
 
-    Terms are taken level by level, for some hundred proteins at a time, which keeps the dense part small.
+    Works level by level on blocks of a few hundred proteins, which keeps the dense part small.
     """
     blocks = []
     for start in range(0, scores.shape[0], BLOCK):
@@ -220,17 +220,17 @@ def propagate(scores: csr_array, aspect: Aspect) -> csr_array:
 
 
 def dense(rows: csr_array) -> NDArray[Any]:
-    """(V, B) of (B, V): a term's scores lie beside each other, since propagation takes whole terms."""
+    """Return (B, V) rows as dense (V, B): a term's scores are contiguous, since propagation works on whole terms."""
     return rows.T.toarray(order="C")
 
 
 def propagate_dense(scores_VB: NDArray[Any], aspect: Aspect, method: Method) -> None:
-    """Propagate scores, 0 where there is none, to the ancestors, in place, as cafaeval 1.3 does.
+    """Propagate scores to the ancestors in place, as cafaeval 1.3 does; 0 means no score.
 
-    ``max`` gives a term the largest score of itself and its descendants. ``fill`` gives it the largest of its children,
-    themselves filled, where its own is 0.
+    ``max`` gives a term the largest score of itself and its descendants. ``fill`` gives it the largest score of its
+    children, themselves filled, if its own is 0.
     """
     for terms, children, starts in aspect.steps:
-        below = np.maximum.reduceat(scores_VB[children], starts, axis=0)  # one call a level, not one a term
+        below = np.maximum.reduceat(scores_VB[children], starts, axis=0)  # one call per level
         own = scores_VB[terms]
         scores_VB[terms] = np.maximum(own, below) if method == "max" else np.where(own == 0, below, own)

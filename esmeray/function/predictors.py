@@ -1,8 +1,8 @@
-"""Scores of terms from annotated proteins, and their blend.
+"""Term scores from annotated proteins, and their blend.
 
-In: annotations, and how near each query is to the annotated proteins. Out: sparse scores, in which no term scores
-above its parents, as annotations are propagated and every predictor here is a mean of them with weights that are not
-below 0.
+In: annotations, and the similarity of each query to the annotated proteins. Out: sparse scores in which no term scores
+above its parents. This holds because annotations are propagated and every predictor here is a weighted mean of them
+with non-negative weights.
 
 Shape legend: N queries, M annotated proteins, V terms of an aspect, C channels, P parts of a blend.
 """
@@ -15,22 +15,23 @@ from scipy.optimize import nnls
 from scipy.sparse import csr_array, diags_array, vstack
 
 LEAST = 5e-4
-"""Smaller scores are written as 0.000, and left out."""
+"""Smallest score kept: smaller ones would be written as 0.000."""
 _AT_ONCE = 512
 
 
 def naive(terms: csr_array, queries: int) -> csr_array:
-    """(N, V) shares of the annotated proteins (M, V) that have each term, the same for all queries."""
+    """Return (N, V) term frequencies among the annotated proteins (M, V), the same for all queries."""
     share_V = np.bincount(terms.indices, minlength=terms.shape[1]) / max(1, terms.shape[0])
-    # Pruned as a row, before it is repeated: most terms are rare, and each query would hold them all.
+    # Pruned as a row, before it is repeated: most terms are rare, and each query would store them all.
     return csr_array(np.ones((queries, 1))) @ pruned(csr_array(share_V[None]))
 
 
 def transferred(weights: csr_array, terms: csr_array) -> csr_array:
-    """(N, V) sum of the weights (N, M) of the proteins with a term over the sum of all, of the terms (M, V).
+    """Return (N, V) annotation transfer: a term's share of a query's total weight.
 
-    With bit scores the best simple baseline of the CAFA benchmarks (sum of bit scores; DiamondScore of Kulmanov and
-    Hoehndorf 2020). A query without neighbours has no scores.
+    ``weights`` (N, M) are of queries and annotated proteins, ``terms`` (M, V) the annotations. With bit scores this is
+    the best simple baseline of the CAFA benchmarks (sum of bit scores; DiamondScore of Kulmanov and Hoehndorf 2020). A
+    query without neighbours has no scores.
     """
     total_N = weights.sum(axis=1)
     shares = diags_array(np.divide(1, total_N, out=np.zeros(len(total_N)), where=total_N > 0)) @ weights
@@ -38,16 +39,16 @@ def transferred(weights: csr_array, terms: csr_array) -> csr_array:
 
 
 def nearest(queries_NC: NDArray, annotated_MC: NDArray, neighbours: int, temperature: float) -> csr_array:
-    """(N, M) weights exp(cosine / temperature), relative to the largest, of the nearest neighbours by cosine."""
+    """Return (N, M) weights exp(cosine / temperature), relative to the largest, of the nearest neighbours by cosine."""
     annotated_MC = _unit(annotated_MC)
     number = min(neighbours, len(annotated_MC))
-    blocks = [csr_array((0, len(annotated_MC)))]  # without queries there is nothing else to join
+    blocks = [csr_array((0, len(annotated_MC)))]  # vstack needs at least one block
     for start in range(0, len(queries_NC), _AT_ONCE):  # the cosines of a block are dense
         cosine_nM = _unit(queries_NC[start : start + _AT_ONCE]) @ annotated_MC.T
-        # Not sorted: the order among the nearest makes no difference to a sum over them.
+        # Unsorted: the order of the neighbours does not affect a sum over them.
         nearest_nk = np.argpartition(-cosine_nM, number - 1, axis=1)[:, :number]
         cosine_nk = np.take_along_axis(cosine_nM, nearest_nk, axis=1)
-        # Relative to the largest: at a low temperature all exponentials could overflow or vanish.
+        # Relative to the largest: at a low temperature the exponentials could overflow or vanish.
         weights_nk = np.exp((cosine_nk - cosine_nk.max(axis=1, keepdims=True)).astype(float) / temperature)
         ends = np.arange(len(cosine_nM) + 1) * number
         blocks.append(csr_array((weights_nk.ravel(), nearest_nk.ravel(), ends), shape=cosine_nM.shape))
@@ -59,33 +60,33 @@ def _unit(vectors_NC: NDArray) -> NDArray:
 
 
 def pruned(scores: csr_array) -> csr_array:
-    """The scores without those below :data:`LEAST`."""
+    """Remove scores below :data:`LEAST`."""
     scores.data[scores.data < LEAST] = 0
     scores.eliminate_zeros()
     return scores
 
 
 def blended(parts: Mapping[str, csr_array], weights: Mapping[str, float]) -> csr_array:
-    """(N, V) sum of the parts (N, V) by weight, at most 1."""
+    """Return the (N, V) weighted sum of the parts (N, V), at most 1."""
     first, *_ = parts.values()
     summed = csr_array(sum((weights[name] * scores for name, scores in parts.items()), csr_array(first.shape)))
-    summed.data = np.minimum(summed.data, 1)  # weights of a fit need not add up to 1
+    summed.data = np.minimum(summed.data, 1)  # fitted weights need not add up to 1
     return pruned(summed)
 
 
 def fit_blend(parts: Mapping[str, csr_array], terms: csr_array, accretion_V: NDArray[np.float64]) -> dict[str, float]:
-    """Weights, not below 0, of the parts (N, V) by which their sum is nearest to the terms (N, V) in least squares.
+    """Return the non-negative least-squares weights with which the sum of the parts (N, V) fits the terms (N, V).
 
     A term weighs 1 plus its information accretion. Solved on the (P, P) products of the parts (Lawson and Hanson 1974),
-    so that nothing dense is made.
+    which avoids dense matrices.
     """
     root_V = diags_array(np.sqrt(1 + accretion_V))
     scaled = [csr_array(scores @ root_V) for scores in parts.values()]
     truth = csr_array(terms.astype(float) @ root_V)
     products_PP = np.array([[scores.multiply(other).sum() for other in scaled] for scores in scaled])
     with_truth_P = np.array([scores.multiply(truth).sum() for scores in scaled])
-    # The least squares of L^T w = L^-1 b, with L L^T the products, are those of the parts themselves. Parts that are
-    # alike or empty have no factor without the small diagonal, which is relative to the products' own size.
+    # With L L^T the products, the least squares of L^T w = L^-1 b have the same solution as the parts themselves. Parts
+    # that are alike or empty need the small diagonal to be factorised; it is relative to the size of the products.
     factor_PP = np.linalg.cholesky(products_PP + 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled)))
     weights_P, _ = nnls(factor_PP.T, np.linalg.solve(factor_PP, with_truth_P))
     return dict(zip(parts, weights_P.tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""The proteins of function prediction: sequences, ontology, annotations, and who is held out.
+"""Data of function prediction: sequences, ontology, annotations and held-out proteins.
 
-In: the files that the settings name, or the embedded sample. Out, in a folder of the stores: ``sequences``, a link to
-their store, ``terms.obo``, ``annotations.tsv`` (the most specific terms), ``accretion.tsv`` and ``validation.txt``.
-Ids of all files match the sequences' ids in any spelling (:mod:`esmeray.dataset.identifiers`).
+In: the files that the settings name, or the embedded sample. Out, in a folder next to the stores: ``sequences`` (a link
+to their store), ``terms.obo``, ``annotations.tsv`` (the most specific terms), ``accretion.tsv`` and ``validation.txt``.
+Ids in all files match the sequences' ids in any spelling (:mod:`esmeray.dataset.identifiers`).
 
-Shape legend: R records of the store, M annotated proteins of an aspect, V its terms, K terms that are learnt, of all
+Shape legend: R records of the store, M annotated proteins of an aspect, V terms of an aspect, K learnt terms over all
 aspects.
 """
 
@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 
 SEQUENCES = "sequences"
 _RULES = 2
-"""Version of how files are read; folders of other versions are made again."""
+"""Version of the parsing rules; folders of other versions are built again."""
 _FILES = ("terms.obo", "annotations.tsv", "accretion.tsv", "validation.txt")
 
 
 @dataclass(frozen=True)
 class AspectData:
-    """Annotated proteins of one aspect: their records (M,), propagated terms (M, V), and those that are not held out.
+    """Annotated proteins of one aspect: records (M,), propagated terms (M, V), and a training mask (M,).
 
     ``accretion``: (V,) bits.
     """
@@ -64,7 +64,7 @@ class AspectData:
     training: NDArray[np.bool_]
 
     def learnt(self, min_count: int) -> NDArray[np.int64]:
-        """(K,) columns of the terms that so many training proteins have."""
+        """Return the (K,) columns of terms that at least ``min_count`` training proteins have."""
         count_V = np.bincount(self.terms[self.training].indices, minlength=self.terms.shape[1])
         return np.flatnonzero(count_V >= min_count)
 
@@ -84,14 +84,14 @@ class FunctionData:
 
 
 def location(data: DataSection, root: Path) -> Path:
-    """The folder that :func:`prepare` makes, named after files and settings. Raises ConfigError or DataError."""
+    """Return the folder that :func:`prepare` makes, named after files and settings. Raises ConfigError or DataError."""
     terms = data.terms
     if (data.source == [SAMPLE]) != (terms.annotations is None):
         raise ConfigError(
             "data.terms.annotations: data.source, data.terms.annotations and data.terms.ontology go together: set all "
             "three, or none for the sample"
         )
-    # Not min_count: which terms are learnt is decided when the folder is read, so that runs can share it.
+    # Without min_count: the learnt terms are chosen when the folder is read, so that runs can share it.
     settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
     settings["rules"] = _RULES
     if data.source == [SAMPLE]:
@@ -109,7 +109,7 @@ def location(data: DataSection, root: Path) -> Path:
 
 
 def prepare(data: DataSection, root: Path, progress: ProgressCallback = no_progress) -> Path:
-    """Make the data of a run where it is missing, and return its folder. Raises DataError for files of no use."""
+    """Build the data of a run if it is missing, and return its folder. Raises DataError for unusable files."""
     target = location(data, root)
     if data.source == [SAMPLE]:
         data = _of_sample(data, target.with_name(f"{target.name}-{SAMPLE}"))
@@ -119,14 +119,14 @@ def prepare(data: DataSection, root: Path, progress: ProgressCallback = no_progr
             with published(target) as building:
                 (building / SEQUENCES).symlink_to(sequences)
                 sample = target.with_name(f"{target.name}-{SAMPLE}")
-                if sample.exists():  # its test proteins are what the run can be evaluated with
+                if sample.exists():  # its test proteins are for evaluating the run
                     (building / SAMPLE).symlink_to(sample)
                 _write(building, Store(sequences), data)
     return target
 
 
 def _of_sample(data: DataSection, folder: Path) -> DataSection:
-    """The settings with the sample's files, which are made in the folder: also those to evaluate with."""
+    """Return the settings with the sample's files, which are written to the folder together with the test files."""
     with exclusive(folder):
         if not folder.exists():
             with published(folder) as building:
@@ -138,7 +138,10 @@ def _of_sample(data: DataSection, folder: Path) -> DataSection:
 
 
 def read(folder: Path) -> FunctionData:
-    """The data that :func:`prepare` made. Raises DataError where an aspect has no protein to train or to hold out."""
+    """Read the data that :func:`prepare` made.
+
+    Raises DataError if no aspect has proteins both to train with and to hold out.
+    """
     store = Store(folder / SEQUENCES)
     ontology_file, annotations, accretion_file, validation = (folder / name for name in _FILES)
     ontology = read_ontology(ontology_file)
@@ -149,7 +152,7 @@ def read(folder: Path) -> FunctionData:
     aspects = {}
     for name, annotated in read_annotations(annotations, ontology, proteins=ids).items():
         training_M = np.array([protein not in held_out for protein in annotated.proteins])
-        # By aspect: the proteins that were held out may all be without annotation in it.
+        # Per aspect: none of the held-out proteins may have an annotation in it.
         if training_M.all() or not training_M.any():
             log.warning("%s is left out: it needs proteins to train with and held-out ones; see data.terms", name)
             continue
@@ -166,15 +169,16 @@ def read(folder: Path) -> FunctionData:
 
 
 class LabelledTerms:
-    """Annotated proteins with the terms that are learnt, as training reads a labelled store.
+    """Annotated proteins with the learnt terms, with the interface of a labelled store.
 
-    ``min_count``: fewest training proteins of a term that is learnt. Raises DataError where there is no such term.
+    ``min_count``: minimum number of training proteins per learnt term. Raises DataError if no term has enough.
 
     Attributes:
         label_space: the K terms, aspect by aspect.
         label_weights: (K,) float32, 1 plus the information accretion in bits.
-        targets: (R, K), not known in aspects in which a protein has no annotation.
-        shares: (K,) share of the training proteins that have each term, of those annotated in its aspect; never 0 or 1.
+        targets: (R, K), unknown in aspects in which a protein has no annotation.
+        shares: (K,) share of each term among the training proteins annotated in its aspect, with a pseudocount; never 0
+            or 1.
         training, validation: int64 records, each ascending.
     """
 
@@ -192,7 +196,7 @@ class LabelledTerms:
         self.label_space = LabelSpace(
             "multilabel", tuple(aspect.aspect.terms[column] for aspect, columns in learners for column in columns)
         )
-        # Rare and specific terms count more, as in Smin; the 1 keeps those that nearly every protein has.
+        # Rare and specific terms count more, as in Smin; the 1 keeps terms that nearly every protein has.
         self.label_weights = np.concatenate([1 + aspect.accretion[columns] for aspect, columns in learners]).astype(
             np.float32
         )
@@ -200,24 +204,24 @@ class LabelledTerms:
         blocks = []
         for number, (aspect, columns) in enumerate(learners):
             annotated_RA[aspect.records, number] = True
-            # From the aspect's proteins to the store's records, by a matrix with a 1 where a protein's record is.
+            # Scatter the aspect's proteins to the store's records with a 0/1 membership matrix.
             ones = np.ones(len(aspect.records), bool)
             members = csr_array((ones, (aspect.records, np.arange(ones.size))), shape=(len(self.store), ones.size))
             blocks.append(members @ aspect.terms[:, columns])
         aspect_K = np.repeat(np.arange(len(learners)), [columns.size for _, columns in learners])
         terms = csr_array(hstack(blocks, format="csr"))
-        # Unknown and not absent: nobody looked for functions of such an aspect, and the loss passes over NaN.
+        # Unknown, not absent: an aspect without annotations was not studied, and the loss ignores NaN.
         self.targets = SparseTargets(terms.indptr, terms.indices, ~annotated_RA, aspect_K)
         annotated = np.flatnonzero(annotated_RA.any(axis=1))
         is_held_out = np.isin(annotated, data.held_out)
         self.training, self.validation = annotated[~is_held_out], annotated[is_held_out]
         annotated_A = annotated_RA[self.training].sum(axis=0)
-        # Of 0 or 1 a logit would be infinite.
+        # Pseudocounts: with a share of 0 or 1 the initial logit would be infinite.
         self.shares = (terms[self.training].sum(axis=0) + 1) / (annotated_A[aspect_K] + 2)
 
     @cached_property
     def checksum(self) -> str:
-        """Identity of sequences, terms, held-out proteins and the terms that are learnt, hex."""
+        """Hash (hex) of sequences, terms, held-out proteins and the learnt terms."""
         digest = hashlib.sha256(f"{self.store.checksum} {self._min_count}".encode())
         for name in _FILES:
             digest.update((self.path / name).read_bytes())
@@ -240,14 +244,14 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
     held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
     files: dict[str, Iterable[str]] = {
         "terms.obo": (f"{line}\n" for _, line in numbered_lines(obo)),
-        # Terms that follow from others are left out: reading the file propagates it again.
+        # Only the most specific terms: reading the file propagates them again.
         "annotations.tsv": (
             f"{protein}\t{term}\n"
             for name, annotated in known.items()
             for protein, term in _leaves(annotated, ontology, name)
         ),
         "accretion.tsv": (
-            f"{term}\t{value!r}\n"  # repr: all digits, so that a run and its evaluation have the same weights
+            f"{term}\t{value!r}\n"  # repr: all digits, so that a run and its evaluation use identical weights
             for name, values in accretion.items()
             for term, value in zip(ontology.aspects[name].terms, values.tolist(), strict=True)
             if value
@@ -260,7 +264,7 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
 
 
 def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
-    """Protein and term of the annotations without those of other annotations' ancestors."""
+    """Yield protein and term of the most specific annotations, leaving out ancestors of other annotations."""
     aspect = ontology.aspects[name]
     specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()  # > of bool: this and not that
     for protein, term in zip(*specific.coords, strict=True):
@@ -277,7 +281,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
             log.warning("%s: %s without a sequence left out", path, counted(len(listed) - len(held_out), "protein{s}"))
         return {*held_out.values()}
     if terms.since:
-        # As in CAFA: those that had no annotation in any aspect before.
+        # As in CAFA: proteins without annotation in any aspect before the date.
         return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
     hashes = store.sequence_hashes  # equal sequences stay together
     if terms.clusters:
@@ -286,7 +290,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
         members = match_ids(ids, clusters, "the sequences", terms.clusters)
         if lost := next((name for name in ids if name not in members), None):
             raise DataError(f"{terms.clusters}: has no cluster of {lost}; cluster all sequences")
-        # Of the cluster's name, which all its members have: none is held out while another is trained with.
+        # Hash of the cluster's name: a cluster is held out as a whole.
         hashes = np.array([xxhash.xxh3_64_intdigest(clusters[members[name]].encode()) for name in ids], np.uint64)
     _, chosen = split_records(hashes, data.validation_share)
     return {ids[record] for record in chosen.tolist()}

@@ -1,8 +1,8 @@
-"""A ranker over the parts of a blend: gradient boosting on what the parts say of a protein and a term.
+"""Ranker over the parts of a blend: gradient boosting on features of a protein and a term.
 
-In: scores of the parts and of the blend, bit scores of the hits, and what is known of the terms. Out: probabilities of
-the terms that the blend scores highest; all others have none. Where the blend weighs each part alike for every protein,
-the ranker trusts homology where hits are near, and the other parts where there are none.
+In: scores of the parts and of the blend, bit scores of the hits, and statistics of the terms. Out: probabilities of the
+terms that the blend scores highest; other terms have none. The blend uses the same weights for every protein. The
+ranker can trust homology if hits are near, and the other parts if there are none.
 
 Shape legend: N proteins, M annotated proteins of an aspect, V its terms, K candidates (a protein and a term), F
 features, H hits of a protein, E trees, J nodes of a tree.
@@ -22,16 +22,16 @@ from esmeray.function.ontology import Aspect, propagate
 from esmeray.function.predictors import pruned
 
 _MOST = 300
-"""Candidates of a protein, at most."""
+"""Maximum number of candidates per protein."""
 _LEAST = 8e-3
-"""Blend of a candidate, at least: what is below it seldom reaches CAFA's first threshold, 0.01."""
+"""Minimum blend score of a candidate: lower ones seldom reach CAFA's first threshold, 0.01."""
 _FOLDS = 4
 _TREES = 80
 _LEAVES = 12
 
 
 class Candidates(NamedTuple):
-    """(K,) rows and columns of proteins by terms, which have ``shape``, and (K, F) float32 features of each."""
+    """(K,) rows and columns in a matrix of proteins by terms of ``shape``, and (K, F) float32 features."""
 
     features: NDArray[np.float32]
     rows: NDArray[np.int64]
@@ -47,7 +47,11 @@ def candidates(
     aspect: Aspect,
     accretion_V: NDArray[np.float64],
 ) -> Candidates:
-    """Candidates of N proteins: of the parts and the blend (N, V), hits (N, M) in bits a residue, with terms (M, V)."""
+    """Select the candidates of N proteins and compute their features.
+
+    ``parts`` and ``blend`` are (N, V) scores, ``near`` (N, M) hits in bits per residue, ``terms`` the annotations (M,
+    V).
+    """
     count_V = np.bincount(terms.indices, minlength=terms.shape[1])
     of_terms = np.stack([np.log1p(count_V), aspect.levels, accretion_V])
     features = [np.empty((0, 2 * len(parts) + 9), np.float32)]
@@ -57,7 +61,7 @@ def candidates(
         best = np.sort(np.argsort(-scores[-1], kind="stable")[:_MOST])
         best = best[scores[-1, best] >= _LEAST]
         scores = scores[:, best]
-        # A score alone says little where a protein has few candidates or many: its rank says which are the likely ones.
+        # A score alone says little, since proteins differ in their number of candidates; the rank is comparable.
         ranks = rankdata(-scores, method="min", axis=1)
         hits = near[[row]]
         has_HK = terms[hits.indices][:, best].toarray()
@@ -71,7 +75,7 @@ def candidates(
 
 
 class Ranker(NamedTuple):
-    """Trees as arrays (E, J), which a file holds without pickle; a leaf is its own child. Baselines are averaged."""
+    """Boosted trees as arrays (E, J), stored without pickle; a leaf is its own child. Baselines are averaged."""
 
     features: NDArray[np.int64]
     thresholds: NDArray[np.float64]
@@ -88,7 +92,7 @@ class Ranker(NamedTuple):
         np.savez(path, **self._asdict())
 
     def probabilities(self, features_KF: NDArray[np.float32]) -> NDArray[np.float64]:
-        """(K,) of candidates."""
+        """Return the (K,) probabilities of candidates."""
         sums_K = np.full(len(features_KF), self.baselines.mean())
         every_K = np.arange(len(features_KF))
         for feature_J, threshold_J, children_J2, value_J in zip(*self[:4], strict=True):
@@ -104,19 +108,19 @@ class Ranker(NamedTuple):
 
 
 def scored(values_K: NDArray[np.float64], candidates: Candidates, aspect: Aspect) -> csr_array:
-    """(N, V) scores of candidates, of which no term scores above its parents."""
+    """Return (N, V) scores of candidates in which no term scores above its parents."""
     return propagate(
         pruned(csr_array((values_K, (candidates.rows, candidates.columns)), shape=candidates.shape)), aspect
     )
 
 
 def fit_ranker(candidates: Candidates, terms: csr_array) -> tuple[Ranker, NDArray[np.float64]]:
-    """The ranker that learns which candidates are among the terms (N, V), and (K,) cross-fitted probabilities.
+    """Fit the ranker to the terms (N, V); return it with (K,) cross-fitted probabilities.
 
-    These are by rankers that have not seen the protein, so that they can be evaluated.
+    Cross-fitted probabilities come from rankers that have not seen the protein, so that they can be evaluated.
     """
     crossed_K = np.zeros(len(candidates.rows))
-    if not len(crossed_K):  # no part scores any of the proteins: the blend scores nothing either, and nor does this
+    if not len(crossed_K):  # no part scores any protein, so the ranker has nothing to learn
         no_nodes = np.zeros((0, 1), np.int64)
         no_values = np.zeros((0, 1))
         return Ranker(no_nodes, no_values, no_nodes, no_values, np.array([-np.inf])), crossed_K
@@ -124,17 +128,18 @@ def fit_ranker(candidates: Candidates, terms: csr_array) -> tuple[Ranker, NDArra
     rankers = []
     for fold in range(_FOLDS):
         test_K = candidates.rows % _FOLDS == fold
-        seen_K = ~test_K | test_K.all()  # a single protein is in one fold alone
+        seen_K = ~test_K | test_K.all()  # a single protein is in one fold only: train and test on it
         ranker = _fitted(candidates.features[seen_K], truth_K[seen_K])
         crossed_K[test_K] = ranker.probabilities(candidates.features[test_K])
         rankers.append(ranker)
-    # The mean of their log-odds: on CAFA2 it is above one ranker of all proteins in four of six values, below in one.
+    # Mean of the log-odds of the folds' rankers. On CAFA2 it beats one ranker of all proteins in four of six metrics
+    # and loses in one.
     features, thresholds, children, values, baselines = map(np.concatenate, zip(*rankers, strict=True))
     return Ranker(features, thresholds, children, values / _FOLDS, baselines), crossed_K
 
 
 def _fitted(features_KF: NDArray[np.float32], truth_K: NDArray[np.bool_]) -> Ranker:
-    from sklearn.ensemble import HistGradientBoostingClassifier  # here: it takes a second
+    from sklearn.ensemble import HistGradientBoostingClassifier  # imported here: it takes a second
 
     model: Any = HistGradientBoostingClassifier(
         max_iter=_TREES, max_leaf_nodes=_LEAVES, learning_rate=0.1, min_samples_leaf=200, l2_regularization=1,
@@ -144,7 +149,7 @@ def _fitted(features_KF: NDArray[np.float32], truth_K: NDArray[np.bool_]) -> Ran
 
 
 def trees_of(model: Any) -> Ranker:
-    """The trees of a fitted HistGradientBoostingClassifier of two classes, with at most so many leaves as ours."""
+    """Return the trees of a fitted binary HistGradientBoostingClassifier with at most ``_LEAVES`` leaves."""
     shape = len(model._predictors), 2 * _LEAVES - 1
     children = np.tile(np.arange(shape[1])[:, None], (shape[0], 1, 2))
     features = np.zeros(shape, np.int64)

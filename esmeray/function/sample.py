@@ -2,11 +2,11 @@
 
 Out: ``terms.obo`` with 500 terms in three namespaces, ``train`` and ``test`` as FASTA and as TSV of protein and term.
 Each term without children has a motif of twelve residues. A family (:mod:`esmeray.dataset.store.sample`) has a term in
-each namespace, and one member in three has another one besides, so that homology alone does not suffice. The test has
+each namespace. One member in three has an additional term, so that homology alone does not suffice. The test set has
 every tenth family, and every tenth of the other proteins.
 
-Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`, so that the sample of a seed stays the
-same.
+Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`, so that a seed always gives the same
+sample.
 """
 
 from itertools import chain, count
@@ -25,7 +25,7 @@ _EXTRA = 1 / 3
 
 
 def write_sample(folder: Path, settings: SampleSection) -> None:
-    """Write the files to a folder that is there; the same settings give the same bytes."""
+    """Write the files to an existing folder; the same settings give the same bytes."""
     random = np.random.Generator(np.random.PCG64(settings.seed))
     leaves = []
     lines = ["format-version: 1.2"]
@@ -46,21 +46,21 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
     records = sample_records(settings.records, settings.families, settings.seed)
     for number, (record, sequence) in enumerate(records):
         family = int(record.removeprefix("family").split("_")[0])
-        terms = list(of_family[family])  # a copy: what a member has besides is not its family's
+        terms = list(of_family[family])  # a copy: the additional terms of a member are not the family's
         if random.random() < _EXTRA:
             others = leaves[_below(len(leaves), random)]
             terms.append(others[_below(len(others), random)])
-        # Whole families for what homology can't know, and single proteins for what it can.
+        # Whole families test prediction without homologs, single proteins prediction with them.
         split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
         texts[f"{split}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
-        # Once each: the further term may be one that the family has already.
+        # Without repeats: the additional term may be one that the family already has.
         texts[f"{split}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
     for name, lines in texts.items():
         (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def _parents(term: int, random: np.random.Generator) -> list[int]:
-    """Of one term in five, two; the term above in a tree, and any earlier one."""
+    """Return the parents of a term: its parent in a tree and, for one term in five, any earlier term too."""
     if term == 0:
         return []
     above = (term - 1) // _BRANCHING
@@ -69,8 +69,8 @@ def _parents(term: int, random: np.random.Generator) -> list[int]:
 
 
 def _with_motifs(sequence: str, motifs: list[str], random: np.random.Generator) -> str:
-    """The sequence with the motifs at positions that do not overlap; appended where it is too short."""
-    # One stretch a motif: drawn over the whole sequence, one could hide another, and the protein its term.
+    """Return the sequence with the motifs at positions that do not overlap; appended if it is too short."""
+    # One stretch per motif: random positions in the whole sequence could overwrite another motif.
     room = len(sequence) // len(motifs) - _MOTIF
     if room <= 0:
         return sequence + "".join(motifs)

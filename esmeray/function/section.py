@@ -1,4 +1,4 @@
-"""Settings of vectors of proteins, and of the prediction and evaluation of their terms."""
+"""Settings of protein vectors, and of the prediction and evaluation of terms."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 COMPOSITION = "composition"
 MOST_TERMS = 1500
-"""Terms of a protein, over all aspects, that CAFA 6 takes."""
+"""Maximum number of terms of a protein, over all aspects, in CAFA 6."""
 
 Normalisation = Literal["cafa", "pred", "gt"]
 
@@ -20,15 +20,16 @@ class EmbeddingsSection(Section):
     """Vectors of proteins, for the neighbours and for the network on vectors."""
 
     model: Annotated[str, PATH_OR_NAME] = COMPOSITION
-    """Folder or hub name of transformers, an Esmeray run, or its export, whose mean over residues is taken; or
-    'composition': frequencies of amino acids, of pairs and of triples of like ones, which need no model."""
+    """Model whose mean over residues is used: a transformers folder or hub name, an Esmeray run, or its export; or
+    'composition': frequencies of amino acids, of pairs, and of triples of similar amino acids, which need no model."""
     store: Annotated[str | None, PATH] = None
-    """Folder of embeddings of the sequences by this model, as embed made it. Default: computed before training."""
+    """Folder of embeddings of the sequences by this model, written by `esmeray embed run`. Default: computed before
+    training."""
     random_weights: bool = False
-    """Take a size (esm2_t6_8M) with random weights, to try things out."""
+    """Accept a model size (esm2_t6_8M) with random weights, to try things out."""
     max_length: PositiveInt | None = None
-    """Residues of the longest sequence, of longer ones the start is taken. Default: what positions of the model
-    reach."""
+    """Maximum sequence length in residues; longer sequences are cropped to their start. Default: what the positions of
+    the model reach."""
 
     @model_validator(mode="after")
     def _names_the_model(self) -> "EmbeddingsSection":
@@ -38,18 +39,19 @@ class EmbeddingsSection(Section):
 
 
 class PredictTermsSection(Section):
-    """Sequences, and what is written."""
+    """Sequences, and the file of predictions."""
 
     input: list[str] = Field(min_length=1)
     """FASTA files, folders, quoted globs, or one store."""
     output: Path
     """TSV file to write."""
     format: Literal["cafa", "cafa6"] = "cafa"
-    """Rules of the file: cafa6 leaves roots out, takes 1,500 terms of a protein, and is read again by its rules."""
+    """Format of the file: cafa6 leaves roots out, allows 1,500 terms per protein, and checks the written file by its
+    rules."""
     terms: PositiveInt | None = None
-    """Most terms of a protein, over all aspects. Default: 500, and with cafa6 as many as it takes."""
+    """Maximum number of terms per protein, over all aspects. Default: 500; with cafa6, 1,500."""
     part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"] = "ranker"
-    """Scores to write: the ranker's, the blend's, or those of one of its parts alone."""
+    """Scores to write: of the ranker, of the blend, or of a single part."""
 
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
@@ -63,47 +65,49 @@ class PredictTermsSection(Section):
 
 
 class EvaluationSection(Section):
-    """Choices of an evaluation."""
+    """Options of an evaluation."""
 
     norm: Normalisation = "cafa"
-    """Proteins to average over: predicted, annotated, or as CAFA the first for precision alone."""
+    """Proteins to average over: pred: predicted proteins, gt: annotated ones, cafa: predicted ones for precision,
+    annotated ones for everything else."""
     propagation: Literal["max", "fill"] = "max"
-    """Scores of ancestors: the largest below them, or that only where they have none."""
+    """Scores of ancestors: max: the largest score at or below them, fill: the same if they have no score of their
+    own."""
     orphans: bool = True
-    """Evaluate terms without parents; values by weight always have them."""
+    """Evaluate terms without parents; values weighted by information accretion always include them."""
     step: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """First threshold, and step between thresholds, below 1."""
+    """First threshold and step between thresholds, between 0 and 1."""
     draws: NonNegativeInt = 1000
-    """Draws of proteins for the intervals; 0 for none."""
+    """Number of bootstrap draws of proteins for the intervals; 0 for no intervals."""
     seed: NonNegativeInt = 0
-    """Seed of the draws."""
+    """Seed of the bootstrap draws."""
 
 
 class EvaluateTermsSection(EvaluationSection):
-    """Files and choices of an evaluation."""
+    """Files and options of an evaluation."""
 
     truth: Path
-    """Annotations to evaluate by: a table of proteins and terms, or GAF."""
+    """Annotations to evaluate against: a table of proteins and terms, or GAF."""
     ontology: Path
-    """OBO file of the ontology, as go-basic.obo."""
+    """OBO file of the ontology, e.g. go-basic.obo."""
     ia: Path | None = None
     """TSV of term and information accretion."""
     ia_from: Path | None = None
-    """Annotations to compute information accretion from instead."""
+    """Annotations to compute information accretion from, in place of ia."""
     known: Path | None = None
-    """Annotations known before, which do not count (partial knowledge)."""
+    """Annotations known before, which are not evaluated (partial knowledge)."""
     terms: Path | None = None
-    """File of the terms that count. Default: all."""
+    """File of the terms to evaluate. Default: all."""
     aspect: str | None = None
-    """The only aspect that the files may have, such as molecular_function."""
+    """The only aspect allowed in the files, e.g. molecular_function."""
     unknown: Literal["refuse", "ignore"] = "refuse"
-    """Terms that the ontology does not have, and proteins without annotation. refuse: name the line; ignore: leave out,
-    counted."""
+    """Handling of terms that are not in the ontology and proteins without annotation. refuse: name the line; ignore:
+    leave them out and count them."""
     evidence: list[str] = Field(default=[])
-    """Evidence codes to take from GAF, and from a table that has some. Default: experimental ones."""
+    """Evidence codes to keep in GAF, and in a table that has codes. Default: experimental ones."""
     since: GafDate = ""
-    """First date to take from GAF, YYYYMMDD."""
+    """First date to keep in GAF, YYYYMMDD."""
     before: GafDate = ""
-    """First date not to take from GAF, YYYYMMDD."""
+    """End of the dates to keep in GAF, YYYYMMDD, exclusive."""
     output: Path | None = None
-    """Folder to make for the results."""
+    """Folder to create for the results."""

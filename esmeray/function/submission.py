@@ -1,4 +1,4 @@
-"""The file of predictions that CAFA 6 takes, by its rules.
+"""Rules of the prediction file of CAFA 6.
 
 A line is protein, term and score, separated by tabs, without a header. Scores are in (0, 1] with at most three digits.
 A protein has at most 1,500 terms over all aspects, each once. Roots do not count in the competition and are left out.
@@ -19,10 +19,9 @@ _LINE = re.compile(r"\S+\t(\S+)\t(?!0\.0+$)(?:0\.\d{1,3}|1(?:\.0{1,3})?)")
 def check_submission(path: Path, ontology: Ontology) -> None:
     """Raise DataError with the first line that breaks a rule.
 
-    Lines of a protein have to stand together, as predictions are written: of a file of any size, the terms of one
-    protein alone are in memory.
+    Lines of a protein must be consecutive, as predictions are written. Only the terms of one protein are in memory.
     """
-    # An alternative id would be a second name of a term, which then had two scores.
+    # Alternative ids are not allowed: a term could otherwise have two scores.
     allowed = {
         term
         for aspect in ontology.aspects.values()

@@ -1,4 +1,4 @@
-"""Vectors of the proteins of a run: their composition, which needs no model, or a folder of embeddings.
+"""Protein vectors of a run: composition, which needs no model, or a folder of embeddings.
 
 Shape legend: R records, N sequences, C channels.
 """
@@ -16,16 +16,17 @@ from esmeray.dataset.store.reader import Store
 from esmeray.function.section import COMPOSITION, EmbeddingsSection
 
 Vectors = NDArray[np.float32]
-# Triples of groups, by chemistry: 8,000 triples of amino acids would nearly all be 0 in a protein's few hundred.
+# Triples of chemical groups: most of the 8,000 triples of amino acids would be 0 in a protein of a few hundred
+# residues.
 _GROUPS = ("AST", "C", "DE", "FWY", "GP", "HKR", "ILMV", "NQ")
 _KINDS = ((tuple(AMINO_ACIDS), 1), (tuple(AMINO_ACIDS), 2), (_GROUPS, 3))
 CHANNELS = sum(len(groups) ** length for groups, length in _KINDS)
 
 
 def composition(sequences: Sequence[str]) -> Vectors:
-    """(N, C) square roots of the frequencies of the 20 amino acids, of their 400 pairs, and of 512 triples of groups.
+    """Return (N, C) square roots of the frequencies of the 20 amino acids, their 400 pairs, and 512 triples of groups.
 
-    Each kind has length 1, so that cosines compare distributions (Bhattacharyya). Words with other letters than amino
+    Each kind has norm 1, so that cosines compare distributions (Bhattacharyya). Words with letters other than amino
     acids do not count.
     """
     vectors_NC = np.zeros((len(sequences), CHANNELS), np.float32)
@@ -34,22 +35,22 @@ def composition(sequences: Sequence[str]) -> Vectors:
         kinds = [
             np.bincount(kmers(residues, groups, length), minlength=len(groups) ** length) for groups, length in _KINDS
         ]
-        # Each kind by its own number of words: single residues would otherwise weigh more than triples.
+        # Each kind is normalised by its own number of words: single residues would otherwise weigh more than triples.
         row_C[:] = np.concatenate([np.sqrt(counts / max(1, counts.sum())) for counts in kinds])
     return vectors_NC
 
 
 def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
-    """(R, C) of all records of a store.
+    """Return (R, C) vectors of all records of a store.
 
-    Raises DataError where the embeddings that the settings name lack a record, or one is not finite.
+    Raises DataError if the embeddings that the settings name lack a record, or one is not finite.
     """
     if settings.model == COMPOSITION:
         return composition([store.text(record) for record in range(len(store))])
     folder = expanded(str(settings.store))
     embeddings = open_vectors(folder, "mean")
     ids = [store.id(record) for record in range(len(store))]
-    # By id and not by order: the folder may hold other proteins besides, of the sequences to predict for.
+    # Matched by id, not by order: the folder may also hold other proteins, e.g. the sequences to predict.
     matches = match_ids(ids, embeddings.numbers, "the sequences", folder)
     if lost := next((name for name in ids if name not in matches), None):
         raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
@@ -59,11 +60,11 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
 
 
 class VectorRows:
-    """Vectors by record, as batches of features read them."""
+    """Vectors by record, with the interface that batches of features read."""
 
     def __init__(self, vectors_RC: Vectors) -> None:
         self.vectors_RC = vectors_RC
 
     def rows(self, records_N: NDArray[np.int64]) -> Iterator[Vectors]:
-        """(1, C) of each record."""
+        """Yield the (1, C) vectors of each record."""
         return iter(self.vectors_RC[records_N][:, None])

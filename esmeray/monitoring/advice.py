@@ -1,4 +1,4 @@
-"""Advice from measured facts, by :data:`RULES`: the one place that says what limits a run and what to change."""
+"""Advice from measured facts: :data:`RULES` name what limits a run and which settings to change."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 RISE = 0.03
-"""Speed that the largest token budget must gain over the next smaller one for memory to be what limits."""
+"""Minimum relative gain in speed over the next smaller token budget for memory to count as the limit."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Measurements and settings; None is unknown. Shares are between 0 and 1.
+    """Measurements and settings; None means unknown. Shares are between 0 and 1.
 
     Attributes:
         data_wait, forward, backward, communication, optimizer, checkpoint: shares of a step's time.
-        utilisation, idle: mean of a GPU while the run was at work, and share of that time in which it did nothing.
-        power, thermal, power_capped: share of the power limit while busy, and of that time with clocks lowered.
-        model_waits, attention: shares of an embedding job's time in which its device does not compute, in attention.
-        products_of_peak: FLOP/s of its matrix products as a share of the device's peak.
+        utilisation, idle: mean GPU utilisation from first to last work, and share of that time without work.
+        power: share of the power limit while busy.
+        thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
+        model_waits, attention: shares of an embedding job's time in which the device is idle, or in attention.
+        products_of_peak: FLOP/s of matrix products as a share of the device's peak.
         memory: peak share of the memory.
         memory_limits: the next larger token budget was out of memory or left no margin.
         rise: speed of the token budget relative to the next smaller one, minus 1.
-        tokens, precision, gradient_checkpointing, compile, num_workers, stage, workers: as in the config.
-        tried: keys whose other values were measured; no action offers them again.
+        tokens, precision, gradient_checkpointing, compile, num_workers, stage, workers: values in the config.
+        tried: settings whose other values were measured; no action offers them again.
     """
 
     data_wait: float | None = None
@@ -54,12 +55,12 @@ class Facts:
 
     @property
     def busy(self) -> float | None:
-        """Share of a step that is the model's own work."""
+        """Share of a step in forward, backward and optimizer."""
         return None if self.forward is None else self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
 
 
 class Action(NamedTuple):
-    """A thing to do. ``key``: the setting that it changes, empty for what is no setting."""
+    """A recommended change. ``key``: the setting to change, empty if it is not a setting."""
 
     key: str
     text: str
@@ -67,9 +68,9 @@ class Action(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A finding, one sentence with its number, its topic in :data:`RULES`, and what to do, the cheapest first.
+    """A finding with its number, its topic in :data:`RULES`, and actions, the cheapest first.
 
-    ``cost``: estimated share of the time that it costs; orders the advice.
+    ``cost``: estimated share of the time lost; orders the advice.
     """
 
     topic: str
@@ -83,7 +84,7 @@ class Advice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A fact and the values of it that are worth a line; ``weight`` times the share that is lost is their cost."""
+    """A fact and the range of values to report; the cost is ``weight`` times the share that is lost."""
 
     fact: str
     finding: str
@@ -95,14 +96,14 @@ class Rule(NamedTuple):
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Return what the facts show, the costliest first; what bounds the speed comes last where nothing is wrong."""
+    """Return findings, the costliest first; if nothing is lost, the speed limit comes last."""
     return sorted(_by_rule(facts), key=lambda advice: -advice.cost)
 
 
 def what_limits(facts: Facts) -> Advice | None:
-    """Return what bounds the speed of a step, by its topic: loading, communication, memory or compute."""
+    """Return the finding on what limits the speed of a step: loading, communication, memory or compute."""
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
-    # Whatever waits is mended first: more memory or compute would only wait longer.
+    # Waits are fixed first: more memory or compute would only wait longer.
     order = ("loading", "communication", "memory", "compute")
     return next((by_topic[topic] for topic in order if topic in by_topic), None)
 
@@ -112,26 +113,26 @@ def _by_rule(facts: Facts) -> Iterator[Advice]:
     for topic, rule in RULES.items():
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
-            # Without this wait a step takes 1 - value of its time; the bound is for one that does nothing else.
+            # Without this wait a step takes 1 - value of its time: an upper bound of the gain.
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
-            # A search that has measured a setting's other values found the one in use the fastest.
+            # A search that measured the setting's other values found the current one the fastest.
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
-            # A rule with an upper bound is about a value that is too low: what is missing of the whole is lost.
+            # Rules with an upper bound report a value that is too low: the loss is the difference to 1.
             yield Advice(topic, finding, actions, rule.weight * (value if math.isinf(rule.below) else 1 - value))
 
 
 _CHECKPOINTING = "model.backbone.gradient_checkpointing"
-# Offered where the config has the other value, not where it is unknown: a log of GPUs has no config.
+# Offered if the config has the other value, not if it is unknown: a GPU log has no config.
 _BF16 = Action(
     "training.precision",
-    # A log may be read on another machine than the run's: which it was is not known here.
+    # The log may be read on another machine, so the run's hardware is unknown here.
     "set training.precision: bf16 on a GPU or a processor that computes it",
     lambda facts: facts.precision == "fp32",
 )
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
 _GLOBAL_TOKENS = Action("batch.global_tokens", "raise batch.global_tokens (this changes the training)")
 _MORE_TOKENS = Action("batch.tokens", "raise batch.tokens (`esmeray tune tokens` finds the fastest)")
-# From the cheapest on: bf16 costs nothing, checkpointing a forward pass, ZeRO's stages traffic, offloading the most.
+# In order of cost: bf16 is free, checkpointing adds a forward pass, ZeRO stages add traffic, offloading costs most.
 _SAVE_MEMORY = (
     _BF16,
     Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: true", lambda facts: facts.gradient_checkpointing is not True),
@@ -150,7 +151,7 @@ RULES = {
             Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
         ),
         least=0.08,
-        # While one worker waits for its batch, others wait for it in the exchange: the larger of the two is named.
+        # If one worker waits for its batch, the others wait for it in communication: the larger of the two is reported.
         applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
     ),
     "communication": Rule(
@@ -169,7 +170,7 @@ RULES = {
         "Memory limits: {tokens} is the largest budget that fits, and speed was still rising with it (by {:.0%})",
         _SAVE_MEMORY,
         least=RISE,
-        # Speed that rises while there is memory is the compute rule's: it offers a larger budget.
+        # If speed rises and memory is free, the compute rule offers a larger budget.
         applies=lambda facts: facts.memory_limits,
     ),
     "checkpoints": Rule(
@@ -189,7 +190,7 @@ RULES = {
             _COMPILE,
             Action("ray.num_workers", "use more devices (ray.num_workers), a faster one or a smaller backbone"),
         ),
-        weight=0.0,  # the model's own work is no loss: this line comes last
+        weight=0.0,  # not a loss: this line comes last
     ),
     "idle": Rule(
         "idle",
@@ -211,7 +212,7 @@ RULES = {
         "Peak memory is {:.0%}, so that one longer batch may be out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
         least=0.95,
-        weight=0.0,  # a risk, no loss of time
+        weight=0.0,  # a risk, no lost time
     ),
     "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
     "heat": Rule(
@@ -225,7 +226,7 @@ RULES = {
         "Held by its power limit in {:.0%} of its busy time",
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
-        weight=0.1,  # a power limit lowers clocks by some percent: not the whole of this time is lost
+        weight=0.1,  # a power limit lowers clocks by a few percent only
     ),
     "model waits": Rule(
         "model_waits",

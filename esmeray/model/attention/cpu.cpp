@@ -29,7 +29,7 @@ constexpr int64_t d = HEAD;
 // Queries of a block, as many as a register holds: GCC keeps sums of wider vectors in memory, which is eight times as slow.
 #ifdef __AVX512DQ__
 constexpr int LANES = 16;
-constexpr int BLOCKS = 2;  // at once in the forward pass: they share what is loaded, and wait less for each other's sums
+constexpr int BLOCKS = 2; // blocks per forward iteration: they share loads and hide latency
 #else
 #ifdef __AVX__
 constexpr int LANES = 8;
@@ -38,8 +38,8 @@ constexpr int LANES = 4;
 #endif
 constexpr int BLOCKS = 1;
 #endif
-constexpr int KEYS = 128;  // keys between two additions to the output
-constexpr float LARGEST = 1ull << 60;  // shares whose sum exceeds it become relative to a larger score
+constexpr int KEYS = 128; // keys between two additions to the output
+constexpr float LARGEST = 1ull << 60; // if a sum of weights exceeds it, weights are rescaled to a larger score
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
@@ -59,7 +59,7 @@ inline bool any(Ints x) {
 
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) { return __builtin_bit_cast(float, uint32_t(x) << 16); }
-// To nearest, ties to even. NaN stays NaN: none that comes from bf16 or from arithmetic overflows here.
+// To nearest, ties to even. NaN stays NaN: no value here comes close to overflow.
 inline uint32_t round_bf16(float x) {
     const uint32_t bits = __builtin_bit_cast(uint32_t, x);
     return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -67,7 +67,7 @@ inline uint32_t round_bf16(float x) {
 inline void narrow(float x, float *to) { *to = x; }
 inline void narrow(float x, bf16 *to) { *to = bf16(round_bf16(x)); }
 
-// 2^x = 2^n p(x - n), n = floor(x), by the polynomial of least relative error on [0, 1]. NaN stays NaN.
+// 2^x = 2^n p(x - n), n = floor(x), with the minimax (relative error) polynomial on [0, 1]. NaN stays NaN.
 template <class M>
 inline Vec exp2(Vec x) {
     constexpr int degree = sizeof M::EXP2 / sizeof M::EXP2[0] - 1;
@@ -109,7 +109,7 @@ struct Paired {
     static constexpr int STEP = 2, ROWS = 8;
     static constexpr bool TILED = false;
     struct Tiles {};
-    // To 7.5e-5, a twentieth of what rounding to bf16 adds.
+    // Accurate to 7.5e-5, a twentieth of the rounding to bf16.
     static constexpr float EXP2[] = {0.9999252186f, 0.6958335405f, 0.2260671554f, 0.0780245226f};
     typedef bf16 Element;
     typedef uint32_t Item;
@@ -136,7 +136,7 @@ constexpr int TILE = 16;  // rows of a tile, and items of a row
 struct Tiled : Paired {
     static constexpr int ROWS = 2 * TILE;
     static constexpr bool TILED = true;
-    // The shape of a thread's tiles, as long as it lives; oneDNN may count on the one that was there before.
+    // Tile configuration of a thread for its lifetime; the previous one is restored, since oneDNN may rely on it.
     struct Tiles {
         alignas(64) uint8_t before[64];
         Tiles() {
@@ -158,18 +158,18 @@ struct Tiled : Paired {
     };
 };
 
-// Linux (5.16) gives a process tiles when it asks for them.
+// Linux (5.16) enables tiles for a process on request.
 bool has_tiles() {
     constexpr long request = 0x1023, tile_data = 18;
     static const bool allowed = syscall(SYS_arch_prctl, request, tile_data) == 0;
     return allowed;
 }
 
-// As `accumulate`, of whole tiles: two of rows times two of blocks at once, which share what is loaded.
+// Like `accumulate`, for whole tiles: 2 x 2 tiles of rows and blocks at once, which share loads.
 template <int B>
 inline void accumulate_tiles(Vec *sums, int64_t rows, const Ints *x, int64_t x_step, int64_t count, const uint32_t *y,
                              int64_t row) {
-    asm volatile("" ::: "memory");  // GCC does not know what tiles read
+    asm volatile("" ::: "memory"); // GCC does not know the memory that tiles read
     const auto at = [&](int64_t r, int64_t b) { return sums + r * B + b; };
     const int64_t sums_bytes = sizeof(Vec) * B, x_bytes = sizeof(Ints) * x_step, y_bytes = 4 * row;
     for (int64_t r = 0; r < rows; r += 2 * TILE)
@@ -207,7 +207,7 @@ template <int, class... X>
 void accumulate_tiles(X...) {}
 #endif
 
-// With zeros to whole tiles: channels of a row, their items, and rows of channels.
+// Sizes padded to whole tiles: channels of a row, their items, and rows of channels.
 template <class M>
 constexpr int64_t WIDTH = M::TILED ? round_up(d, 32) : d;
 template <class M>
@@ -242,8 +242,8 @@ struct Rotary {
     const float *cosines, *sines;  // (positions, d/2), or null
     int64_t positions;
 
-    // Copies a row times `factor`, its channels i and i + d/2 rotated by the angle of its position; turned back with
-    // direction -1.
+    // Copies a row times `factor`, with channels i and i + d/2 rotated by the angle of its position; direction -1
+    // rotates back.
     template <class X, class Y>
     inline void copy(const X *from, Y *to, int64_t position, float direction, float factor) const {
         if (!cosines) {
@@ -272,7 +272,7 @@ struct Head {
 };
 
 
-// Memory of one thread, grown as needed and handed out in pieces of whole cache lines.
+// Workspace of one thread, grown as needed; pieces are aligned to cache lines.
 class Workspace {
     char *memory = nullptr;
     size_t size = 0, used = 0;
@@ -305,7 +305,7 @@ void pack_tokens(typename M::Item *items, const typename M::Element *rows, int64
     }
 }
 
-// The same to be multiplied by rows of channels: a tile needs items[channel][token / STEP].
+// The same, to be multiplied by rows of channels: a tile needs items[channel][token / STEP].
 template <class M>
 void pack_channels(typename M::Item *items, const typename M::Element *rows, int64_t tokens) {
     if constexpr (!M::TILED) return pack_tokens<M>(items, rows, tokens, d);
@@ -315,7 +315,7 @@ void pack_channels(typename M::Item *items, const typename M::Element *rows, int
             items[i * pairs + t] = M::pack(rows + t * M::STEP * WIDTH<M> + i, WIDTH<M>);
 }
 
-// sums[channel][b] += of the tokens from `first`, packed by channels
+// sums[channel][b] += products over the tokens from `first`, packed by channels
 template <class M, int B>
 inline void accumulate_channels(Vec *sums, const typename M::Lanes *x, int64_t count, const typename M::Item *channels,
                                 int64_t first, int64_t tokens) {
@@ -324,7 +324,7 @@ inline void accumulate_channels(Vec *sums, const typename M::Lanes *x, int64_t c
     accumulate<M, B>(sums, CHANNELS<M>, x, B, count, y, M::TILED ? tokens / M::STEP : 1, M::TILED ? 1 : d);
 }
 
-// rows (queries, d) -> lanes[d / STEP][queries / LANES], one query in each lane
+// rows (queries, d) -> lanes[d / STEP][queries / LANES], one query per lane
 template <class M>
 void pack_lanes(typename M::Lanes *lanes, const typename M::Element *rows, int64_t queries) {
     const auto *from = reinterpret_cast<const typename M::Item *>(rows);
@@ -350,8 +350,8 @@ void read_rows(X *rows, Head<const E> head, int64_t first, int64_t count, int64_
     if (padded > count) memset(rows + count * WIDTH<M>, 0, (padded - count) * WIDTH<M> * sizeof(X));
 }
 
-// Writes the transpose of sums[0], sums[step] ... (d vectors, one token in each lane), each token times factor[lane],
-// turned back by `rotary`.
+// Writes the transpose of sums[0], sums[step] ... (d vectors, one token per lane), each token times factor[lane],
+// rotated back by `rotary`.
 template <class E>
 void write_lanes(Head<E> head, int64_t first, int64_t count, const Vec *sums, int64_t step, Vec factor, int64_t position,
                  Rotary rotary) {
@@ -372,7 +372,7 @@ inline void score_rows(Vec *scores, const typename M::Lanes *queries, const type
     for (int64_t k = (length - first) * B; k < M::ROWS * B; ++k) scores[k] = all(-INFINITY);
 }
 
-// Raises `shift` to the largest score for keys first..last.
+// Raises `shift` to the largest score of keys first..last.
 template <class M, int B>
 void raise(Vec *shift, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first, int64_t last,
            int64_t length) {
@@ -383,7 +383,7 @@ void raise(Vec *shift, const typename M::Lanes *queries, const typename M::Item 
     }
 }
 
-// Shares 2^(score - shift) of keys first..last, and their sums.
+// Weights 2^(score - shift) of keys first..last, and their sums.
 template <class M, int B>
 inline void share_keys(typename M::Lanes *shares, Vec *totals, const typename M::Lanes *queries,
                        const typename M::Item *keys, int64_t first, int64_t last, int64_t length, const Vec *shift) {
@@ -398,8 +398,8 @@ inline void share_keys(typename M::Lanes *shares, Vec *totals, const typename M:
     }
 }
 
-// Shares are relative to the largest score of the first keys, and to a larger one only where their sum gets too large: 2^x
-// is as exact for x > 0. So scores and shares are formed in one pass, without a maximum.
+// Weights are relative to the largest score of the first keys, and rescaled only if their sum gets too large: 2^x is as
+// exact for x > 0. So scores and weights need one pass, without a maximum.
 template <class M, class E>
 void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<const E> v, Head<E> out, float *lse,
                   int64_t start, int64_t length, Rotary rotary, Workspace &work) {
@@ -491,7 +491,7 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
     for (int64_t first_query = 0; first_query < length; first_query += QUERIES) {
         const int64_t count = least(length - first_query, QUERIES);
         Vec delta[B] = {}, log_total[B];
-        for (int b = 0; b < B; ++b) log_total[b] = all(INFINITY);  // queries beyond the end get shares of zero
+        for (int b = 0; b < B; ++b) log_total[b] = all(INFINITY); // queries beyond the end get zero weights
         read_rows<M>(outs, g.out, start + first_query, count, QUERIES, 0, Rotary{}, 1.f);
         read_rows<M>(rows, g.d_out, start + first_query, count, QUERIES, 0, Rotary{}, 1.f);
         for (int64_t lane = 0; lane < count; ++lane) {
@@ -565,7 +565,7 @@ size_t backward_bytes(int64_t longest) {
            64 * (3 * WIDTH<M> + 3 * KEYS + 2 * KEYS)) + 64 * 32;
 }
 
-// Runs task(sequence, head, workspace) for all of them on `threads` threads; false if memory ran out.
+// Runs task(sequence, head, workspace) for all pairs on `threads` threads; false if out of memory.
 template <class M, class Task>
 bool for_each_task(const Shape &shape, int threads, size_t bytes, Task task) {
     bool enough = true;
@@ -611,7 +611,7 @@ bool backward(const Shape &shape, const void *const *inputs, const int64_t *stri
 
 constexpr int OUT_OF_MEMORY = 0, DONE = 1, BAD_SEQUENCES = -1;
 
-// Whether the offsets ascend within 0..T and no sequence is longer than the rotary tables; finds the longest.
+// Tests that the offsets ascend within 0..T and no sequence is longer than the rotary tables; finds the longest.
 bool measure(Shape &shape, int64_t T, const Rotary &rotary) {
     const int32_t *cu = shape.cu_seqlens;
     bool ascending = cu[0] == 0 && cu[shape.num_sequences] == T;

@@ -1,8 +1,8 @@
 """Packed attention on the CPU by a compiled kernel, with its gradient.
 
-In: queries, keys and values of all sequences end to end, as the projections give them, and optionally the rotary
-tables: the kernel rotates while it copies a head into its cache, which saves the passes over memory. One call does all
-sequences and heads of a batch. The kernel is ``cpu.cpp``, compiled for each head size.
+In: concatenated queries, keys and values of all sequences, as the projections return them, and optionally rotary
+tables. The kernel rotates while it copies a head into cache, which saves passes over memory. One call processes all
+sequences and heads of a batch. The kernel is ``cpu.cpp``, compiled per head size.
 
 Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head.
 """
@@ -20,7 +20,7 @@ from esmeray.common import compiled_code
 _DTYPES = (torch.float32, torch.bfloat16)
 _Pointer = ctypes.c_void_p
 _DONE, _BAD_SEQUENCES = 1, -1
-"""The kernel's result; 0 where it is out of memory."""
+"""Return codes of the kernel; 0 means out of memory."""
 
 
 class RotaryTables(NamedTuple):
@@ -31,18 +31,19 @@ class RotaryTables(NamedTuple):
 
 
 def kernel_takes(query: Tensor, key: Tensor) -> bool:
-    """Test that :func:`cpu_attention` can be used: on the CPU, in fp32 or bf16, even heads, and the kernel compiles.
+    """Test whether :func:`cpu_attention` supports these inputs and its kernel compiles.
 
-    ``query``: (T, H, d). ``key``: (T, H_kv, d); grouped queries are left to others.
+    Supported are fp32 and bf16 on the CPU, with an even head size. ``query``: (T, H, d). ``key``: (T, H_kv, d); grouped
+    queries are not supported.
     """
     head = query.shape[-1]
-    # What costs most is asked last: a head size that was never seen is compiled, which takes seconds.
+    # The most expensive check last: compiling a new head size takes seconds.
     fits = query.device.type == "cpu" and query.dtype in _DTYPES and query.shape == key.shape
     return fits and head % 2 == 0 and head <= 256 and _compiles(head)
 
 
 def _kernel(head: int) -> ctypes.CDLL | None:
-    """The library for heads of this many channels; compiling it takes seconds, once a machine."""
+    """Return the library for heads with this number of channels; compiled once per machine, in seconds."""
     return compiled_code.load(Path(__file__).with_suffix(".cpp"), openmp=True, HEAD=head)
 
 
@@ -50,8 +51,8 @@ def _compiles(head: int) -> bool:
     return _kernel(head) is not None
 
 
-# torch.compile can't trace a compiler and a library; the answer never changes. This is all that
-# torch.compiler.assume_constant_result of torch 2.13 does once it has imported torch._dynamo, which takes a second.
+# torch.compile can't trace a compiler and a library; the result is constant. This sets the attribute that
+# torch.compiler.assume_constant_result of torch 2.13 sets, without its import of torch._dynamo, which takes a second.
 _compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -60,16 +61,16 @@ def cpu_attention(
 ) -> Tensor:
     """Softmax attention within each sequence.
 
-    Products are of the dtype given, summed in fp32; bf16 halves the time where the processor has AVX512-BF16. Returns
-    (T, H, d), contiguous. ``query``, ``key``, ``value``: (T, H, d) fp32 or bf16. ``cu_seqlens``: (N+1,) int32, where
-    each sequence starts; the last is T. ``scaling``: factor of the scores. ``rotary``: rotate queries and keys by each
-    token's position in its sequence. Raises ValueError (``cu_seqlens`` are not offsets of sequences of T tokens, or the
-    tables end before a sequence does) or MemoryError (the kernel's own buffers, a few kilobytes a token of the longest
-    sequence, could not be had).
+    Products have the dtype of the inputs, accumulated in fp32; bf16 halves the time on processors with AVX512-BF16.
+    Returns (T, H, d), contiguous. ``query``, ``key``, ``value``: (T, H, d) fp32 or bf16. ``cu_seqlens``: (N+1,) int32,
+    start of each sequence; the last is T. ``scaling``: factor of the scores. ``rotary``: rotate queries and keys by
+    each token's position in its sequence. Raises ValueError (``cu_seqlens`` are not offsets of sequences of T tokens,
+    or a sequence is longer than the tables) or MemoryError (no memory for the kernel's buffers, a few kilobytes per
+    token of the longest sequence).
     """
     tables = () if rotary is None else tuple(rotary)
     inputs = [_by_token(tensor) for tensor in (query, key, value)]
-    # Decided out here: within a custom operator gradients are always off.
+    # Decided outside: gradients are always off within a custom operator.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     return torch.ops.esmeray.cpu_attention(*inputs, cu_seqlens, scaling, tables, differentiated)[0]
 
@@ -83,7 +84,7 @@ def _attention(
     tables: Sequence[Tensor],
     differentiated: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(T, H, d), and where it is differentiated (H, T) fp32, the logarithm of each softmax's divisor."""
+    """Return (T, H, d) and, if differentiated, (H, T) fp32: the log of each softmax's denominator."""
     out_THd, log_totals_HT = _outputs(query, differentiated)
     _call("forward", [query, key, value], out_THd.data_ptr(), log_totals_HT, cu_seqlens, scaling, tables)
     return out_THd, log_totals_HT
@@ -116,14 +117,14 @@ def _backward_shapes(d_out, query, key, value, out, log_totals_HT, cu_seqlens, s
 
 def _outputs(query: Tensor, differentiated: bool) -> tuple[Tensor, Tensor]:
     tokens, heads, _ = query.shape
-    # Empty where nobody needs it, rather than None: an operator's outputs have one type.
+    # An empty tensor if unused, not None: outputs of an operator have one type.
     totals = query.new_empty((heads, tokens) if differentiated else (0, 0), dtype=torch.float32)
     return query.new_empty(query.shape), totals
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, cu_seqlens, scaling, tables, _ = inputs
-    # As they were given: the backward pass rotates again, so that no rotated copies are kept.
+    # Saved unrotated: the backward pass rotates again, which saves memory.
     ctx.save_for_backward(query, key, value, *output, cu_seqlens, *tables)
     ctx.scaling = scaling
 
@@ -136,8 +137,8 @@ def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     return *gradients, None, None, [None] * len(tables), None
 
 
-# Operators, since torch.compile would break the graph of a layer at a call of ctypes. Defined by hand, since
-# torch.library.custom_op of torch 2.13 imports torch._dynamo at the first call, which takes more than a second.
+# Registered as operators, since a call of ctypes would break torch.compile's graph of a layer. Defined by hand, since
+# torch.library.custom_op of torch 2.13 imports torch._dynamo at its first call, which takes more than a second.
 _LIBRARY = torch.library.Library("esmeray", "FRAGMENT")
 _LIBRARY.define(
     "cpu_attention(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, float scaling, Tensor[] tables, "
@@ -151,14 +152,14 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("cpu_attention", _attention, "CPU")
 _LIBRARY.impl("cpu_attention_backward", _attention_backward, "CPU")
-# Shapes alone, for torch.compile: no kernel runs while it traces.
+# Shapes only, for tracing by torch.compile.
 torch.library.register_fake("esmeray::cpu_attention", _attention_shapes, lib=_LIBRARY)
 torch.library.register_fake("esmeray::cpu_attention_backward", _backward_shapes, lib=_LIBRARY)
 torch.library.register_autograd("esmeray::cpu_attention", _gradients, setup_context=_keep, lib=_LIBRARY)
 
 
 def _by_token(tensor_THd: Tensor) -> Tensor:
-    """The same, with the heads of a token side by side; tokens may be any distance apart."""
+    """Return the tensor with the heads of a token contiguous; tokens may have any stride."""
     _, heads, head = tensor_THd.shape
     dense = tensor_THd.stride(2) == 1 and (tensor_THd.stride(1) == head or heads == 1)
     return tensor_THd if dense else tensor_THd.contiguous()
@@ -175,8 +176,8 @@ def _call(
 ) -> None:
     num_tokens, heads, head = inputs[0].shape
     kernels = _kernel(head)
-    assert kernels is not None  # kernel_takes was asked before
-    # The kernel takes bare pointers: offsets beyond the tokens would be memory of something else.
+    assert kernels is not None  # checked by kernel_takes
+    # The kernel takes raw pointers: offsets beyond the tokens would access foreign memory.
     if cu_seqlens.dtype != torch.int32 or int(cu_seqlens[-1]) != num_tokens:
         raise ValueError(f"cu_seqlens must be int32 and end at {num_tokens}, the number of tokens")
     result = getattr(kernels, f"esmeray_attention_{name}")(
@@ -189,7 +190,7 @@ def _call(
         ctypes.c_int64(cu_seqlens.numel() - 1),
         ctypes.c_int64(num_tokens),
         ctypes.c_int64(heads),
-        *([_Pointer(table.data_ptr()) for table in tables] or [_Pointer(), _Pointer()]),  # null: nothing is rotated
+        *([_Pointer(table.data_ptr()) for table in tables] or [_Pointer(), _Pointer()]),  # null: no rotation
         ctypes.c_int64(tables[0].shape[0] if tables else 0),
         ctypes.c_float(scaling),
         ctypes.c_int(torch.get_num_threads()),

@@ -1,13 +1,13 @@
-"""Attention over packed sequences: the fastest way that the device and dtype allow, and its name in transformers.
+"""Attention over packed sequences: the fastest implementation for the device and dtype, and its name in transformers.
 
-In: queries, keys and values of all sequences of a batch end to end, and where each starts. Out: what attention within
-each sequence alone gives. On CUDA in half precision that is FlashAttention's varlen kernel, on the CPU the kernel of
-:mod:`esmeray.model.attention.cpu`, elsewhere (fp32 on CUDA, dropout, grouped queries on the CPU) one call of SDPA a
-sequence.
+In: concatenated queries, keys and values of all sequences of a batch, and the start of each. Out: attention within each
+sequence. On CUDA in half precision this is FlashAttention's varlen kernel, on the CPU the kernel of
+:mod:`esmeray.model.attention.cpu`. In other cases (fp32 on CUDA, dropout, grouped queries on the CPU) SDPA is called
+once per sequence.
 
 Registered as ``esmeray_packed`` (:mod:`esmeray.model.backbones.huggingface`), it makes any transformer that uses the
 AttentionInterface padding-free, given ``cu_seqlens`` in its forward. No mask function is registered: transformers would
-look for packed sequences itself, which on CUDA waits for the device.
+look for packed sequences itself, which synchronises with a CUDA device.
 
 Shape legend: T tokens in the batch, N sequences, H heads, d channels of a head.
 """
@@ -35,18 +35,18 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """(T, H, d): attention within each packed sequence.
+    """Return (T, H, d): attention within each packed sequence.
 
     ``query``: (T, H, d). ``key``, ``value``: (T, H_kv, d); H_kv divides H (grouped queries). ``cu_seqlens``: (N+1,)
-    int32, where each sequence starts. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
+    int32, start of each sequence. ``scaling``: factor of the scores. ``dropout``: probability of dropping a score.
     """
     if _flash_takes(query, dropout):
-        # Here, since it imports torch._dynamo, which takes a second that commands on a CPU do without.
+        # Imported here: it imports torch._dynamo, which takes a second and is not needed on a CPU.
         from torch.nn.attention.varlen import varlen_attn
 
-        # Named only where it is needed: torch 2.11 does not know it.
+        # Passed only if needed: torch 2.11 lacks the argument.
         grouped: Any = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        out_THd = varlen_attn(  # one kernel for all sequences, with no synchronisation
+        out_THd = varlen_attn(  # one kernel for all sequences, without synchronisation
             query,
             key,
             value,
@@ -60,7 +60,7 @@ def attend(
         )
         assert isinstance(out_THd, Tensor)
         return out_THd
-    # The CPU's kernel knows neither a causal mask nor dropout.
+    # The CPU kernel supports neither a causal mask nor dropout.
     if not causal and dropout == 0.0 and kernel_takes(query, key):
         return cpu_attention(query, key, value, cu_seqlens, scaling)
     return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
@@ -83,15 +83,15 @@ def packed_attention(
     position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention within each packed sequence, as transformers' AttentionInterface calls it.
+    """Attention within each packed sequence, with the signature of transformers' AttentionInterface.
 
-    Returns (1, T, H, d), and None for the attention weights, which are never formed. Raises ValueError for what packed
-    attention can't honour: padding masks, windows, soft caps, biases, batches.
+    Returns (1, T, H, d), and None for the attention weights, which are never materialised. Raises ValueError for
+    unsupported arguments: padding masks, windows, soft caps, biases, batches.
 
-    ``query``: (1, H, T, d). ``key``, ``value``: (1, H_kv, T, d); H_kv divides H. ``scaling`` is d**-0.5 if None,
-    ``is_causal`` that of the module if None; the window must be no less than the longest sequence.
+    ``query``: (1, H, T, d). ``key``, ``value``: (1, H_kv, T, d); H_kv divides H. ``scaling`` defaults to d**-0.5,
+    ``is_causal`` to the module's; a window must not be shorter than the longest sequence.
     """
-    # Refused and not ignored: transformers passes whatever a config asks for, and the features would be quietly wrong.
+    # Refused, not ignored: transformers passes whatever a config sets, and ignoring it gives wrong features silently.
     if cu_seqlens is None or max_seqlen is None:
         raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
     if attention_mask is not None or query.shape[0] != 1:
@@ -114,19 +114,22 @@ def packed_attention(
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
-    """Test that ``varlen_attn`` (FlashAttention: half precision, 8 to 256 channels a head, no dropout) can be used."""
+    """Test whether ``varlen_attn`` (FlashAttention) supports this.
+
+    It needs half precision, 8 to 256 channels per head, and no dropout.
+    """
     head = query.shape[-1]
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and is_half and dropout == 0.0 and head <= 256 and head % 8 == 0
 
 
-# Lengths are read on the host, and a graph would be traced for each set of them. torch.compiler.disable does the same,
-# and imports torch._dynamo at once, which takes a second.
+# Lengths are read on the host, and a graph would be traced for each set of lengths. torch.compiler.disable does the
+# same, but imports torch._dynamo immediately, which takes a second.
 @torch._disable_dynamo
 def _sdpa_segments(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scaling: float, causal: bool, dropout: float
 ) -> Tensor:
-    """One call per sequence. On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
+    """Attention with one SDPA call per sequence. On CUDA (fp32 or dropout) it waits for ``cu_seqlens``."""
     lengths = cu_seqlens.diff().tolist()  # CPU-GPU sync point
     segments = zip(*(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
     grouped = query.shape[1] != key.shape[1]

@@ -1,7 +1,7 @@
-"""Architectures of transformers: which one a source names, which know packed sequences, which have a masked-LM head.
+"""Architectures of transformers: the one a source names, support for packed sequences, and masked-LM heads.
 
-A config.json is read as data: its ``model_type`` is looked up among transformers' own classes, and no code that it
-names is run.
+A config.json is read as data: its ``model_type`` selects one of transformers' own classes; code that it names is never
+run.
 """
 
 from typing import Any
@@ -41,16 +41,16 @@ from esmeray.model.backbones.source import (
 from esmeray.model.section import BackboneSection
 
 _GATED_SHARE = 8 / 3
-"""Inner channels of a gated feed-forward layer per channel: with three matrices, as many parameters as with two of 4
-(Shazeer 2020, section 3)."""
+"""Inner channels per channel of a gated feed-forward layer: three matrices then have as many parameters as two with a
+factor of 4 (Shazeer 2020, section 3)."""
 
 
 def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """The config that the section means; from the hub, only config.json is fetched.
+    """Return the config that the section describes; from the hub, only config.json is fetched.
 
-    Where weights are random, ``vocabulary_size`` are the rows of the embedding, and ``pad`` is the id whose embedding
-    is 0 and not learnt. Of any architecture but ESM-2, unless that is padded. Raises ConfigError (unknown source,
-    impossible size, or an architecture that packed attention does not know) or ResourceError (the hub can't be
+    With random weights, ``vocabulary_size`` is the number of rows of the embedding, and ``pad`` the id whose embedding
+    is 0 and not learnt. Supports any architecture except ESM-2, which is supported if padded. Raises ConfigError
+    (unknown source, impossible size, or an architecture without packed attention) or ResourceError (the hub can't be
     reached).
     """
     config = _random_config(section, vocabulary_size, pad) if has_random_weights(section) else _folder_config(section)
@@ -60,9 +60,9 @@ def read_config(section: BackboneSection, vocabulary_size: int, pad: int) -> Pre
 
 
 def model_class(config: PreTrainedConfig) -> type[Any]:
-    """Class of the model that gives features; of an encoder with a decoder, the encoder alone. Raises ConfigError."""
+    """Return the class of the model that computes features; for an encoder-decoder, its encoder. Raises ConfigError."""
     kind: Any
-    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # T5's encoder, also where it was saved alone
+    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:  # T5's encoder, also if it was saved alone
         kind = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)]
     elif type(config) in MODEL_MAPPING and not config.is_encoder_decoder:
         kind = MODEL_MAPPING[type(config)]
@@ -74,7 +74,7 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
 
 
 def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
-    """Class of the masked language model around :func:`model_class`. Raises ConfigError where its head is not known."""
+    """Return the masked-LM class around :func:`model_class`. Raises ConfigError if its head is unknown."""
     if config.model_type not in MASKED_LM_HEADS or is_causal(config):
         raise ConfigError(
             f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
@@ -84,14 +84,14 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
 
 
 def is_causal(config: Any) -> bool:
-    """Test that a token's features depend on earlier tokens alone."""
-    own = getattr(config, "is_causal", None)  # decoders that were made to look both ways say so
+    """Test whether a token's features depend on earlier tokens only."""
+    own = getattr(config, "is_causal", None)  # decoders made bidirectional set this
     if own is not None:
         return bool(own)
     kind = config.model_type
     if kind in PACKED:
         return PACKED[kind] or bool(getattr(config, "is_decoder", False))  # BERT's classes may be decoders
-    # Decoders are those that transformers has a causal language model of, and no masked one.
+    # A decoder has a causal language model in transformers and no masked one.
     return (
         kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -104,9 +104,9 @@ def gated_inner_size(hidden_size: int, multiple: int = 64) -> int:
 
 
 def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> PreTrainedConfig:
-    """One of :data:`esmeray.model.backbones.source.RANDOM_ARCHITECTURES` at the size that the section gives."""
+    """Return the config of one of :data:`esmeray.model.backbones.source.RANDOM_ARCHITECTURES` at the section's size."""
     layers, hidden_size, heads = random_size(section)
-    if section.source == "t5":  # other names for all sizes, and the gated layers of T5 1.1
+    if section.source == "t5":  # T5 has other names for sizes; gated layers as in T5 1.1
         return T5Config(
             vocab_size=vocabulary_size,
             pad_token_id=pad,
@@ -126,12 +126,12 @@ def _random_config(section: BackboneSection, vocabulary_size: int, pad: int) -> 
             {
                 "intermediate_size": 4 * hidden_size,
                 "max_position_embeddings": 4096,
-                "attention_probs_dropout_prob": 0.0,  # dropped scores would rule out the kernels of packed attention
+                "attention_probs_dropout_prob": 0.0,  # attention dropout is not supported by the packed kernels
             },
         ),
-        # SwiGLU, no biases, norms of queries and keys; inner channels as in those published
+        # SwiGLU, no biases, norms of queries and keys; inner channels as in the published models
         "esmc": (EsmcConfig, {"intermediate_size": gated_inner_size(hidden_size, multiple=256)}),
-        # GeGLU, no biases; each layer looks at all tokens, as packed attention does
+        # GeGLU, no biases; every layer attends to all tokens, as packed attention does
         "modernbert": (
             ModernBertConfig,
             {
@@ -165,7 +165,7 @@ def _folder_config(section: BackboneSection) -> PreTrainedConfig:
             f"{SOURCE_KEY}: {path} describes a model of type {kind!r}, which transformers does not have; code "
             "of its own is never run"
         )
-    # Before transformers sees them: it would look for a library of the quantization, or load the adapter by itself.
+    # Before transformers sees them: it would import a quantization library, or load the adapter itself.
     if "quantization_config" in settings:
         raise ConfigError(f"{SOURCE_KEY}: the weights in {folder} are quantized; use a model with fp32, bf16 or fp16")
     if (folder / "adapter_config.json").is_file():
@@ -177,7 +177,7 @@ def _folder_config(section: BackboneSection) -> PreTrainedConfig:
 
 
 def _check_packed(config: PreTrainedConfig) -> None:
-    """Refuse an architecture that packed attention does not know, naming the way out."""
+    """Refuse an architecture without packed attention; the message names the alternative."""
     if config.model_type not in PACKED:
         raise ConfigError(
             f"{SOURCE_KEY}: packed attention does not know models of type {config.model_type!r} (it knows esm, "

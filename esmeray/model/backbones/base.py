@@ -1,4 +1,4 @@
-"""The interface of all backbones: a module that takes a packed batch and gives one feature vector per token.
+"""Interface of all backbones: a module from a packed batch to one feature vector per token.
 
 Shape legend: T tokens in the batch, D channels.
 """
@@ -22,15 +22,15 @@ Checkpointing: TypeAlias = bool | Literal["selective"]
 
 
 class Float32Buffers(nn.Module):
-    """A base that keeps the dtype of a module's own buffers through casts; they still move between devices.
+    """Base class that keeps the dtype of a module's own buffers through casts; they still move between devices.
 
     ``module.bfloat16()``, which training engines call, casts buffers too. Rotary frequencies in bf16 are off by up to
-    0.4 %, which at position 1000 is a turn of four radians; feature scales lose the same share.
+    0.4 %, an error of four radians at position 1000; feature scales have the same relative error.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        # A cast and a move are the same call: both happen, then what was cast is made of the old values again.
+        # A cast and a move are the same call: apply both, then restore cast buffers from the old values.
         super()._apply(fn, recurse)
         for name, buffer in before.items():
             applied = self._buffers[name]
@@ -40,9 +40,9 @@ class Float32Buffers(nn.Module):
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Leave tensors as they are where modules would draw them.
+    """Skip random initialisation of tensors.
 
-    On the meta device there is nothing to draw, and the functions that would not do it import torch._dynamo.
+    Tensors on the meta device have no values, and the initialisers would import torch._dynamo.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -54,27 +54,27 @@ class _NothingDrawn(TorchFunctionMode):
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """Make modules on the meta device within the block: shapes and dtypes without weights."""
+    """Create modules on the meta device within the block: shapes and dtypes without weights."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
 
 class PackedBackbone(nn.Module, ABC):
-    """Base of the backbones: a network as Hugging Face lays it out, which it takes over, on packed batches.
+    """Base class of backbones: wraps a network in Hugging Face's layout to run on packed batches.
 
-    Heads of it that no feature passes through get no gradient and are kept for the export.
+    Heads of the network that no feature passes through get no gradient and are kept for the export.
 
     Attributes:
         model: the network, without a language-model head.
         frozen: no gradients, always in evaluation mode.
         gradient_checkpointing: recompute each layer in the backward pass; "selective": all but products and attention.
-        residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, in which its batches are then
-            given; None where batches come in the backbone's own vocabulary.
-        unknown_letters: residues of these batches that the backbone's own vocabulary lacks.
-        longest: tokens of the longest sequence that can be taken, special ones included; None if any can.
-        causal: a token's features depend on earlier tokens alone, so that only the last has seen the sequence.
-        pads: its network takes padded batches, which are made at its edge.
-        lora_export: how an adapter around its layers is to be exported; "merged" also where there is none.
+        residue_ids: (33,) int64, the backbone's id of each token of the ESM alphabet, if batches come in that alphabet;
+            None if they come in the backbone's own vocabulary.
+        unknown_letters: residues of these batches that the backbone's vocabulary lacks.
+        longest: maximum number of tokens of a sequence, special ones included; None for no limit.
+        causal: features depend on earlier tokens only, so that only the last token has seen the sequence.
+        pads: the network takes padded batches; packing and padding happen in the backbone.
+        lora_export: how to export an adapter around its layers; "merged" also without an adapter.
     """
 
     model: Any
@@ -94,7 +94,7 @@ class PackedBackbone(nn.Module, ABC):
         self.frozen = frozen
         self.gradient_checkpointing = gradient_checkpointing
         self.register_buffer("residue_ids", None, persistent=False)
-        # No loss reaches these: gradients and optimizer state would be memory for nothing.
+        # No loss reaches these heads: gradients and optimizer state would waste memory.
         for name in ("contact_head", "pooler"):
             head = getattr(model, name, None)
             if isinstance(head, nn.Module):
@@ -120,22 +120,22 @@ class PackedBackbone(nn.Module, ABC):
         return _layer_list(self.model, self.num_layers)[1]
 
     def train(self, mode: bool = True) -> "PackedBackbone":
-        return super().train(mode and not self.frozen)  # dropout would make its features others in each epoch
+        return super().train(mode and not self.frozen)  # dropout would change the features in each epoch
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(T, D) features of every token in the dtype of the weights: the last hidden state, after the final norm.
+        """Return (T, D) features of every token: the last hidden state, after the final norm, in the weights' dtype.
 
         Raises ConfigError (a sequence is longer than :attr:`longest`).
         """
         return self.hidden_states_of([batch], [self.num_layers])[0][self.num_layers]
 
     def hidden_states_of(self, batches: Sequence[PackedBatch], layers: Sequence[int]) -> list[dict[int, Tensor]]:
-        """(T, D) of every token of each batch after each of these layers, as transformers' ``hidden_states`` has them.
+        """Return (T, D) hidden states of each batch after each of these layers, as in transformers' ``hidden_states``.
 
-        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. All batches pass a layer before the
-        next where layers are read. Raises as :meth:`forward`.
+        0 is the embeddings, :attr:`num_layers` the features of :meth:`forward`. If layers are streamed, all batches
+        pass a layer before the next is read. Raises as :meth:`forward`.
         """
-        # Of a frozen backbone no activations are kept, though its parameters alone would not ask for them.
+        # Frozen parameters alone do not switch off saved activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             return self._hidden_states_of([self._in_own_vocabulary(batch) for batch in batches], frozenset(layers))
 
@@ -148,9 +148,10 @@ class PackedBackbone(nn.Module, ABC):
         return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Have torch compile the layers when the first batch comes: one graph serves all, in seconds.
+        """Compile the layers with torch when the first batch comes: one graph for all layers, in seconds.
 
-        Where batches have different shapes (:meth:`esmeray.dataset.packed_batch.PackedBatch.filled`), it serves any.
+        If batches have different shapes (:meth:`esmeray.dataset.packed_batch.PackedBatch.filled`), the graph is
+        dynamic.
         """
         for layer in self.layers:
             layer.compile(backend=backend)
@@ -160,19 +161,19 @@ class PackedBackbone(nn.Module, ABC):
 
     @abstractmethod
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
-        """(T, D) by layer, of a batch in the backbone's own vocabulary, whose lengths are within :attr:`longest`."""
+        """Return (T, D) by layer, for a batch in the backbone's vocabulary with lengths within :attr:`longest`."""
 
 
 def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, float]:
-    """The share of the learning rate of each parameter, for layer-wise decay (Howard & Ruder 2018).
+    """Return each parameter's share of the learning rate, for layer-wise decay (Howard & Ruder 2018).
 
-    The last layer, and the final norm after it, learn at ``decay`` (0 to 1) times the head's rate, each layer before at
-    ``decay`` times that, and the embeddings as one more layer.
+    The last layer, and the final norm after it, learn at ``decay`` (0 to 1) times the head's rate. Each layer before
+    has ``decay`` times the rate of its successor, and the embeddings count as one more layer.
     """
     layers, modules = _layer_list(backbone.model, backbone.num_layers)
-    height = len(modules) + 1  # of what comes before the first layer
+    height = len(modules) + 1  # parameters before the first layer
     rates = {}
-    for name, parameter in backbone.model.named_parameters():  # as deep as they stand in the order
+    for name, parameter in backbone.model.named_parameters():  # depth follows the order of parameters
         if name.startswith(f"{layers}."):
             height = len(modules) - int(name.removeprefix(f"{layers}.").partition(".")[0])
         rates[parameter] = decay**height
@@ -180,10 +181,10 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
 
 
 def _keep_rotary_float32(model: nn.Module) -> None:
-    """Give every rotary module of a Hugging Face model :class:`Float32Buffers` as a base, in place."""
+    """Add :class:`Float32Buffers` as a base class to every rotary module of a Hugging Face model, in place."""
     for module in model.modules():
         if not isinstance(module, Float32Buffers) and any("inv_freq" in name for name in module._buffers):
-            # In place of wrapping it: names of the state, and what transformers looks up, stay as they are.
+            # A wrapper would change names in the state and attributes that transformers looks up.
             module.__class__ = _with_float32_buffers(type(module))  # type: ignore[arg-type]
 
 
@@ -193,10 +194,10 @@ def _with_float32_buffers(kind: Any) -> Any:
 
 
 def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    # Found by its length, since each architecture calls it something else.
+    # Found by its length, since the name differs between architectures.
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     name = next(
         (name for name, modules in lists.items() if len(modules) == num_layers),
-        max(lists, key=lambda name: len(lists[name])),  # of layers that share weights (ALBERT)
+        max(lists, key=lambda name: len(lists[name])),  # layers that share weights (ALBERT)
     )
     return name, lists[name]

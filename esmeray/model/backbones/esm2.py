@@ -1,10 +1,12 @@
-"""ESM-2 as a function of a packed batch: tokens in, one feature vector per token out.
+"""ESM-2 on packed batches: tokens in, one feature vector per token out.
 
-Modules and weights are laid out as Hugging Face's (:mod:`esmeray.model.backbones.esm2_network`), the forward is not:
-``token_dropout`` rescales by the share of masked tokens of each sequence (Hugging Face: of the batch row), rotary
-tables are made once a batch, on the CPU the attention kernel rotates, and GELU is one pass in place of five. Each
-Linear and LayerNorm is called as a module, so that hooks (ZeRO-3 gathers weights in them), adapters and gradient
-checkpointing work. Query, key and value stay three products: joined to one they gain 3 % of their own time on the CPU.
+Modules and weights have Hugging Face's layout (:mod:`esmeray.model.backbones.esm2_network`). The forward differs:
+- ``token_dropout`` rescales by the share of masked tokens of each sequence (Hugging Face: of the batch row).
+- Rotary tables are computed once per batch, and on the CPU the attention kernel rotates.
+- GELU is one pass in place of five.
+
+Each Linear and LayerNorm is called as a module, so that hooks (ZeRO-3 gathers weights in them), adapters and gradient
+checkpointing work. Query, key and value are three products: a fused one would save 3 % of their time on the CPU.
 
 Shape legend: T tokens in the batch, N sequences, P positions, H heads, d channels of a head, D = H d channels.
 """
@@ -23,11 +25,11 @@ from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
 
 _TRAINED_MASK_SHARE = 0.15 * 0.8
-"""Share of <mask> tokens that ESM-2 saw in training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
+"""Share of <mask> tokens in ESM-2's training (Rives et al. 2021; hard-coded in fair-esm and transformers)."""
 
 
 class EsmBackbone(PackedBackbone):
-    """An EsmModel, ours or transformers', that takes packed batches, with rotary or (ESM-1b) absolute positions."""
+    """An EsmModel, Esmeray's or transformers', on packed batches, with rotary or (ESM-1b) absolute positions."""
 
     def __init__(self, model: Any, **settings: Any) -> None:
         super().__init__(model, **settings)
@@ -37,7 +39,7 @@ class EsmBackbone(PackedBackbone):
         self._selective_layer: _Layer = _selective_layer
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        # The function and not each module: one graph is traced for all layers, which differ in their weights alone.
+        # The function is compiled, not each module: one graph serves all layers, which differ in weights only.
         self._layer = torch.compile(_layer, fullgraph=True, backend=backend)
         self._selective_layer = torch.compile(_selective_layer, fullgraph=True, backend=backend)
 
@@ -48,30 +50,30 @@ class EsmBackbone(PackedBackbone):
         checkpointing = self.training and torch.is_grad_enabled() and self.gradient_checkpointing
         run = self._selective_layer if checkpointing == "selective" else self._layer
         hidden = [self._embed(batch) for batch in batches]
-        # Once a batch: transformers makes the rotary tables in every layer.
+        # Once per batch: transformers computes the rotary tables in every layer.
         layouts = [_layout(self.model, hidden_TD, batch) for hidden_TD, batch in zip(hidden, batches, strict=True)]
         kept = {0: hidden.copy()} if 0 in layers else {}
         for number, layer in enumerate(self.model.encoder.layer, start=1):
-            # All batches before the next layer, which may have to be read first.
+            # All batches pass a layer before the next one, which may be streamed from disk.
             for index, layout in enumerate(layouts):
                 if checkpointing is True:
                     hidden[index] = checkpoint(run, layer, hidden[index], layout, use_reentrant=False)
                 else:
                     hidden[index] = run(layer, hidden[index], layout)
-            if number in layers:  # the others go, as they would not if all were listed
+            if number in layers:  # only requested layers stay in memory
                 kept[number] = hidden.copy()
-        # The last layer's state is that after the norm, in transformers' list too.
+        # The last layer's state includes the final norm, as in transformers' list.
         norm = self.model.encoder.emb_layer_norm_after
         if norm is not None and self.num_layers in layers:
             kept[self.num_layers] = [norm(hidden_TD) for hidden_TD in hidden]
         return [dict(zip(kept, states, strict=True)) for states in zip(*kept.values(), strict=True)]
 
     def contacts(self, tokens_L: Tensor) -> Tensor:
-        """(residues, residues) fp32: probability that two residues touch (Rao et al. 2021), of one sequence.
+        """Return (residues, residues) fp32 contact probabilities (Rao et al. 2021) of one sequence.
 
-        ``tokens_L``: ids with <cls> and <eos>. By transformers' own attention, whose weights the contact head takes.
+        ``tokens_L``: ids with <cls> and <eos>. Uses transformers' attention, whose weights the contact head needs.
         """
-        # Here, since importing transformers' models takes seconds.
+        # Imported here, since importing transformers' models takes seconds.
         from esmeray.model.backbones.huggingface_loading import transformers_network
 
         network: Any = transformers_network(self.model).eval()
@@ -79,7 +81,7 @@ class EsmBackbone(PackedBackbone):
         return network.predict_contacts(tokens_L[None], torch.ones_like(tokens_L)[None])[0].float()
 
     def _embed(self, batch: PackedBatch) -> Tensor:
-        """(T, D): what EsmEmbeddings.forward gives for each sequence alone."""
+        """Return (T, D) embeddings, equal to EsmEmbeddings.forward on each sequence alone."""
         embeddings = self.model.embeddings
         embeddings_TD = embeddings.word_embeddings(batch.tokens)
         if embeddings.token_dropout:
@@ -94,17 +96,17 @@ class EsmBackbone(PackedBackbone):
 
 
 def _first_position(embeddings: Any) -> int:
-    """Absolute positions start after the padding index (fairseq's convention)."""
+    """Return the first absolute position: the one after the padding index (fairseq's convention)."""
     return int(embeddings.padding_idx) + 1
 
 
 def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int) -> Tensor:
-    """Zero <mask> embeddings and rescale the others by each sequence's own share of them.
+    """Zero <mask> embeddings and rescale the others by each sequence's share of <mask>.
 
-    As EsmEmbeddings does for one sequence, in the same order of operations, so that results are equal to the bit.
+    The order of operations is the same as in EsmEmbeddings for one sequence: results are bit-identical.
     """
     is_mask_T = batch.tokens == mask_token_id
-    # Counts by differences of a running sum: nothing loops over sequences, and nothing waits for the device.
+    # Counts are differences of a running sum: no loop over sequences, no synchronisation.
     masks_before = nn.functional.pad(is_mask_T.cumsum(0), (1, 0))
     bounds = batch.cu_seqlens.long()
     kept_N = 1 - masks_before[bounds].diff().float() / bounds.diff()
@@ -114,10 +116,10 @@ def _token_dropout(embeddings_TD: Tensor, batch: PackedBatch, mask_token_id: int
 
 
 def _keeping_products() -> tuple[Any, Any]:
-    # Here, as in esmeray.model.attention.packed: its import registers the operator, and takes a second.
+    # Imported here, as in esmeray.model.attention.packed: it registers the operator, and takes a second.
     import torch.nn.attention.varlen
 
-    # What costs most to compute again; its outputs stay, while norms, rotation and GELU are cheap and large.
+    # The most expensive outputs are kept; norms, rotation and GELU are cheap to recompute and large.
     kept = [
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -129,10 +131,10 @@ def _keeping_products() -> tuple[Any, Any]:
 
 
 class _Layout(NamedTuple):
-    """Properties of the batch that every layer needs, made once.
+    """Properties of a batch that every layer needs, computed once.
 
-    ``by_kernel``: the CPU's kernel attends, and rotates. ``rotary``: tables by position for the kernel, otherwise
-    (T, 1, d/2) rows of them by token.
+    ``by_kernel``: attention and rotation run in the CPU kernel. ``rotary``: tables by position for the kernel,
+    otherwise (T, 1, d/2) rows by token.
     """
 
     cu_seqlens: Tensor
@@ -145,18 +147,18 @@ _Layer: TypeAlias = Callable[[Any, Tensor, _Layout], Tensor]
 
 
 def rotary_tables(frequencies: Tensor, num_positions: int) -> RotaryTables:
-    """Tables for the first P positions. ``frequencies``: (d/2,) fp32, radians a position.
+    """Return rotary tables of the first P positions. ``frequencies``: (d/2,) fp32, radians per position.
 
-    Of RoFormer (Su et al. 2021, equation 34); ESM-2 rotates channels i and i + d/2 of each head of queries and keys.
+    RoFormer (Su et al. 2021, equation 34); ESM-2 rotates channels i and i + d/2 of each head of queries and keys.
     """
-    # In fp32 whatever the model is in: in bf16 positions beyond 256 would even be equal.
+    # Always fp32: in bf16, neighbouring positions beyond 256 would be equal.
     positions_P = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
     angles = torch.outer(positions_P, frequencies.float())
     return RotaryTables(angles.cos(), angles.sin())
 
 
 def rotate(x_THd: Tensor, cosines_T1d: Tensor, sines_T1d: Tensor) -> Tensor:
-    """Rotate every head in fp32, by the rows (T, 1, d/2) of the tables at each token's position; in its own dtype."""
+    """Rotate every head in fp32 by the tables' rows (T, 1, d/2) for each token; returns the input's dtype."""
     first, second = x_THd.float().chunk(2, dim=-1)
     rotated = (first * cosines_T1d - second * sines_T1d, second * cosines_T1d + first * sines_T1d)
     return torch.cat(rotated, dim=-1).to(x_THd.dtype)
@@ -169,35 +171,35 @@ def _layout(model: Any, hidden_TD: Tensor, batch: PackedBatch) -> _Layout:
     rotary = None
     if model.rotary_embeddings is not None:
         rotary = rotary_tables(model.rotary_embeddings.inv_freq, batch.max_seqlen)
-        if not by_kernel:  # the kernel finds the rows by itself
+        if not by_kernel:  # the kernel looks up the rows itself
             rotary = RotaryTables(*(table[batch.positions].unsqueeze(1) for table in rotary))
     return _Layout(batch.cu_seqlens, batch.max_seqlen, by_kernel, rotary)
 
 
 def _layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
-    """One EsmLayer: pre-norm attention and feed-forward, each added to its input."""
+    """Run one EsmLayer: pre-norm attention and feed-forward, each with a residual connection."""
     attention = layer.attention
     attended_TD = _self_attention(attention.self, attention.LayerNorm(hidden_TD), layout)
     hidden_TD = hidden_TD + attention.output.dropout(attention.output.dense(attended_TD))
-    # torch's own GELU is one pass; transformers' EsmIntermediate writes the formula out in five.
+    # torch's GELU is one pass; transformers' EsmIntermediate takes five.
     inner = functional.gelu(layer.intermediate.dense(layer.LayerNorm(hidden_TD)))
     return hidden_TD + layer.output.dropout(layer.output.dense(inner))
 
 
 def _selective_layer(layer: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
-    """The layer, of which the backward pass computes norms, rotation and GELU again."""
+    """Run a layer; the backward pass recomputes norms, rotation and GELU."""
     return checkpoint(_layer, layer, hidden_TD, layout, use_reentrant=False, context_fn=_keeping_products)
 
 
 def _self_attention(attention: Any, hidden_TD: Tensor, layout: _Layout) -> Tensor:
-    """(T, D): EsmSelfAttention of each sequence alone; it scales queries before it rotates them, which is the same."""
+    """Return (T, D), as EsmSelfAttention on each sequence alone; scaling before the rotation is equivalent."""
     heads, head = attention.num_attention_heads, attention.attention_head_size
     query, key, value = (
         projection(hidden_TD).unflatten(-1, (heads, head))
         for projection in (attention.query, attention.key, attention.value)
     )
     scaling = head**-0.5
-    # The kernel rotates while it copies a head into its cache; anything else takes another pass over memory.
+    # The kernel rotates while it copies a head into cache, which saves a pass over memory.
     if layout.by_kernel:
         return cpu_attention(query, key, value, layout.cu_seqlens, scaling, layout.rotary).flatten(1)
     if layout.rotary is not None:

@@ -1,9 +1,8 @@
-"""Modules and weights of ESM-2 (and ESM-1b), random by the seed or read from a Hugging Face folder.
+"""Modules and weights of ESM-2 (and ESM-1b), randomly initialised or read from a Hugging Face folder.
 
-Names of modules and parameters, the order in which random weights are drawn, and what a config.json leaves out are
-those of transformers' EsmModel and EsmForMaskedLM, so that folders and checkpoints are exchanged with it; importing its
-models takes seconds, though, in each worker and each command. The forward pass is
-:mod:`esmeray.model.backbones.esm2`'s.
+Names of modules and parameters, the order of random draws, and the defaults of config.json match transformers' EsmModel
+and EsmForMaskedLM, so that folders and checkpoints are interchangeable. transformers' own models take seconds to import
+in each worker and each command. The forward pass is in :mod:`esmeray.model.backbones.esm2`.
 """
 
 from pathlib import Path
@@ -32,7 +31,7 @@ _EXPECTED: dict[str, Any] = {
     "is_folding_model": False,
     "is_decoder": False,
 }
-"""Settings of a config.json that make it an ESM-2 of the alphabet."""
+"""Settings in config.json that identify an ESM-2 with this alphabet."""
 
 _UNREAD: dict[str, Any] = {
     "bos_token_id": None,
@@ -49,7 +48,7 @@ _UNREAD: dict[str, Any] = {
     "output_hidden_states": False,
     "output_attentions": False,
 }
-"""Settings of transformers' config that nothing here reads, with its defaults: they are part of fingerprints."""
+"""Unused settings of transformers' config with their defaults; they are part of fingerprints."""
 
 
 class EsmConfig(BaseModel):
@@ -78,7 +77,7 @@ class EsmConfig(BaseModel):
     tie_word_embeddings: bool = True
     is_folding_model: bool = False
     is_decoder: bool = False
-    _name_or_path: str = PrivateAttr("")  # the folder that weights were read from, as transformers notes it
+    _name_or_path: str = PrivateAttr("")  # the folder that weights were read from, as in transformers
 
     @property
     def head_size(self) -> int:
@@ -89,9 +88,9 @@ class EsmConfig(BaseModel):
 
 
 def esm2_config(section: BackboneSection) -> EsmConfig:
-    """The config that the section means; from the hub, only config.json is fetched.
+    """Return the config that the section describes; from the hub, only config.json is fetched.
 
-    Raises ConfigError (impossible size, or a folder of another alphabet or kind of model) or ResourceError (the hub
+    Raises ConfigError (impossible size, or a folder with another alphabet or kind of model) or ResourceError (the hub
     can't be reached).
     """
     if has_random_weights(section):
@@ -110,12 +109,12 @@ def esm2_config(section: BackboneSection) -> EsmConfig:
             token_dropout=True,
         )
     path = config_folder(section) / CONFIG_FILE
-    # A config.json leaves out what is transformers' default, which for these two is the only kind that is read.
+    # config.json omits transformers' defaults, which are the only supported values of these two.
     settings = {"is_folding_model": False, "is_decoder": False} | read_settings(path, SOURCE_KEY)
     for key, value in _EXPECTED.items():
         if settings.get(key) != value:
             raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
-    # An older name of the weights' dtype, which the run's takes the place of.
+    # Older name of the weights' dtype; the run's precision overrides it.
     settings.pop("torch_dtype", None)
     try:
         config = EsmConfig(**settings | {"vocab_list": None, "esmfold_config": None})
@@ -148,7 +147,7 @@ class _Embeddings(nn.Module):
 class _Rotary(Float32Buffers):
     def __init__(self, config: EsmConfig) -> None:
         super().__init__()
-        # On the CPU also where weights are left out: these are no weights, and never missing.
+        # On the CPU even if weights are left out: buffers are computed, never loaded.
         exponents = torch.arange(0, config.head_size, 2, dtype=torch.float, device="cpu") / config.head_size
         self.register_buffer("inv_freq", 1.0 / (config.rope_theta**exponents))
 
@@ -163,7 +162,7 @@ class _SelfAttention(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A product, and the dropout of what is added to the residual stream."""
+    """A linear layer, and the dropout before the residual connection."""
 
     def __init__(self, config: EsmConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -180,7 +179,7 @@ class _Attention(nn.Module):
 
 
 class EsmLayer(nn.Module):
-    """Modules of a layer; :mod:`esmeray.model.backbones.esm2` runs them."""
+    """Modules of a layer; the forward is in :mod:`esmeray.model.backbones.esm2`."""
 
     def __init__(self, config: EsmConfig) -> None:
         super().__init__()
@@ -204,7 +203,7 @@ class _ContactHead(nn.Module):
 
 
 class EsmModel(nn.Module):
-    """Embeddings and layers; called as transformers' class is, since exports name it."""
+    """Embeddings and layers; named like transformers' class, since exports contain the name."""
 
     library = "transformers.models.esm.modeling_esm"
 
@@ -231,15 +230,15 @@ class _LanguageModelHead(nn.Module):
 
     def forward(self, features_TD: Tensor) -> Tensor:
         hidden_TD = self.dense(features_TD)
-        # Written out, as transformers has it: torch's own GELU has other last bits, and so other recorded losses.
+        # Written out, as in transformers: torch's GELU differs in the last bits, which would change recorded losses.
         hidden_TD = hidden_TD * 0.5 * (1.0 + torch.erf(hidden_TD / 2**0.5))
         return self.decoder(self.layer_norm(hidden_TD)) + self.bias
 
 
 class EsmForMaskedLM(nn.Module):
-    """The model and the head of its masked language model.
+    """The model with its masked-language-model head.
 
-    ``drawn_weights``: names of those that a folder with weights lacks, which are random.
+    ``drawn_weights``: names of weights that the folder lacks, which are random.
     """
 
     def __init__(self, config: EsmConfig) -> None:
@@ -254,12 +253,12 @@ class EsmForMaskedLM(nn.Module):
     def from_folder(
         cls, config: EsmConfig, folder: Path, *, stream: bool = False, weights: Weights = "stored"
     ) -> "EsmForMaskedLM":
-        """The network with the safetensors of a local folder, in fp32 on the CPU; heads that it lacks are drawn.
+        """Return the network with the safetensors of a local folder, in fp32 on the CPU; missing heads are random.
 
-        ``stream``: layers are read as they are needed; ``weights``: theirs. Raises DataError (damaged, incomplete, or
-        of other shapes than the config has).
+        ``stream``: read layers when they are needed; ``weights``: format of their weights. Raises DataError (damaged,
+        incomplete, or shapes that differ from the config).
         """
-        with empty_weights():  # nothing is drawn that is read
+        with empty_weights():  # weights that are read need no initialisation
             network = cls(config)
         network.esm.contact_head = _ContactHead(config)
         _draw(network.esm.contact_head, config)
@@ -280,8 +279,8 @@ class EsmForMaskedLM(nn.Module):
         return network
 
     def _stored(self, folder: Path) -> dict[str, StoredTensor]:
-        """The folder's tensors of this network; refuses where one has another shape, or a layer's is missing."""
-        # Of 8 bits are those of other programs, which have scales of another kind.
+        """Return the folder's tensors of this network; refuse wrong shapes and missing layers."""
+        # 8-bit weights of other programs have another kind of scales.
         there = {name: tensor for name, tensor in stored_tensors(folder).items() if tensor.dtype != torch.int8}
         shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items() if name != self._tied}
         missing = [name for name in shapes if name not in there]
@@ -313,7 +312,7 @@ def _norm(config: EsmConfig) -> nn.LayerNorm:
 
 @torch.no_grad()
 def _draw(modules: nn.Module, config: EsmConfig) -> None:
-    """Draw products and embeddings; children first, in the order in which they were made, as transformers does."""
+    """Initialise linear layers and embeddings in transformers' order: children first, in order of creation."""
 
     def draw(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

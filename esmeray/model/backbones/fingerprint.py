@@ -1,4 +1,4 @@
-"""Identity of the features that a frozen backbone gives: the same wherever the same features are computed."""
+"""Fingerprint of a frozen backbone's features: equal if the same features are computed."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ _ORIGIN = ("_name_or_path", "transformers_version", "architectures", "dtype")
 
 
 def weights_fingerprint(module: nn.Module, owner: str | None = None) -> str:
-    """XXH3-128 of all names, parameters and buffers, hex, wherever they lie.
+    """Return the XXH3-128 of all names, parameters and buffers in hex, on any device.
 
-    Raises DataError where the name of an ``owner`` is given and a value is not finite.
+    Raises DataError if ``owner`` (a name) is given and a value is not finite.
     """
     digest = xxhash.xxh3_128()
     for name, tensor in state_of(module):
@@ -32,7 +32,7 @@ def weights_fingerprint(module: nn.Module, owner: str | None = None) -> str:
 
 
 def architecture(backbone: PackedBackbone) -> dict[str, Any]:
-    """The config of a backbone, without what says where it is from."""
+    """Return the config of a backbone without its origin."""
     return {name: value for name, value in backbone.config.to_dict().items() if name not in _ORIGIN}
 
 
@@ -45,8 +45,8 @@ def features_fingerprint(
     precision: str,
     pooling: str,
 ) -> str:
-    """Identity of features: weights and tokenizer by their fingerprints, architecture, cropping, precision, pooling."""
-    # Whatever changes a feature by more than rounding; not the device, nor how many sequences share a batch.
+    """Return the fingerprint of features: weights, tokenizer, architecture, cropping, precision and pooling."""
+    # Everything that changes a feature by more than rounding; device and batch composition do not.
     described = {
         "weights": weights,
         "config": architecture(backbone),

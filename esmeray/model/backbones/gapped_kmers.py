@@ -1,7 +1,7 @@
-"""Proteins as bags of gapped k-mers, for :mod:`esmeray.model.heads.relatives`: no layers, and nothing learnt by steps.
+"""Proteins as bags of gapped k-mers, for :mod:`esmeray.model.heads.relatives`: no layers, no gradient training.
 
-A token's features are the sum of a vector for each pattern of three residues that begins there, so that the mean over
-a protein's residues is a linear map of its counts (Leslie & Kuang 2004, "Fast string kernels using inexact matching").
+A token's features are the sum of one vector per pattern of three residues that starts at it. The mean over a protein's
+residues is then a linear map of its k-mer counts (Leslie & Kuang 2004, "Fast string kernels using inexact matching").
 
 Shape legend: T tokens of a batch, P patterns, D channels.
 """
@@ -18,21 +18,21 @@ from esmeray.dataset.tokens.esm import STANDARD_RESIDUES
 from esmeray.model.backbones.base import PackedBackbone
 
 PATTERNS = ((0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 4), (0, 3, 4), (0, 2, 4), (0, 1, 5), (0, 4, 5))
-"""Places of the residues of a k-mer, from the first of them."""
+"""Offsets of a k-mer's residues from the first one, per pattern."""
 RESIDUES = len(STANDARD_RESIDUES)
 KMERS = RESIDUES**3
-"""Of each pattern."""
+"""Number of k-mers per pattern."""
 _FIRST = int(STANDARD_RESIDUES[0])
 
 
 def codes_of(tokens_T: Tensor, segments_T: Tensor) -> Tensor:
-    """(T, P) int64: the k-mer of each pattern that begins at a token, those of later patterns after those of earlier.
+    """Return (T, P) int64 codes: the k-mer of each pattern that starts at a token; codes are offset by pattern.
 
-    The number of all k-mers where one of its tokens is no standard residue, or of another sequence.
+    The code is the total number of k-mers if a token of the k-mer is not a standard residue, or of another sequence.
     """
     residues_T = tokens_T.long() - _FIRST
     width = max(places[-1] for places in PATTERNS)
-    # Beyond the last token there is none, as for a special token.
+    # Positions beyond the last token count as non-residues, like special tokens.
     padded = functional.pad(residues_T, (0, width), value=-1)
     segments = functional.pad(segments_T, (0, width), value=-1)
     columns = []
@@ -48,18 +48,18 @@ def codes_of(tokens_T: Tensor, segments_T: Tensor) -> Tensor:
 
 
 class _Network(nn.Module):
-    """The table, and its size as networks of transformers have it."""
+    """The table of vectors, with a config like transformers' networks."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # The last row is that of what is no k-mer.
+        # The last row is for positions without a k-mer.
         self.table = nn.Embedding(len(PATTERNS) * KMERS + 1, channels)
         sizes = {"model_type": "gapped_kmers", "hidden_size": channels, "num_hidden_layers": 0}
         self.config = SimpleNamespace(**sizes, to_dict=lambda: sizes)
 
 
 class KmerBackbone(PackedBackbone):
-    """See the module; batches are in the ESM alphabet."""
+    """Backbone of gapped k-mers (see the module); batches are in the ESM alphabet."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(_Network(channels), frozen=True)

@@ -1,8 +1,8 @@
-"""Any architecture of transformers as a function of a packed batch.
+"""Any architecture of transformers on packed batches.
 
-Architectures that :data:`esmeray.model.backbones.architectures.PACKED` names never see padding: their attention is
-:mod:`esmeray.model.attention.packed`'s and each token is given its position. The others, T5 among them, get padded
-batches, which are made and unmade at this edge.
+Architectures listed in :data:`esmeray.model.backbones.architectures.PACKED` never see padding: they use the attention
+of :mod:`esmeray.model.attention.packed`, and each token gets its position. Others, T5 among them, get padded batches,
+which are created and removed here.
 
 Shape legend: T tokens in the batch, D channels, G sequences and L tokens of a padded group.
 """
@@ -28,11 +28,11 @@ from esmeray.model.backbones.source import SOURCE_KEY
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 _GROUP_PADDING = 512
-"""Padding tokens that a group may have: about what one more call of the network costs."""
+"""Maximum number of padding tokens per group: about the cost of one more network call."""
 
 
 class HuggingFaceBackbone(PackedBackbone):
-    """An architecture of transformers whose attention goes through its AttentionInterface, on packed batches."""
+    """An architecture of transformers with AttentionInterface, on packed batches."""
 
     def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
         _set_packed_attention(model)
@@ -45,11 +45,11 @@ class HuggingFaceBackbone(PackedBackbone):
     def _hidden_states(self, batch: PackedBatch, layers: Set[int]) -> dict[int, Tensor]:
         output = self.model(
             input_ids=batch.tokens[None],
-            # Given, as transformers would count through all of the row; counted from 0 in each sequence.
+            # Positions count from 0 in each sequence; transformers would count through the whole row.
             position_ids=(batch.positions + self._first_position)[None],
             cu_seqlens=batch.cu_seqlens,
             max_seqlen=batch.max_seqlen,
-            use_cache=False,  # decoders would keep keys and values of all layers for tokens that never follow
+            use_cache=False,  # decoders would keep keys and values for generation
             output_hidden_states=layers != {self.num_layers},
         )
         states = _states(output, self.num_layers)
@@ -57,13 +57,12 @@ class HuggingFaceBackbone(PackedBackbone):
 
 
 class PaddedBackbone(PackedBackbone):
-    """Any encoder or decoder of transformers, on packed batches that are padded for it in groups of like length.
+    """Any encoder or decoder of transformers; packed batches are padded for it in groups of similar length.
 
-    Features are copied to padded rows and back; groups are formed from the lengths on the host, so that on CUDA a batch
-    waits once for the device. The number of groups, and so of calls of the network, differs from batch to batch and
-    from worker to worker: ZeRO-3, whose workers gather weights together at each call, can't be used. ``model``: takes
-    ``input_ids`` and ``attention_mask``. Raises ConfigError (the network has no attention mask, so that padding would
-    change its features).
+    Features are copied to padded rows and back. Groups are formed from the lengths on the host, so that a batch on CUDA
+    has one sync point. The number of network calls differs between batches and workers, so ZeRO-3, whose workers gather
+    weights together at each call, is not supported. ``model``: takes ``input_ids`` and ``attention_mask``. Raises
+    ConfigError (the network has no attention mask, so that padding would change its features).
     """
 
     pads = True
@@ -88,7 +87,7 @@ class PaddedBackbone(PackedBackbone):
         for indices_GL, is_token_GL in _padded_groups(batch.cu_seqlens.cpu().numpy()):  # CPU-GPU sync point
             groups.append(self._group_states(batch.tokens, indices_GL, is_token_GL, layers))
             indices.append(indices_GL[is_token_GL])
-        # Back from the groups' order to the batch's: where each token went, inverted.
+        # Invert the permutation, from the groups' order to the batch's.
         order_T = _on(np.argsort(np.concatenate(indices)), batch.tokens.device)
         rows = {layer: torch.cat([group[layer] for group in groups]) for layer in layers}
         return {layer: rows_TD.index_select(0, order_T) for layer, rows_TD in rows.items()}
@@ -96,7 +95,7 @@ class PaddedBackbone(PackedBackbone):
     def _group_states(
         self, tokens_T: Tensor, indices_GL: NDArray[np.int64], is_token_GL: NDArray[np.bool_], layers: Set[int]
     ) -> dict[int, Tensor]:
-        """(tokens of the group, D) after each layer: row by row."""
+        """Return (tokens of the group, D) after each layer, row by row."""
         device = tokens_T.device
         mask_GL = _on(is_token_GL, device)
         ids_GL = tokens_T[_on(indices_GL, device)].masked_fill(~mask_GL, self._pad)
@@ -108,27 +107,27 @@ class PaddedBackbone(PackedBackbone):
                 f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
                 "choose another"
             )
-        rows = _on(is_token_GL.ravel().nonzero()[0], device)  # by NumPy: a mask on the device would be waited for
+        rows = _on(is_token_GL.ravel().nonzero()[0], device)  # by NumPy: a mask on the device would be a sync point
         states = _states(output, self.num_layers)
         return {layer: states[layer].flatten(0, 1).index_select(0, rows) for layer in layers}
 
 
 def _states(output: Any, num_layers: int) -> dict[int, Tensor]:
-    """Hidden states by layer; of the last one after the final norm, which transformers' list may lack."""
+    """Return hidden states by layer; the last one after the final norm, which transformers' list may lack."""
     return {**dict(enumerate(output.hidden_states or ())), num_layers: output.last_hidden_state}
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:
-    """Let this model, and no other that shares its config, attend within packed sequences."""
-    # The implementation's name stands in the config, which a caller's other models may share.
+    """Set packed attention for this model only, not for others that share its config."""
+    # The implementation's name is part of the config, which other models of the caller may share.
     shared = model.config
     own = copy.deepcopy(shared)
-    own.chunk_size_feed_forward = 0  # it would need a number of tokens that it divides
+    own.chunk_size_feed_forward = 0  # chunking requires a divisor of the number of tokens
     for module in model.modules():
         if getattr(module, "config", None) is shared:
             module.config = own  # type: ignore[assignment]
     model.set_attn_implementation(PACKED_ATTENTION)
-    assert own._attn_implementation == PACKED_ATTENTION  # any other would let sequences look at each other
+    assert own._attn_implementation == PACKED_ATTENTION  # any other implementation would attend across sequences
 
 
 def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
@@ -141,26 +140,26 @@ def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
         )
     if enabled:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        model.disable_input_require_grads()  # only reentrant checkpoints need them
+        model.disable_input_require_grads()  # needed by reentrant checkpointing only
 
 
 def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
-    """The position of a sequence's first token, and how many tokens positions reach; None if without limit."""
+    """Return the position of a sequence's first token, and the maximum number of tokens; None for no limit."""
     config: Any = model.config
-    # As transformers' modules call learnt absolute positions.
+    # Names of learnt absolute positions in transformers' modules.
     names = ("position_embeddings", "wpe", "embed_positions")
     tables = [
         module
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in names and isinstance(module, nn.Embedding)
     ]
-    if tables:  # beyond its rows there is no position, whatever the config says
+    if tables:  # the table's size is the limit, whatever the config says
         padding = tables[0].padding_idx  # RoBERTa's positions start after it (fairseq's convention)
         first = 0 if padding is None else int(padding) + 1
         reach = tables[0].num_embeddings - first
         return first, min(reach, getattr(config, "max_position_embeddings", None) or reach)
     rotary = getattr(config, "rope_parameters", None) or {}
-    # These turn by other angles from a certain length on, which would then be that of the longest sequence of a batch.
+    # Angles change beyond a certain length, which would be the longest sequence's in a batch.
     if rotary.get("rope_type") == "dynamic":
         return 0, int(config.max_position_embeddings)
     if rotary.get("rope_type") == "longrope":
@@ -169,8 +168,8 @@ def _positions(model: PreTrainedModel) -> tuple[int, int | None]:
 
 
 def _window(config: Any) -> int | None:
-    """Tokens that attention reaches back, where some layer has such a limit."""
-    # A config may name a window that none of its layers has.
+    """Return the attention window in tokens, if some layer has one."""
+    # A config may name a window that no layer uses.
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None and "sliding_attention" not in layer_types:
         return None
@@ -179,13 +178,14 @@ def _window(config: Any) -> int | None:
 
 
 def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Sequences of like length, one a row, the longest first; no group has more padding than :data:`_GROUP_PADDING`.
+    """Yield groups of sequences of similar length, the longest first.
 
-    Yields the index in the packed batch of each token, (G, L) int64, 0 where there is none; and where there is one.
+    A group has at most :data:`_GROUP_PADDING` padding tokens. Each is (G, L) int64 indices of tokens in the packed
+    batch, 0 for padding, and a (G, L) bool mask.
     """
     starts_N = cu_seqlens[:-1].astype(np.int64)
     lengths_N = np.diff(cu_seqlens).astype(np.int64)
-    # Longest first: a group's width is known from its first row, and neighbours in this order waste the least.
+    # Longest first: the first row sets a group's width, and neighbours in this order waste least.
     descending_N = np.argsort(-lengths_N, kind="stable")
     first = 0
     while first < descending_N.size:
@@ -199,4 +199,4 @@ def _padded_groups(cu_seqlens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.i
 
 
 def _on(array: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)  # queued: the host continues with the next group
+    return torch.from_numpy(array).to(device, non_blocking=True)  # asynchronous: the host continues with the next group

@@ -1,7 +1,7 @@
-"""Networks of transformers: read or drawn for a backbone, and made of a backbone's own parameters for an export.
+"""Networks of transformers: loaded or initialised for a backbone, and rebuilt from its parameters for an export.
 
-Apart from :mod:`esmeray.model.backbones.loading`, which imports this where it is needed: importing transformers' models
-takes seconds, which those of ESM-2 do without.
+Separate from :mod:`esmeray.model.backbones.loading`, which imports it on demand: importing transformers' models takes
+seconds, and ESM-2 does not need them.
 """
 
 from pathlib import Path
@@ -32,12 +32,12 @@ from esmeray.model.backbones.stored_weights import warn_left_out
 from esmeray.model.section import BackboneSection
 
 _MAY_BE_MISSING = {"contact_head", "pooler", *(name for names in MASKED_LM_HEADS.values() for name in names)}
-"""Heads whose weights a folder may lack; these are random by the seed."""
+"""Heads whose weights a folder may lack; they are then randomly initialised."""
 _ROTARY = "rotary_embeddings.inv_freq"
 
 
 def features_network(section: BackboneSection, vocabulary_size: int, pad: int, empty: bool) -> PreTrainedModel:
-    """The model that gives features, its random weights drawn from the global state.
+    """Return the model that computes features; random weights use the global random state.
 
     Raises as :func:`esmeray.model.backbones.loading.build_backbone`.
     """
@@ -48,7 +48,7 @@ def features_network(section: BackboneSection, vocabulary_size: int, pad: int, e
 def masked_lm(
     section: BackboneSection, vocabulary_size: int, pad: int, empty: bool
 ) -> tuple[PreTrainedModel, nn.Module, bool]:
-    """The same model, the head of its masked language model, and whether the folder has weights but none of the head's.
+    """Return the same model, its masked-LM head, and whether the folder has weights but none for the head.
 
     Raises as :func:`esmeray.model.backbones.loading.build_masked_lm`.
     """
@@ -61,7 +61,7 @@ def masked_lm(
 
 
 def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: dict[str, Any]) -> PackedBackbone:
-    """The backbone around a network, padded where the section or the architecture says so."""
+    """Return the backbone around a network; padded if the section or the architecture requires it."""
     model = transformers_network(network)
     if is_padded(section, model.config.model_type):
         return PaddedBackbone(model, pad=pad, **settings)
@@ -69,33 +69,33 @@ def wrapped(network: nn.Module, section: BackboneSection, pad: int, settings: di
 
 
 def transformers_network(network: Any, state: dict[str, Tensor] | None = None) -> PreTrainedModel:
-    """The class of transformers with the same parameters, to be saved or run by its own forward; nothing is copied.
+    """Return transformers' class with the same parameters, to save or to run its own forward; nothing is copied.
 
-    ``network``: of any class, with or without a language-model head. ``state``: in place of the network's own, where
-    that has an adapter.
+    ``network``: any class, with or without a language-model head. ``state``: overrides the network's own state, if it
+    has an adapter.
     """
     if isinstance(network, PreTrainedModel):
         return network
-    with empty_weights():  # its own weights are thrown away at once: none are made
+    with empty_weights():  # its own weights are replaced immediately
         if isinstance(network, esm2_network.EsmModel):
             model: Any = EsmModel(_esm_config(network.config), add_pooling_layer=False)
         else:
             model = EsmForMaskedLM(_esm_config(network.esm.config))
     model.load_state_dict(network.state_dict() if state is None else state, assign=True)
     model.tie_weights()
-    # A buffer that is no part of the state: left on the meta device, it could not be moved.
+    # Not part of the state: a buffer on the meta device could not be moved.
     numbers = torch.arange(model.config.max_position_embeddings).expand(1, -1)
     model.base_model.embeddings.position_ids = nn.Buffer(numbers, persistent=False)
     return model
 
 
 def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedModel:
-    """The Hugging Face model that holds the same parameters, to be saved; nothing is copied."""
+    """Return the Hugging Face model with the same parameters, to be saved; nothing is copied."""
     config = backbone.config
     names = MASKED_LM_HEADS[config.model_type]
     if isinstance(config, esm2_network.EsmConfig):
         config = _esm_config(config)
-    with empty_weights():  # its own weights are thrown away at once: none are made
+    with empty_weights():  # its own weights are replaced immediately
         network: PreTrainedModel = masked_lm_class(config)(config)
     setattr(network, network.base_model_prefix, backbone.model)
     for name, module in zip(names, [head] if len(names) == 1 else head.children(), strict=True):
@@ -104,9 +104,9 @@ def masked_lm_network(backbone: PackedBackbone, head: nn.Module) -> PreTrainedMo
 
 
 def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """Write config.json and model.safetensors with the names that tensors have on the hub.
+    """Write config.json and model.safetensors with the tensor names used on the hub.
 
-    ``state``: in place of the network's own. transformers 5.23 would write ESM's tensors under names that only it reads
+    ``state``: overrides the network's own. transformers 5.23 would write ESM's tensors under names that only it reads
     (``LayerNorm.gamma``, and one ``encoder.layer.*.attention.self.rotary_embeddings.inv_freq`` for all layers).
     """
     state = {**(network.state_dict() if state is None else state)}
@@ -115,13 +115,13 @@ def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
         frequencies = state.pop(name)
         for layer in range(network.config.num_hidden_layers):
             own_name = f"{name.removesuffix(_ROTARY)}encoder.layer.{layer}.attention.self.{_ROTARY}"
-            state[own_name] = frequencies.clone()  # tensors that share memory would be written once
-    with quiet_transformers():  # without its progress bar
+            state[own_name] = frequencies.clone()  # tensors that share memory would be written once only
+    with quiet_transformers():  # no progress bar
         network.save_pretrained(folder, state_dict=state, save_original_format=not is_esm)
 
 
 def load_esm(folder: Path, config: esm2_network.EsmConfig) -> Any:
-    """transformers' EsmForMaskedLM with the pickle of a local folder; raises DataError as for other networks."""
+    """Return transformers' EsmForMaskedLM with the pickle of a local folder; raises DataError as for other networks."""
     with quiet_transformers():
         return _load_weights(EsmForMaskedLM, folder, _esm_config(config))
 
@@ -137,7 +137,7 @@ def _network(section: BackboneSection, config: PreTrainedConfig, kind: type[Any]
 
 
 def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> Any:
-    """A Hugging Face model with the weights of a local folder, in fp32 on the CPU; heads may be missing."""
+    """Return a Hugging Face model with the weights of a local folder, in fp32 on the CPU; heads may be missing."""
     for path in sorted(folder.glob("model*.safetensors*")):
         verified(path)
     try:
@@ -145,21 +145,21 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
             folder,
             config=config,
             output_loading_info=True,
-            use_safetensors=has_safetensors(folder),  # the pickle is read without code: weights_only
+            use_safetensors=has_safetensors(folder),  # pickles are read with weights_only, without code
             weights_only=True,
             local_files_only=True,
             dtype=torch.float32,
-            ignore_mismatched_sizes=True,  # reported in one line below, where transformers prints a table and raises
+            ignore_mismatched_sizes=True,  # reported in one line below; transformers would print a table and raise
         )
     except (SafetensorError, OSError, ValueError, RuntimeError, EOFError) as error:
         raise DataError(
             f"the weights in {folder} can't be read ({first_line(error)}); fetch or export them again"
         ) from error
-    except UnpicklingError as error:  # whose message advises to let the pickle run code
+    except UnpicklingError as error:  # its message recommends letting the pickle run code
         raise DataError(
             f"{folder}: the weights are no pickle of tensors alone, but damaged, or would run code; give safetensors"
         ) from error
-    # transformers draws what is missing at random and only warns: features of such a model are noise.
+    # transformers initialises missing weights randomly and only warns: the features would be noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
     other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
     if problems := missing + other:

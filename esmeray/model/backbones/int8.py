@@ -1,9 +1,9 @@
-"""Weights of 8 bits: a copy of an ESM-2's layers in this node's cache, a byte a weight, and back to what computes.
+"""8-bit weights: a copy of an ESM-2's layers in this node's cache, one byte per weight, dequantized for computation.
 
-In: the tensors of the layers as they are stored. Out: those of the copy, by the same names: of a product its weights in
-int8 and a scale for each output channel in fp32, symmetric and rounded to nearest; norms and biases as they were. It is
-the bytes that are read and held that get fewer: products are of the weights made of them, in the precision of the
-model, since products in int8 are slower than in bf16 on CPUs.
+In: tensors of the layers as stored. Out: tensors of the copy by the same names. Weights of linear layers are int8 with
+one fp32 scale per output channel, symmetric, rounded to nearest; norms and biases are unchanged. This reduces bytes
+read and held in memory. Products use dequantized weights in the model's precision, since int8 products are slower than
+bf16 on CPUs.
 
 Shape legend: O output channels, I input channels.
 """
@@ -26,20 +26,20 @@ from esmeray.dataset.embeddings.arrays import quantized, scales_of, write_arrays
 from esmeray.model.backbones.stored_weights import REMEDY, StoredTensor, stored_tensors
 
 SCALES = ".scales"
-"""Behind the name of the weights."""
+"""Suffix of the scales' names, after the name of the weights."""
 _ROWS = 256
-"""Output channels that are widened together: all of a large product would be gigabytes in fp32."""
+"""Output channels dequantized at a time: a whole large matrix would take gigabytes in fp32."""
 
 
 def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The same layers, a byte a weight, written where the cache has none of these files.
+    """Return the same layers with one byte per weight, written if the cache lacks a copy of these files.
 
-    ``stored``: tensors by name, ``esm.encoder.layer.0...``. Raises DataError for weights that are not finite, or a copy
-    that is damaged; ResourceError where it has no place.
+    ``stored``: tensors by name, ``esm.encoder.layer.0...``. Raises DataError for weights that are not finite, or a
+    damaged copy; ResourceError if there is no space.
     """
-    # By the files and not by their bytes, which would all have to be read at each start.
+    # Keyed by file status, not content, which would have to be read at each start.
     files = {tensor.path.resolve() for tensor in stored.values()}
-    # With change time and inode: a file that is replaced in place may keep its size and modification time.
+    # With change time and inode: a file replaced in place may keep size and modification time.
     statuses = {path: path.stat() for path in files}
     states = sorted(
         f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
@@ -50,12 +50,12 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
-    """A file for each tensor, so that no more than one is in memory."""
+    """Write one file per tensor, so that only one is in memory."""
     files: dict[str, str] = {}
     with record_bar("weights of 8 bits") as bar:
         for count, (name, tensor) in enumerate(stored.items(), 1):
             values = tensor.read(once=True).float().numpy()
-            # Rounded, they would be numbers like any other.
+            # Rounding would turn them into ordinary numbers.
             if not np.isfinite(values).all():
                 raise DataError(f"{tensor.path}: the weights {name} hold NaN or infinity; {REMEDY}")
             arrays = {name: values}
@@ -71,7 +71,7 @@ def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
 
 
 def widened(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a layer without scales, weights of int8 in ``dtype``, rounded from fp32."""
+    """Return a layer's tensors without scales: int8 weights dequantized to ``dtype``, computed in fp32."""
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALES)}
     for name in tensors.keys() - whole.keys():
         product = name.removesuffix(SCALES)

@@ -1,8 +1,8 @@
-"""Backbones from the config: weights that are random by the seed, or loaded from a local folder or the hub.
+"""Backbones from the config: randomly initialised, or loaded from a local folder or the hub.
 
-In: the backbone section of the config. Out: a packed backbone, with the head of its masked language model where that is
-wanted. Only safetensors are read, and no code that a folder names is run. For tasks on residues, batches come in the
-ESM alphabet: ESM-2, ESM C and random weights have its ids, any other backbone (ProtBERT ...) a table of its own.
+In: the backbone section of the config. Out: a packed backbone, optionally with its masked-LM head. Only safetensors are
+read, and code in a folder is never run. For tasks on residues, batches come in the ESM alphabet: ESM-2, ESM C and
+random weights use its ids; other backbones (ProtBERT ...) have a lookup table.
 """
 
 from collections.abc import Iterator
@@ -47,20 +47,22 @@ def build_backbone(
     stream: bool = False,
     weights: Weights = "stored",
 ) -> PackedBackbone:
-    """The backbone that the section means, in fp32 on the CPU, in training mode unless it is frozen.
+    """Return the backbone that the section describes, in fp32 on the CPU, in training mode unless frozen.
 
-    Random weights depend on ``seed`` alone; the global random state is left as it was. ``vocabulary_size``: of the
-    tokenizer; that of the ESM alphabet if None. ``empty``: on the meta device, without weights: to count them before
-    any is read. ``stream``: the layers of a frozen ESM-2 in a folder are read as they are needed; ``weights``: of these
-    layers, as they are stored or of 8 bits. Raises ConfigError (unknown source, impossible size, no safetensors, an
-    architecture that is not known packed, or a vocabulary larger than the embedding), DataError (safetensors that are
-    damaged, incomplete or of another shape) or ResourceError (the hub can't be reached).
+    Random weights depend on ``seed`` only; the global random state is unchanged. ``vocabulary_size``: of the tokenizer;
+    default: the ESM alphabet's. ``empty``: on the meta device, without weights, to count parameters before loading.
+    ``stream``: read the layers of a frozen ESM-2 folder when they are needed; ``weights``: format of these layers, as
+    stored or int8.
+
+    Raises ConfigError (unknown source, impossible size, no safetensors, an architecture without packed attention, or a
+    vocabulary larger than the embedding), DataError (safetensors that are damaged, incomplete or of another shape) or
+    ResourceError (the hub can't be reached).
     """
-    if is_esm2(section):  # with its head, so that the same seed draws the same for every task
+    if is_esm2(section):  # with its head, so that a seed gives the same weights in every task
         network: nn.Module = _esm2(section, seed, empty, stream, weights).esm
     else:
         rows = len(VOCABULARY) if vocabulary_size is None else vocabulary_size
-        # Also where weights are read: a head that the folder lacks is drawn.
+        # Also if weights are loaded: missing heads are random.
         with drawn(seed, empty=empty):
             network = _huggingface().features_network(section, rows, pad, empty)
     return _wrap(network, section, pad, vocabulary_size)
@@ -76,10 +78,10 @@ def build_masked_lm(
     stream: bool = False,
     weights: Weights = "stored",
 ) -> tuple[PackedBackbone, nn.Module]:
-    """The backbone of :func:`build_backbone`, and the head that makes (..., K) logits of its (..., D) features.
+    """Return the backbone of :func:`build_backbone`, and the head from (..., D) features to (..., K) logits.
 
-    ``is_drawn`` of the head: the folder has weights, but none of it, so that it is random. Raises as
-    :func:`build_backbone`; ConfigError also where the head is not known.
+    The head's ``is_drawn`` is true if the folder has weights but none for the head, so that it is random. Raises as
+    :func:`build_backbone`; ConfigError also if the head is unknown.
     """
     if is_esm2(section):
         network = _esm2(section, seed, empty, stream, weights)
@@ -94,9 +96,9 @@ def build_masked_lm(
 
 
 def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False) -> PackedBackbone:
-    """The backbone of :func:`build_backbone` for batches in the ESM alphabet.
+    """Return the backbone of :func:`build_backbone` for batches in the ESM alphabet.
 
-    Raises as there; ConfigError also where its tokenizer does not give one token for each residue between two others.
+    Raises as there; ConfigError also unless its tokenizer maps each residue to one token, between two special ones.
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
@@ -104,16 +106,16 @@ def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False
 
 
 def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = False) -> tuple[PackedBackbone, nn.Module]:
-    """The same with the head of :func:`build_masked_lm`, which raises besides."""
+    """Return the same with the head of :func:`build_masked_lm`; raises as both."""
     tokenizer = residue_tokenizer(section)
     backbone, head = build_masked_lm(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
     return _in_alphabet(backbone, tokenizer), head
 
 
 def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
-    """Tokenizer of a backbone for residues: that of its folder, or the ESM alphabet.
+    """Return the tokenizer of a backbone for residues: its folder's, or the ESM alphabet.
 
-    Raises ConfigError (the source has no tokenizer that can be read) or ResourceError (the hub can't be reached).
+    Raises ConfigError (the source has no readable tokenizer) or ResourceError (the hub can't be reached).
     """
     if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()
@@ -123,31 +125,31 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
 
 
 def load_network(section: BackboneSection, seed: int) -> Any:
-    """transformers' EsmForMaskedLM of an ESM-2, in fp32 on the CPU; raises as :func:`build_backbone`."""
+    """Return transformers' EsmForMaskedLM of an ESM-2, in fp32 on the CPU; raises as :func:`build_backbone`."""
     return _huggingface().transformers_network(_esm2(section, seed, empty=False))
 
 
 @contextmanager
 def drawn(seed: int, *, empty: bool = False) -> Iterator[None]:
-    """Draw a module's weights on the CPU from ``seed`` within the block, and restore the global random state after it.
+    """Initialise weights on the CPU from ``seed`` within the block, and restore the global random state after it.
 
-    ``empty``: leave the weights out, to count them.
+    ``empty``: create no weights, to count parameters.
     """
-    # CPU alone, where weights are drawn: to fork the state of a GPU would start CUDA in processes that do without.
+    # CPU only, where weights are initialised: forking a GPU's state would start CUDA in processes that don't use it.
     with torch.random.fork_rng(devices=[]), empty_weights() if empty else nullcontext():
         torch.random.default_generator.manual_seed(seed)
         yield
 
 
 def _has_esm_ids(settings: dict[str, Any]) -> bool:
-    """Test for the settings of an ESM-2 or an ESM C, whose first 33 ids are those of the alphabet."""
+    """Test for an ESM-2 or ESM C, whose first 33 ids are the alphabet's."""
     kind = settings.get("model_type")
     ids = (settings.get("mask_token_id", MASK), settings.get("pad_token_id", PAD))
-    return kind == "esm" or (kind == "esmc" and ids == (MASK, PAD))  # ESM-2's are checked with its other settings
+    return kind == "esm" or (kind == "esmc" and ids == (MASK, PAD))  # ESM-2's ids are checked with its other settings
 
 
 def _in_alphabet(backbone: PackedBackbone, tokenizer: SequenceTokenizer) -> PackedBackbone:
-    """The backbone with the tokenizer's ids of the ESM alphabet, if these are others, and the letters that it lacks."""
+    """Set the tokenizer's ids of the ESM alphabet, if they differ, and the letters that it lacks."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return backbone
     if not tokenizer.one_token_per_residue or (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1):
@@ -155,7 +157,7 @@ def _in_alphabet(backbone: PackedBackbone, tokenizer: SequenceTokenizer) -> Pack
             f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
             "one after all of them; use model.task classifier, or another backbone"
         )
-    # A letter that the other vocabulary lacks becomes its unknown token; without one, plans refuse such letters.
+    # Letters that the vocabulary lacks map to its unknown token; without one, plans refuse such letters.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
     ids = torch.full((len(VOCABULARY),), unknown)
     ids[CLS], ids[EOS], ids[PAD] = tokenizer.prefix[0], tokenizer.suffix[0], tokenizer.pad
@@ -187,14 +189,14 @@ def _esm2(
 
 
 def _huggingface() -> Any:
-    # Here, since importing transformers' models takes seconds, which those of ESM-2 do without.
+    # Imported here: importing transformers' models takes seconds, and ESM-2 does not need them.
     from esmeray.model.backbones import huggingface_loading
 
     return huggingface_loading
 
 
 def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int | None) -> PackedBackbone:
-    # An id beyond the table would be an error in the middle of a batch, on CUDA one that ends the process.
+    # Checked here: an id beyond the table fails in the middle of a batch, and on CUDA ends the process.
     rows = network.get_input_embeddings().weight.shape[0]
     if vocabulary_size is not None and vocabulary_size > rows:
         raise ConfigError(
@@ -202,7 +204,7 @@ def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int
             "give the tokenizer that the model was trained with (model.tokenizer.source auto takes the folder's)"
         )
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
-    # In training mode, but for a frozen one, which stays as it is.
+    # In training mode, unless frozen.
     if isinstance(network, EsmModel) and not section.padded:
         return EsmBackbone(network, **settings).train()
     return _huggingface().wrapped(network, section, pad, settings).train()

@@ -1,7 +1,7 @@
 """Low-rank adapters (Hu et al. 2022) around the layers of a backbone, by peft.
 
-A packed backbone is adapted in place, every weight frozen but the adapters'. A layer's output becomes
-``W x + alpha / rank * B A x`` with B zero at the start, so that adapting changes nothing until something is learnt.
+A packed backbone is adapted in place; all weights except the adapters' are frozen. A layer's output becomes ``W x +
+alpha / rank * B A x``. B is zero at the start, so the output is unchanged before training.
 """
 
 import copy
@@ -25,10 +25,10 @@ ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 
 _ADAPTER = "default"
-"""peft's name of an adapter that has none; it stands in the names of parameters, not in files."""
+"""peft's name of an unnamed adapter; it is part of parameter names, but not of names in files."""
 
 _PEFT_PREFIX = "base_model.model."
-"""Prefix that a PeftModel gives to names of the module that it wraps, in its files too."""
+"""Prefix that a PeftModel adds to the wrapped module's names, also in files."""
 
 _ATTENTION = (
     ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
@@ -38,17 +38,17 @@ _ATTENTION = (
     ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
     ("attn.Wqkv", "attn.Wo"),  # ModernBERT
 )
-"""Names of the projections of attention; an architecture has the first set of which it has every name."""
+"""Names of attention projections; an architecture uses the first set of which it has all names."""
 
 _WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
-"""Heads of Hugging Face's modules that no feature of a token passes through."""
+"""Heads of Hugging Face's modules that no token's features pass through."""
 
 
 def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
-    """Put an adapter around each target layer and freeze everything else; nothing if ``section.rank`` is 0.
+    """Add an adapter to each target layer and freeze everything else; does nothing if ``section.rank`` is 0.
 
-    Adapters' first weights come from the global random state. Raises ConfigError (a target names no layer, or the
-    backbone is frozen).
+    Adapters are initialised from the global random state. Raises ConfigError (a target names no layer, or the backbone
+    is frozen).
     """
     if not section.rank:
         return
@@ -57,7 +57,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
             "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
         )
     layers = chosen_layers(linear_layers(backbone.model), section.targets)
-    from peft import LoraConfig, inject_adapter_in_model  # here, since it loads for seconds what few runs need
+    from peft import LoraConfig, inject_adapter_in_model  # imported here: it takes seconds, and few runs need it
 
     config = LoraConfig(
         r=section.rank,
@@ -80,24 +80,24 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Test for GPT-2's linear layers, by name: importing their class takes seconds, which ESM-2 does without."""
+    """Test for GPT-2's linear layers by name: importing their class takes seconds."""
     return type(module).__name__ == "Conv1D"
 
 
 def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
-    """Names of the layers to adapt, of the linear layers that the features of tokens pass through.
+    """Return the names of the layers to adapt, among the linear layers that token features pass through.
 
-    ``targets``: ``attention``, ``all-linear``, or the ends of layers' names. Raises ConfigError (a target names no
-    linear layer; it lists those there are).
+    ``targets``: ``attention``, ``all-linear``, or suffixes of layers' names. Raises ConfigError (a target matches no
+    linear layer; the message lists them).
     """
-    chosen: dict[str, None] = {}  # in order, once each
+    chosen: dict[str, None] = {}  # ordered, without repeats
     for target in targets:
         ends: tuple[str, ...] = (target,)
-        if target == "attention":  # an architecture without a known set has no layer to match, and is refused below
+        if target == "attention":  # an architecture without a known set matches no layer, and is refused below
             ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
         matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
         if not matching:
-            # Parts of the names after the number of the layer, once each, as a target could name them.
+            # Parts of the names after the layer's number, as a target could name them.
             there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
             raise ConfigError(
                 f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
@@ -108,45 +108,45 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
 
 
 def _ending_in(layers: list[str], name: str) -> list[str]:
-    """Match as peft does: the whole name, or its last parts."""
+    """Match as peft does: the whole name, or its last components."""
     return [layer for layer in layers if layer == name or layer.endswith(f".{name}")]
 
 
 def merge(backbone: PackedBackbone) -> None:
-    """Add each update to the weights that it adapts, in their dtype, and remove the adapter; nothing without one."""
+    """Add each update to its weights, in their dtype, and remove the adapter; does nothing without one."""
     model = backbone.model
-    for name, layer in list(_adapted_layers(model)):  # a list: the loop replaces modules
+    for name, layer in list(_adapted_layers(model)):  # a list, since the loop replaces modules
         layer.merge(safe_merge=True)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.get_base_layer())
-    model.__dict__.pop("peft_config", None)  # by which transformers and this module know an adapted model
+    model.__dict__.pop("peft_config", None)  # transformers and this module recognise an adapted model by it
     backbone.lora_export = "merged"
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the module as if its adapter had been merged; what no adapter touches is not copied."""
+    """Return the module's weights as if its adapter were merged; other weights are not copied."""
     state = base_state(model)
     for name, layer in _adapted_layers(model):
-        with torch.no_grad():  # added to a copy, so that training continues with the adapter as it is
+        with torch.no_grad():  # added to a copy, so that training can continue with the adapter
             state[f"{name}.weight"] = layer.get_base_layer().weight + layer.get_delta_weight(_ADAPTER)
     return state
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the module without its adapter, by the names that they have without one; nothing is copied."""
+    """Return the module's weights without its adapter, by their original names; nothing is copied."""
     own = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in f".{name}"}
     return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
 
 
 def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
-    """Write the adapter as peft has it: adapter_config.json and adapter_model.safetensors.
+    """Write the adapter in peft's format: adapter_config.json and adapter_model.safetensors.
 
-    ``base``: folder or hub name of the weights that it adapts, which peft's own loaders look up.
+    ``base``: folder or hub name of the adapted weights, which peft's loaders look up.
     """
     model = backbone.model
     config = copy.deepcopy(model.peft_config[_ADAPTER])
-    config.inference_mode = True  # as peft saves it: loaded by its own classes, the adapter is frozen
-    config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
+    config.inference_mode = True  # as peft saves it: an adapter loaded by peft is frozen
+    config.target_modules = sorted(config.target_modules)  # sorted, since the order of a set varies
     config.base_model_name_or_path, config.revision = base, revision
     kind = type(model)
     library = getattr(kind, "library", kind.__module__)
@@ -158,9 +158,9 @@ def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None
 
 
 def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
-    """Put the adapter that :func:`save_adapter` or peft wrote around the backbone's layers.
+    """Add the adapter that :func:`save_adapter` or peft wrote to the backbone's layers.
 
-    Raises DataError (its files are missing, damaged, or do not fit the backbone).
+    Raises DataError (files are missing, damaged, or do not match the backbone).
     """
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 
@@ -170,7 +170,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         config = LoraConfig.from_pretrained(str(folder))
         state = load_file(verified(folder / ADAPTER_WEIGHTS_FILE))
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
-        # peft itself takes a file that lacks weights, and leaves those as they were drawn.
+        # peft accepts a file that lacks weights, and keeps their initial values.
         expected = {f"{_PEFT_PREFIX}{name}": tensor.shape for name, tensor in _adapter_state(model).items()}
         if {name: tensor.shape for name, tensor in state.items()} != expected:
             raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} does not fit the backbone; export the model again")
@@ -191,8 +191,8 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the adapter by the names that peft gives them in files, without its prefix."""
-    # save_embedding_layers: peft would otherwise ask the hub for the base's config, to see whether they were resized.
+    """Return the adapter's weights by peft's names in files, without its prefix."""
+    # save_embedding_layers: peft would otherwise query the hub for the base's config, to check for resized embeddings.
     from peft import get_peft_model_state_dict
 
     return get_peft_model_state_dict(model, adapter_name=_ADAPTER, save_embedding_layers=False)

@@ -1,7 +1,7 @@
-"""Sources of a backbone: names whose weights are random, local folders, and models of the hub.
+"""Sources of a backbone: sizes with random weights, local folders, and models on the hub.
 
-A pickle is read only as transformers names it, in a local folder, as tensors alone; none is downloaded. Imports neither
-torch nor transformers, so that a wrong source is refused at once.
+Pickles are read only from a local folder, under transformers' names, as tensors only; none is downloaded. Imports
+neither torch nor transformers, so that a wrong source is refused early.
 """
 
 from pathlib import Path
@@ -32,13 +32,13 @@ SIZES = {
     "esm2_t36_3B": BackboneSize(36, 2560, 40),
     "esm2_t48_15B": BackboneSize(48, 5120, 40),
 }
-"""ESM-2 as published on the hub (Lin et al. 2023, Science 379:1123, table S1)."""
+"""Published ESM-2 sizes (Lin et al. 2023, Science 379:1123, table S1)."""
 
 RANDOM_ARCHITECTURES = ("esmc", "modernbert", "bert", "qwen2", "llama", "t5")
-"""Architectures with random weights besides the sizes of ESM-2, at any size."""
+"""Architectures with random weights in addition to the sizes of ESM-2, at any size."""
 
 ALWAYS_PADDED = ("t5", "mt5", "umt5")
-"""Their relative positions are a bias of the scores, which packed attention has no room for."""
+"""Architectures with relative positions as a bias of the scores, which packed attention does not support."""
 
 PACKED = {
     "bert": False,
@@ -54,8 +54,8 @@ PACKED = {
     "roberta": False,
     "xlm-roberta": False,
 }
-"""``model_type`` of the architectures whose attention is transformers' AttentionInterface and whose positions are given
-for each token, and whether they are causal. Each is held to one sequence at a time by a test."""
+"""``model_type`` of architectures that use transformers' AttentionInterface and take positions for each token, and
+whether they are causal. A test compares each with one sequence at a time."""
 PACKED |= added("backbones", tuple(PACKED), bool)
 
 MASKED_LM_HEADS = {
@@ -68,13 +68,13 @@ MASKED_LM_HEADS = {
     "roberta": ("lm_head",),
     "xlm-roberta": ("lm_head",),
 }
-"""Modules that make logits of features, one after the other, in transformers' masked language models. Each is held to
-one sequence at a time by a test."""
+"""Modules from features to logits, in order, in transformers' masked language models. A test compares each with one
+sequence at a time."""
 
 _DEFAULT_SIZE = BackboneSize(6, 256, 4)
 
 MODEL_FILE = "esmeray_model.json"
-"""Task of an exported model, which opens it."""
+"""File with the task of an exported model."""
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights of a local folder without safetensors, read without code (``weights_only``)."""
 _WEIGHT_PATTERNS = ["model*.safetensors", "model.safetensors.index.json"]
@@ -85,16 +85,16 @@ def has_random_weights(section: BackboneSection) -> bool:
 
 
 def random_size(section: BackboneSection) -> BackboneSize:
-    """Size of a backbone whose weights are random; 6 layers of 256 channels and 4 heads where nothing says otherwise.
+    """Return the size of a randomly initialised backbone; default: 6 layers of 256 channels and 4 heads.
 
-    Raises ConfigError (the channels can't be split over the heads, of which rotary positions need an even number each).
+    Raises ConfigError (channels not divisible by heads, or, with rotary positions, an odd number of channels per head).
     """
     default = SIZES.get(section.source, _DEFAULT_SIZE)
     size = BackboneSize(
         section.layers or default.layers, section.hidden_size or default.hidden_size, section.heads or default.heads
     )
     _, hidden_size, heads = size
-    multiple = 1 if section.source in ("bert", "t5") else 2  # rotary positions turn pairs of channels
+    multiple = 1 if section.source in ("bert", "t5") else 2  # rotary positions rotate pairs of channels
     if hidden_size % (heads * multiple):
         fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
         advice = f"one of {fitting}" if fitting else "an even hidden_size"
@@ -107,19 +107,19 @@ def random_size(section: BackboneSection) -> BackboneSize:
 
 
 def config_folder(section: BackboneSection) -> Path:
-    """Local folder with the config.json of loaded weights, which are not fetched. Raises as :func:`source_type`."""
+    """Return the local folder with config.json; weights are not fetched. Raises as :func:`source_type`."""
     return _folder(section, [CONFIG_FILE])
 
 
 def weights_folder(section: BackboneSection) -> Path:
-    """Local folder with config.json and weights, fetched if need be. Raises as :func:`source_type`.
+    """Return the local folder with config.json and weights, fetched if needed. Raises as :func:`source_type`.
 
-    A local folder may hold pytorch_model.bin in place of safetensors; pickles are never fetched.
+    A local folder may have pytorch_model.bin in place of safetensors; pickles are never fetched.
     """
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if has_safetensors(folder) or any((folder / name).is_file() for name in _PICKLES):
         return folder
-    # Named, since a folder with other pickles looks complete to whoever made it.
+    # Named in the message, since a folder with other pickles looks complete.
     patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
     pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
     pickle = f"only {pickles[0]}, a pickle, which can run code when read" if pickles else "no weights at all"
@@ -134,18 +134,18 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def model_type(folder: Path) -> str:
-    """Architecture that config.json names. Raises ConfigError (there is none, or it says nothing)."""
+    """Return the architecture in config.json. Raises ConfigError (no file, or no model_type)."""
     kind = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
     if not isinstance(kind, str):
         raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
-    # Padded, the model would be another one than the package meant.
+    # Padding would make it a different model than the package intended.
     if "esmeray.backbones" in UNUSABLE.get(kind, ""):
         raise ConfigError(f"{SOURCE_KEY}: {folder} holds a {kind}, and {UNUSABLE[kind]}")
     return kind
 
 
 def source_type(section: BackboneSection) -> str:
-    """``model_type`` of the architecture that the source means; "esm" is ESM-2 (or ESM-1b).
+    """Return the ``model_type`` of the source; "esm" is ESM-2 (or ESM-1b).
 
     Raises ConfigError (unknown source, impossible size) or ResourceError (the hub can't be reached).
     """
@@ -156,9 +156,9 @@ def source_type(section: BackboneSection) -> str:
 
 
 def is_esm2(section: BackboneSection) -> bool:
-    """Test for an ESM-2 (or ESM-1b), whose settings are held against the alphabet. Raises as :func:`source_type`.
+    """Test for an ESM-2 (or ESM-1b), whose settings are checked against the alphabet. Raises as :func:`source_type`.
 
-    Padded, a folder may be any model of type esm.
+    A padded folder may be any model of type esm.
     """
     return source_type(section) == "esm" and (has_random_weights(section) or not section.padded)
 
@@ -168,10 +168,10 @@ def is_padded(section: BackboneSection, kind: str) -> bool:
 
 
 def _folder(section: BackboneSection, patterns: list[str]) -> Path:
-    """The local folder itself, or what the repository on the hub holds of these files; never its pickles or code."""
+    """Return the local folder, or a snapshot of these files from the hub; pickles and code are never fetched."""
     source = section.source
     sizes = [*SIZES, *RANDOM_ARCHITECTURES]
-    # Refused and not ignored: a smaller model would be expected, and the loaded one trained.
+    # Refused, not ignored: users would expect a smaller model and train the loaded one.
     sizes_set = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
     if sizes_set:
         raise ConfigError(
@@ -181,7 +181,7 @@ def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     folder = local_folder(source, SOURCE_KEY)
     if folder is not None:
         return folder
-    if "/" not in source:  # the hub has a few names without an owner, which a misspelt size must not reach
+    if "/" not in source:  # the hub has a few names without an owner, which a misspelt size must not match
         raise ConfigError(
             f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, sizes)}; sizes are "
             f"{', '.join(sizes)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"

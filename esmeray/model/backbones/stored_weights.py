@@ -1,6 +1,6 @@
-"""Tensors of a Hugging Face folder's safetensors: where they lie, to be read one at a time.
+"""Tensors in the safetensors of a Hugging Face folder: file positions, to read one at a time.
 
-By the names that they have in :class:`esmeray.model.backbones.esm2_network.EsmForMaskedLM`.
+Names are those in :class:`esmeray.model.backbones.esm2_network.EsmForMaskedLM`.
 """
 
 import json
@@ -25,8 +25,7 @@ from esmeray.model.backbones.source import MODEL_FILE
 _NOT_NAMED = re.compile(
     r"position_ids|(^|\.)(pooler|position_embeddings|rotary_embeddings)\.|^(cls\.predictions|lm_head)\."
 )
-"""Tensors that no output needs or that are computed, and heads of masked language models, which are read where they are
-asked for."""
+"""Tensors not reported as left out: unneeded or computed ones, and masked-LM heads, which are read on request."""
 REMEDY = "fetch or export them again"
 _DTYPES = {
     "F64": torch.float64,
@@ -38,7 +37,7 @@ _DTYPES = {
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies: ``offset`` in bytes from the start of the file."""
+    """Location of a tensor: ``offset`` in bytes from the start of the file."""
 
     path: Path
     dtype: torch.dtype
@@ -46,13 +45,13 @@ class StoredTensor(NamedTuple):
     offset: int
 
     def read(self, *, once: bool = False) -> Tensor:
-        """On the CPU, as it is stored; ``once``: nobody reads it again soon.
+        """Read the tensor as stored, to the CPU; ``once``: it will not be read again soon.
 
-        Raises DataError where the file can't be read any more, or is shorter by now.
+        Raises DataError if the file can't be read any more, or was truncated.
         """
         tensor = torch.empty(self.shape, dtype=self.dtype)
         with reading(self.path, REMEDY), self.path.open("rb", buffering=0) as file:
-            # Read and not mapped: mapped pages count as the process's memory, and come at a third of the speed.
+            # Read, not mapped: mapped pages count as process memory, and are three times slower.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             file.seek(self.offset)
             view = tensor.view(-1).view(torch.uint8).numpy().data
@@ -61,20 +60,20 @@ class StoredTensor(NamedTuple):
                 if not count:
                     raise DataError(f"{self.path}: has become shorter since it was opened; {REMEDY}")
                 view = view[count:]
-            if once:  # the next pass comes too late to find it in the page cache, where it would displace other files
+            if once:  # drop it from the page cache, where it would displace other files before the next pass
                 os.posix_fadvise(file.fileno(), self.offset, tensor.nbytes, os.POSIX_FADV_DONTNEED)
         return tensor
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Tensors of a folder of transformers by name; integers are left out, but for those of 8 bits.
+    """Return tensors of a transformers folder by name; integers are left out, except 8-bit ones.
 
-    Only headers are read, and whole files where there is a checksum to compare. Raises DataError for damage.
+    Reads headers only, and whole files if there is a checksum to compare. Raises DataError for damage.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _files(folder):
         verified(path)
-        # safetensors' own reader checks that sizes and offsets are those of the file; it does not give them away.
+        # safetensors' reader validates sizes and offsets, but does not expose them.
         with parsing(path, REMEDY, SafetensorError), safe_open(path, "pt"), path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(size))
@@ -94,14 +93,14 @@ def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     with parsing(index, REMEDY):
         names = read_json(verified(index), REMEDY)["weight_map"].values()
-        # By their names alone: an index of others may point anywhere.
+        # File names only: paths in a foreign index may point anywhere.
         return sorted({folder / Path(name).name for name in names})
 
 
 def warn_left_out(folder: Path, names: Iterable[str]) -> None:
-    """Name the tensors of a folder that its network has no place for, by module: what they compute is not available."""
+    """Warn of a folder's tensors that the network does not use, by module: their outputs are unavailable."""
     left_out = [name for name in names if not _NOT_NAMED.search(name)]
-    # An export's head lies next to the backbone, and Esmeray opens it.
+    # An export has its head next to the backbone, and Esmeray loads it.
     if left_out and not (folder / MODEL_FILE).is_file():
         modules = ", ".join(sorted({".".join(name.split(".")[:2]) for name in left_out}))
         warn(f"{folder}: {counted(len(left_out), 'tensor{s}')} of the checkpoint not loaded: {modules}")
@@ -112,7 +111,7 @@ def num_parameters(folder: Path) -> int:
 
 
 def _own_name(name: str) -> str:
-    """Name of a tensor here: files have a prefix or none, and of norms and rotations an older name."""
+    """Return a tensor's name in this package: files may have a prefix, and older names of norms and rotary tables."""
     name = re.sub(r"encoder\.layer\.[\d*]+\.attention\.self\.(?=rotary_embeddings\.)", "", name)
     # save_pretrained (transformers 5.23) writes ESM-2 by the names of older checkpoints, which from_pretrained accepts.
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

@@ -1,9 +1,9 @@
-"""Layers that are read from safetensors while the ones before compute, for models larger than the memory.
+"""Layers streamed from safetensors while the previous ones compute, for models larger than memory.
 
-In: the folder of an ESM-2's weights, and its layers without any. Out: a list of layers that is iterated over as one in
-memory is; at most three are there at any time. A layer of P weights needs 2PT operations for T tokens, so that the
-bytes a second that have to be read are those operations divided by T, whatever the size of the model: many batches pass
-a layer before the next (:meth:`esmeray.model.backbones.base.PackedBackbone.hidden_states_of`).
+In: the folder of an ESM-2's weights, and its layers without weights. Out: an iterable list of layers, of which at most
+three are in memory. A layer of P weights needs 2PT operations for T tokens. The required read bandwidth is therefore
+those operations divided by T, whatever the size of the model, so many batches pass a layer before the next
+(:meth:`esmeray.model.backbones.base.PackedBackbone.hidden_states_of`).
 """
 
 import copy
@@ -20,12 +20,12 @@ from esmeray.model.backbones.stored_weights import StoredTensor
 
 
 class StreamedLayers(nn.ModuleList):
-    """See the module; each iteration reads all layers. For inference alone.
+    """List of streamed layers (see the module); each iteration reads all layers. For inference only.
 
-    ``layers``: on the meta device. ``stored``: their tensors by the names of :meth:`state_dict`, and the scales of
-    weights of 8 bits. The weights of a layer have the dtype and the device to which this list is cast and moved, and go
-    through :attr:`prepare`. ``held``: what is stored is read once and stays on the device; else on CUDA in pinned
-    memory.
+    ``layers``: on the meta device. ``stored``: their tensors by the names of :meth:`state_dict`, with the scales of
+    8-bit weights. Weights get the dtype and device to which this list is cast and moved, and pass through
+    :attr:`prepare`. ``held``: tensors are read once and stay on the device; otherwise they stay in pinned memory on
+    CUDA.
     """
 
     def __init__(self, layers: nn.ModuleList, stored: Mapping[str, StoredTensor], *, held: bool = False) -> None:
@@ -35,12 +35,12 @@ class StreamedLayers(nn.ModuleList):
         self._kept: dict[int, dict[str, Tensor]] = {}
         self.prepare: Callable[[nn.Module], object] = lambda layer: None
         self._like = torch.empty(0)
-        # What follows is of CUDA alone.
+        # CUDA only, from here on.
         self._copies: torch.cuda.Stream | None = None
         self._computed: torch.cuda.Event | None = None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "StreamedLayers":
-        # In place of its own tensors, which have no values to be cast or moved.
+        # Tracks dtype and device with a dummy tensor, since its own tensors have no values.
         self._like = fn(self._like)
         self._copies = torch.cuda.Stream(self._like.device) if self._like.is_cuda else None
         return self
@@ -60,29 +60,29 @@ class StreamedLayers(nn.ModuleList):
             thread.close()
 
     def _layer(self, index: int, computed: torch.cuda.Event | None) -> nn.Module:
-        """A layer with its weights; ``computed``: the event after which the layers before the last one's are free."""
+        """Return a layer with weights; ``computed``: event after which the layers before the last one are free."""
         tensors = self._tensors(index)
         if self._copies is None:
             tensors = widened(tensors, self._like.dtype)
         else:
-            # Layers are launched faster than they run: the device would fill with weights, and these be overwritten.
+            # Launches run ahead of execution: without waiting, weights would fill the device or be overwritten.
             if computed is not None:
                 computed.synchronize()
             with torch.cuda.stream(self._copies):
                 tensors = {name: tensor.to(self._like.device, non_blocking=True) for name, tensor in tensors.items()}
                 tensors = widened(tensors, self._like.dtype)
-            self._copies.synchronize()  # this thread waits, while the other one launches
+            self._copies.synchronize()  # this thread waits while the main one launches
         layer = copy.deepcopy(self[index])
         layer.load_state_dict(tensors, assign=True)
         self.prepare(layer)
         return layer
 
     def _tensors(self, index: int) -> dict[str, Tensor]:
-        """Those of a layer, in the dtype in which it computes, or of 8 bits with scales."""
+        """Return a layer's tensors in its compute dtype, or int8 with scales."""
         if index in self._kept:
             return self._kept[index]
         tensors = {}
-        # By name, as they lie in the file.
+        # Sorted by name, the order in the file.
         for name in sorted(name for name in self.stored if name.startswith(f"{index}.")):
             tensor = self.stored[name].read(once=True)
             is_of_8_bits = name.endswith(SCALES) or name + SCALES in self.stored
@@ -94,18 +94,18 @@ class StreamedLayers(nn.ModuleList):
         return tensors
 
     def read(self, name: str) -> Tensor:
-        """A tensor of :meth:`state_dict` on the host, in fp32."""
+        """Return a tensor of :meth:`state_dict` on the host, in fp32."""
         both = {key: self.stored[key].read(once=True) for key in (name, name + SCALES) if key in self.stored}
         return widened(both, torch.float32)[name].float()
 
 
 def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, in fp32 where they have to be read, one at a time."""
+    """Yield parameters and buffers by name, one at a time; streamed ones are read in fp32."""
     stored = {
         f"{prefix}.{name}": partial(layers.read, name)
         for prefix, layers in module.named_modules()
         if isinstance(layers, StreamedLayers)
         for name in layers.stored
     }
-    for name, tensor in sorted(module.state_dict().items()):  # by name, in whatever order modules were made
+    for name, tensor in sorted(module.state_dict().items()):  # independent of the order of module creation
         yield name, stored[name]() if name in stored else tensor

@@ -1,4 +1,4 @@
-"""Analysis of a GPU log: utilisation, idle share, memory and throttling of each GPU, and advice about them."""
+"""Analysis of a GPU log: utilisation, idle share, memory and throttling of each GPU, with advice."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,28 +12,29 @@ from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 from esmeray.monitoring.sampling.nvml import POWER_REASONS, SLOWDOWN, THERMAL_REASONS
 
 HOT_C = 80.0
-"""From here on lowered clocks are put down to heat. NVIDIA's slowdown temperatures lie between 83 and 95 °C."""
+"""Temperature in °C from which lowered clocks count as thermal throttling. NVIDIA's slowdown temperatures are 83 to 95
+°C."""
 _LOW_CLOCK_SHARE, _FULL_CLOCK_SHARE = 0.9, 0.97
-"""Shares of the highest clock: below the first, a hot GPU or one at its power limit is throttled; above the second, a
+"""Shares of the maximum clock. Below the first, a hot GPU or one at its power limit is throttled; above the second, a
 power limit costs no speed."""
 _AT_LIMIT_SHARE = 0.97
-"""From this share of the power limit on, a GPU is at it: drivers hold the mean a little below."""
+"""Share of the power limit from which a GPU counts as at its limit: drivers keep the mean a little below."""
 _SUSTAINED_SAMPLES = 3
-"""Clocks take a moment to follow the load; shorter stretches are no throttling."""
+"""Minimum number of samples: clocks follow the load with a delay, so shorter stretches are not throttling."""
 _CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
 """NVML's bits of clocks lowered by a setting: application clocks, sync boost, display clocks."""
 
 
 class GpuSummary(NamedTuple):
-    """One GPU, by its label in the log. A value that the log lacks is None.
+    """Summary of one GPU, by its label in the log; values that the log lacks are None.
 
     Attributes:
-        work_s: time from the first to the last work, without holes in the log.
-        utilisation, idle: mean utilisation, and share with almost none, of that time.
-        power_mean_w, clock_share: mean power, and mean clock as a share of the highest, while busy.
+        work_s: time from first to last work, without gaps in the log.
+        utilisation, idle: mean utilisation, and share of nearly idle time, within that time.
+        power_mean_w, clock_share: mean power, and mean clock as a share of the maximum, while busy.
         thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
         spans_s: stretches by these names, in seconds since the log's first sample.
-        notes: what could not be judged, and memory errors.
+        notes: limits of the analysis, and memory errors.
     """
 
     gpu: str
@@ -79,7 +80,7 @@ def summarise(log: GpuLog) -> list[GpuSummary]:
 
 
 def interval_s(rows: pd.DataFrame) -> float:
-    """Return the usual distance between samples; 1 for a single one."""
+    """Return the median time between samples in seconds; 1 for a single sample."""
     steps = rows[TIME].diff()
     usual = float(steps[steps > 0].median())
     return usual if math.isfinite(usual) else 1.0
@@ -87,8 +88,8 @@ def interval_s(rows: pd.DataFrame) -> float:
 
 def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     usual = interval_s(rows)
-    # Each sample stands for the time until the next: nvidia-smi falls behind on a machine under load.
-    # Beyond three usual distances the log has a hole.
+    # Each sample is weighted by the time until the next: nvidia-smi falls behind on a machine under load. Beyond three
+    # usual intervals the log has a gap.
     weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=3.0 * usual)
     working, busy = _work(rows["util"])
     thermal, power_capped = _throttling(rows, busy)
@@ -98,7 +99,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         power=_mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
         thermal=_share(thermal, weights, busy),
         power_capped=_share(power_capped, weights, busy),
-        # Of a GPU that did nothing the memory says nothing.
+        # Memory of a GPU without work is meaningless.
         memory=_known((rows["mem_used_bytes"].max() / rows["mem_total_bytes"].max()) if working.any() else math.nan),
     )
     spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
@@ -122,51 +123,54 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
 
 
 def _work(utilisation: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Masks of the samples from the first work to the last, and of the busy ones; unknown counts as the one before."""
+    """Return masks of the samples from first to last work, and of the busy ones.
+
+    Unknown samples repeat the previous one.
+    """
     busy = utilisation.ffill() >= 10.0  # percent
-    # By the median of five samples, so that a stray kernel is no work.
-    # And busy: the median alone would begin before the first kernel.
+    # Median of five samples, so that a stray kernel does not count as work. The sample itself must be busy too: the
+    # median alone would start before the first kernel.
     work = busy & (busy.astype(float).rolling(5, center=True, min_periods=1).median() > 0.5)
     working = work.cummax() & work[::-1].cummax()[::-1]
     return working, working & busy
 
 
 def _throttling(rows: pd.DataFrame, busy: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Masks of busy samples with clocks lowered for heat, and for power.
+    """Return masks of busy samples with clocks lowered for heat, and for power.
 
-    Reasons or clocks alone are enough: logs lack the one or the other, and both are read at different moments.
+    Either reasons or clocks suffice: a log may lack one of them, and they are read at slightly different moments.
     """
     reasons = rows["throttle_reasons"].fillna(0).astype(int)
     share = _clock_share(rows, busy)
     hot = rows["temperature_c"] >= HOT_C
     at_limit = rows["power_w"] >= _AT_LIMIT_SHARE * rows["power_limit_w"]
-    # Somebody who sets lower clocks knows it: that is no throttling.
+    # Clocks lowered by a setting are not throttling.
     slow = busy & (share < _LOW_CLOCK_SHARE) & (reasons & _CLOCK_SETTINGS == 0)
     stretch = (slow != slow.shift()).cumsum()
     slow &= slow.groupby(stretch).transform("size") >= _SUSTAINED_SAMPLES
     thermal = busy & (reasons & THERMAL_REASONS != 0)
     power = busy & (reasons & POWER_REASONS != 0)
     unspecific = busy & (reasons & SLOWDOWN != 0) & ~thermal & ~power
-    # The hardware's slowdown alone gives no reason: what is measured beside it does.
+    # A hardware slowdown gives no reason by itself; temperature and power do.
     thermal |= unspecific & hot
     power |= unspecific & ~hot & at_limit
-    # Slow clocks without a reason: a GPU at its power limit is warm, too, so that the limit counts before the heat.
+    # Slow clocks without a reason: a GPU at its power limit is warm too, so the limit has precedence over heat.
     slow_by_heat = slow & hot & ~at_limit & ~power
     slow_by_power = slow & at_limit & ~thermal
-    # Not "below": where the clocks are not known, the reason counts.
+    # "Not above" in place of "below": if clocks are unknown, the reason counts.
     return thermal | slow_by_heat, (power | slow_by_power) & ~(share > _FULL_CLOCK_SHARE)
 
 
 def _clock_share(rows: pd.DataFrame, busy: pd.Series) -> pd.Series:
-    """SM clock as a share of the GPU's highest, or else of the highest in the log."""
+    """Return the SM clock as a share of the GPU's maximum, or of the log's if that is unknown."""
     clock, highest = rows["sm_clock_mhz"], rows["sm_clock_max_mhz"]
-    # Nearly the highest of the log: a stray value must not make all others look low.
+    # A high quantile in place of the maximum, since one stray value would make all others look low.
     return clock / (highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99))
 
 
 def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:
-    """Begin and end of each stretch where ``mask`` holds; an end is the time of the sample after it."""
-    # False at both ends, so that a stretch that begins or ends with the log has both its edges.
+    """Return start and end of each stretch of ``mask``; an end is the time of the following sample."""
+    # Padded with False, so that stretches at the start and end of the log have both edges.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     ends = np.minimum(edges[1::2], len(times) - 1)
     return list(zip(times.iloc[edges[::2]].tolist(), times.iloc[ends].tolist(), strict=True))
@@ -180,7 +184,7 @@ def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
         notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
     if not worked and rows["util"].notna().any():
         notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")
-    errors = rows["ecc_uncorrected"].dropna()  # counted since the driver was loaded: growth alone is of this log
+    errors = rows["ecc_uncorrected"].dropna()  # counted since the driver was loaded: only growth belongs to this log
     if len(errors) and errors.max() > errors.min():
         when = rows[TIME][errors[errors > errors.iloc[0]].index[0]]
         count = counted(int(errors.max() - errors.min()), "uncorrected memory error{s}")
@@ -193,11 +197,11 @@ def _known(value: float) -> float | None:
 
 
 def _mean(values: pd.Series, weights: pd.Series, where: pd.Series) -> float | None:
-    """Mean over the samples of ``where``, each weighted by the seconds that it stands for."""
+    """Return the mean over the samples of ``where``, weighted by their duration."""
     known = where & values.notna()
     return float(np.average(values[known], weights=weights[known])) if known.any() else None
 
 
 def _share(mask: pd.Series, weights: pd.Series, within: pd.Series) -> float:
-    """Share of the time of ``within``; none for a sample or two."""
+    """Return the share of the time of ``within``; 0 for one or two samples."""
     return float(weights[mask & within].sum() / weights[within].sum()) if mask.sum() >= _SUSTAINED_SAMPLES else 0.0

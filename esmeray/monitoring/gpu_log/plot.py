@@ -1,4 +1,4 @@
-"""Picture of a GPU log: load, memory, temperature, power and clocks of each GPU, idle and throttled time shaded."""
+"""Plot of a GPU log: load, memory, temperature, power and clocks per GPU, with idle and throttled time shaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _MOST_POINTS = 3000
 
 
 class Panel(NamedTuple):
-    """One metric over time, in units of ``scale``; with the maximum of ``limit``, and stretches of ``spans_s``."""
+    """One metric over time, in units of ``scale``, with the maximum of ``limit`` as a line and shaded ``spans_s``."""
 
     title: str
     metric: str
@@ -55,7 +55,7 @@ def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary]
             for start, end in summary.spans_s[kind]:
                 axes.axvspan(start / unit, end / unit, color=_SHADES[kind], alpha=0.25, linewidth=0)
     for number, (label, table) in enumerate(log.gpus.items()):
-        # Of a long log the mean of groups of samples, in a band from their lowest to their highest.
+        # Long logs show the mean of groups of samples, in a band from minimum to maximum.
         size = len(table) // _MOST_POINTS + 1
         groups = (table[panel.metric] / panel.scale).groupby(np.arange(len(table)) // size)
         times, colour = table[TIME].iloc[::size] / unit, _COLOURS[number % len(_COLOURS)]
@@ -63,9 +63,9 @@ def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary]
             axes.fill_between(times, groups.min(), groups.max(), color=colour, alpha=0.25, linewidth=0)
         axes.plot(times, groups.mean(), color=colour, linewidth=1.1, label=f"GPU {label}")
     if panel.limit:
-        # One line for all GPUs: those of a machine have mostly the same limit.
+        # One line for all GPUs: GPUs of a machine mostly have the same limit.
         limit = max(float(table[panel.limit].max()) for table in log.gpus.values()) / panel.scale
         if np.isfinite(limit):
             axes.axhline(limit, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    # From zero on, so that heights compare; 103, so that a line at 100 % is seen whole.
+    # Axes start at zero so that heights compare; 103 keeps a line at 100 % visible.
     axes.set_ylim(0, 103 if panel.title.endswith("(%)") else 1.06 * axes.get_ylim()[1])

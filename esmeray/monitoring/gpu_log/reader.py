@@ -1,6 +1,6 @@
-"""GPU logs, CSV as ``nvidia-smi --query-gpu=... --format=csv`` writes it: their columns, and one table for each GPU.
+"""Reader of GPU logs (CSV of ``nvidia-smi --query-gpu=... --format=csv``): one table per GPU.
 
-A column is never guessed: where one is missing, the error names it, the most similar one, and those of the log.
+Columns are never guessed: if one is missing, the error names it, the most similar column, and all columns of the log.
 """
 
 import difflib
@@ -32,11 +32,11 @@ COLUMNS = {
     "throttle_reasons": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
     "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total",),
 }
-"""nvidia-smi's names of each metric (:mod:`esmeray.monitoring.sampling.metric_names`); the first that is present is
+"""nvidia-smi's names of each metric (:mod:`esmeray.monitoring.sampling.metric_names`); the first present one is
 read."""
 REQUIRED = (TIME, GPU, "util", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
 FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
-"""Units in the metrics' own."""
+"""Factors to convert units to the metrics' units."""
 REASON_BITS = {
     "applications_clocks_setting": 0x2,
     "sw_power_cap": 0x4,
@@ -51,12 +51,12 @@ _NUMBER = r"(?P<hex>0x[0-9a-fA-F]+)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-
 
 
 class GpuLog(NamedTuple):
-    """A log as read.
+    """A parsed log.
 
     Attributes:
-        start: the first sample's time as it stands in the file.
-        gpus: by the GPU's number, in order: a table with the columns of COLUMNS, in order of time. ``time`` is in
-            seconds since the log's first sample; a metric that is not known is NaN.
+        start: time of the first sample, as written in the file.
+        gpus: tables by GPU number, in order, with the columns of COLUMNS, sorted by time. ``time`` is in seconds since
+            the log's first sample; unknown metrics are NaN.
     """
 
     path: Path
@@ -67,38 +67,37 @@ class GpuLog(NamedTuple):
 def read_gpu_log(path: Path) -> GpuLog:
     """Read a log, with or without units.
 
-    A last line without its end, left by a killed writer, is passed over, and so are headers repeated by appending.
-    Raises DataError where the file can't be read, has no samples of a GPU, lacks a column, or a cell is not what its
-    column says.
+    An unfinished last line, left by a killed writer, and headers repeated by appending are skipped. Raises DataError if
+    the file can't be read, has no samples of a GPU, lacks a column, or a cell does not match its column.
     """
     with reading(path):
         data = path.read_bytes()
     rows = list(csv_rows(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
     if not rows:
         raise DataError(f"{path}: is empty")
-    # nvidia-smi puts a blank behind each comma.
+    # nvidia-smi puts a blank after each comma.
     cells = pd.DataFrame(rows[1:], columns=rows[0], dtype=str).rename(columns=str.strip)
     titles = _find_titles(list(cells), path)
     cells = cells.apply(lambda column: column.str.strip())
-    cells.index += 2  # lines from 1, the first is the header
-    cells = cells[cells.iloc[:, 0] != cells.columns[0]]  # the header again, of a second nvidia-smi that appended
+    cells.index += 2  # line numbers start at 1, the first is the header
+    cells = cells[cells.iloc[:, 0] != cells.columns[0]]  # repeated headers of an nvidia-smi that appended
     if cells.empty:
         raise DataError(f"{path}: has a header and no samples")
-    # By length first: indices are text here, and "10" comes after "9".
+    # By length first: indices are strings here, and "10" comes after "9".
     by_gpu = sorted(_values(cells, titles, path).groupby(GPU), key=lambda item: (len(item[0]), item[0]))
     return GpuLog(path, cells[titles[TIME]].iloc[0], {gpu: rows.reset_index(drop=True) for gpu, rows in by_gpu})
 
 
 def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
-    """The log's title of each column that it has."""
+    """Return the log's title of each column that it has."""
     by_name = {title.split("[")[0].strip(): title for title in titles}  # ``utilization.gpu [%]`` without its unit
-    # Backwards, so that the first that is present stays.
+    # In reverse, so that the first present name is kept.
     known = {
         name: by_name[query] for name, queries in COLUMNS.items() for query in reversed(queries) if query in by_name
     }
     missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
-        # No column that was matched with something else is named as the nearest.
+        # Columns already matched are not suggested as nearest.
         free = [title for title in titles if title not in known.values()]
         described = []
         for title in missing:
@@ -112,7 +111,7 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
 
 
 def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataFrame:
-    """All COLUMNS as numbers and names, in order of time, since a clock that was set back mixes rows."""
+    """Return all COLUMNS as numbers and names, sorted by time: a clock that was set back mixes rows."""
 
     def read(title: str, convert: Callable[[pd.Series], pd.Series], words: str) -> pd.Series:
         values = convert(cells[title])
@@ -124,16 +123,16 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
     names = cells[titles[NAME]] if NAME in titles else ""
     table = pd.DataFrame({TIME: read(titles[TIME], _seconds, "a time"), GPU: cells[titles[GPU]], NAME: names})
     for name in [name for name in COLUMNS if name not in table]:
-        # A log without a column has it all the same, so that nobody asks twice: what is not known is NaN.
+        # Columns that the log lacks are NaN, so that callers need no check.
         table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan
-    # Older queries and nvidia-smi's own tables have a column for each reason, in words, where newer ones have the bits.
+    # Older queries and nvidia-smi's tables have a column of words per reason; newer ones have the bits.
     matches = [re.match(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
     reasons = {match.string: REASON_BITS[match[1]] for match in matches if match and match[1] in REASON_BITS}
     if reasons and "throttle_reasons" not in titles:
         states = {"Active": 1.0, "Not Active": 0.0}
         words = "'Active' or 'Not Active'"
         active = pd.DataFrame({title: read(title, lambda cells: cells.map(states), words) for title in reasons})
-        # min_count: a sample of which no reason is known has unknown reasons, not none.
+        # min_count: if no reason is known, the sample is unknown (NaN), not 0.
         table["throttle_reasons"] = (active * pd.Series(reasons)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)
     table[TIME] -= table[TIME].iloc[0]
@@ -141,16 +140,16 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
 
 
 def _numbers(cells: pd.Series) -> pd.Series:
-    """The cells in bytes, percent, watts or MHz, by the unit of the cell or else of the title; NaN for other text."""
+    """Return cells in bytes, percent, watts or MHz, by the unit of the cell or of the title; NaN for other text."""
     parts = cells.str.extract(f"^(?:{_NUMBER})$")
     unit = re.search(r"\[(.+)\]", str(cells.name))
-    usual = FACTORS.get(unit[1], 1.0) if unit else 1.0  # --format=csv,nounits leaves the unit to the title
+    usual = FACTORS.get(unit[1], 1.0) if unit else 1.0  # --format=csv,nounits has the unit in the title only
     factors = parts["unit"].map(FACTORS).where(parts["unit"].notna(), usual)
     bits = parts["hex"].map(lambda cell: int(cell, 16), na_action="ignore")
     return (pd.to_numeric(parts["number"]) * factors).fillna(bits).astype(float)
 
 
 def _seconds(cells: pd.Series) -> pd.Series:
-    """Seconds of dates as nvidia-smi writes them; NaN for other text."""
+    """Return seconds of dates in nvidia-smi's format; NaN for other text."""
     moments = pd.to_datetime(cells.str.replace("/", "-"), format="ISO8601", utc=True, errors="coerce")
     return (moments - pd.Timestamp(0, tz="UTC")).dt.total_seconds()

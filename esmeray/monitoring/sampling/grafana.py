@@ -1,6 +1,6 @@
-"""Grafana's dashboard of training, made from the panels of :mod:`esmeray.monitoring.sampling.metric_names`.
+"""Generate Grafana's training dashboard from the panels of :mod:`esmeray.monitoring.sampling.metric_names`.
 
-It is not checked in. This writes it, by the standard library alone, so that any Python of the host can:
+The dashboard is not checked in. This module needs the standard library only, so any Python on the host can run it:
 
     python -m esmeray.monitoring.sampling.grafana > docker/grafana/esmeray.json
 """
@@ -13,9 +13,9 @@ from typing import Any
 from esmeray.monitoring.sampling.metric_names import PANELS, Metric
 
 COLUMNS, PANEL_COLUMNS, PANEL_ROWS = 24, 8, 8
-"""Of Grafana's grid: its width, and width and height of a panel."""
+"""Sizes in Grafana's grid: its width, and width and height of a panel."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-"""A variable, since each Grafana has an id of its own for its Prometheus: one file can be imported anywhere."""
+"""Data source as a variable, since each Grafana has its own id for Prometheus: the file can be imported anywhere."""
 UNITS = {
     "bytes/s": "Bps",
     "seconds": "s",
@@ -27,9 +27,9 @@ UNITS = {
     "bits": "short",
     "number": "short",
 }
-"""Grafana's names of the units that it calls otherwise than the metrics do."""
+"""Grafana's names of units that differ from the metrics' names."""
 LEGENDS = {"{gpu}": "{{host}} GPU {{gpu}}", "{worker}": "worker {{worker}}", "host/": "{{host}}"}
-"""Labels that distinguish the lines of a metric, by a part of its name; other metrics are of the whole run."""
+"""Legends of metrics with several lines, by a part of the metric's name; other metrics have one line per run."""
 
 
 def dashboard() -> dict[str, Any]:
@@ -46,14 +46,14 @@ def dashboard() -> dict[str, Any]:
         y += (line + 1) * PANEL_ROWS
     return {
         "title": "Esmeray",
-        "uid": "esmeray",  # fixed: an import replaces the dashboard of before, and links to it hold
+        "uid": "esmeray",  # fixed: a new import replaces the dashboard, and links to it stay valid
         "description": "Runs that train_ray.py has on this Ray cluster.",
         "tags": ["ray", "esmeray"],
         "schemaVersion": 39,
         "version": 1,
         "editable": True,
-        "graphTooltip": 1,  # one cursor in all panels: what happened at once is seen at once
-        "refresh": "10s",  # Ray exports no more often
+        "graphTooltip": 1,  # shared cursor in all panels
+        "refresh": "10s",  # Ray's export interval
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
         "annotations": {"list": []},
@@ -64,7 +64,7 @@ def dashboard() -> dict[str, Any]:
 
 def _graph(title: str, metrics: Sequence[Metric]) -> dict[str, Any]:
     (unit,) = {metric.unit for metric in metrics}  # a panel has one axis
-    stacked = title == "Phases of a step"  # its metrics are parts of a whole
+    stacked = title == "Phases of a step"  # its metrics add up to a step
     drawn = {
         "lineWidth": 1,
         "fillOpacity": 60 if stacked else 0,
@@ -72,7 +72,7 @@ def _graph(title: str, metrics: Sequence[Metric]) -> dict[str, Any]:
         "spanNulls": 60_000,  # ms: PCIe traffic of each of eight GPUs comes every 40 s
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
     }
-    # A loss may be negative; everything else is read best from zero on.
+    # A loss may be negative; all other axes start at zero.
     defaults = {"unit": UNITS.get(unit, unit), "min": None if unit == "number" else 0, "custom": drawn}
     targets = []
     for letter, metric in zip(ascii_uppercase, metrics, strict=False):
@@ -96,9 +96,9 @@ def _graph(title: str, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 def _variables() -> list[dict[str, Any]]:
-    """The choices at the top: which Prometheus, then sessions of Ray, and machines of these."""
+    """Return the variables at the top: Prometheus data source, Ray sessions, and their machines."""
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "refresh": 1}
-    # Every worker has this metric, on a machine without a GPU, too: its labels are all that there are.
+    # Every worker exports this metric, also without a GPU, so it has all label values.
     series = "ray_esmeray_host_worker_rss_bytes"
     return [source, _variable("SessionName", series), _variable("host", f'{series}{{SessionName=~"$SessionName"}}')]
 

@@ -1,7 +1,7 @@
-"""Memory, CPU, disk and network of the machine and of a process, by psutil.
+"""Memory, CPU, disk and network of the machine and of a process, read with psutil.
 
-What counts up (CPU time, bytes) is given as a rate between two readings, so that the first reading lacks it. Of
-processes that are summed, pages that they share are counted in each, as ``top`` does.
+Counters (CPU time, bytes) are reported as rates between two readings, so the first reading lacks them. Memory summed
+over processes counts shared pages once per process, as ``top`` does.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ from esmeray.common.processor import cgroup_folders
 
 
 class Memory(NamedTuple):
-    """Memory of the machine or the container, whichever is tighter; bytes."""
+    """Memory of the machine or of the container, whichever is lower; bytes."""
 
     total: int
     available: int
 
 
 class Rates:
-    """Differences of counters a second, from call to call."""
+    """Rates of counters per second between calls."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._at_s = clock, 0.0
         self._values: dict[str, float] = {}
 
     def of(self, values: dict[str, float]) -> dict[str, float]:
-        """Units a second since the last call; none for what is new or has begun anew."""
+        """Return units per second since the last call; new and reset counters are left out."""
         now_s = self._clock()
         elapsed_s, earlier = now_s - self._at_s, self._values
         self._values, self._at_s = values, now_s
-        # No time passes between two calls within the clock's resolution. A counter that shrank was reset, or belongs to
-        # another process with the same id: its increase is not known.
+        # Two calls may fall within the clock's resolution. A counter that shrank was reset, or belongs to another
+        # process with the same id: its rate is unknown.
         return {
             name: (value - earlier[name]) / elapsed_s
             for name, value in values.items()
@@ -44,7 +44,7 @@ class Rates:
 
 
 class HostSampler:
-    """Reads the machine. ``clock`` gives seconds; for tests."""
+    """Sampler of the machine. ``clock`` returns seconds; for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._io = Rates(clock)
@@ -59,27 +59,30 @@ class HostSampler:
             "host/mem_used_bytes": total - available,
         }
         busy_percent = psutil.cpu_percent()  # since the last call
-        if self._has_read:  # psutil answers the first call with 0, which means nothing
+        if self._has_read:  # psutil's first value is a meaningless 0
             metrics["host/cpu_percent"] = busy_percent
         self._has_read = True
         return metrics | self._io.of(_counters())
 
 
 class ProcessSampler:
-    """Reads this process, and all that it started. ``clock`` gives seconds; for tests."""
+    """Sampler of this process and its descendants. ``clock`` returns seconds; for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._process = psutil.Process()
         self._cpu = Rates(clock)
 
     def read(self) -> dict[str, float]:
-        """Return ``rss_bytes`` and ``cpu_percent`` (100 a core; not in the first reading), summed over the tree."""
+        """Return ``rss_bytes`` and ``cpu_percent`` (100 per core.
+
+        Not in the first reading), summed over the process tree.
+        """
         processes, rss_bytes, cpu_s = [self._process], 0, {}
-        with contextlib.suppress(psutil.Error):  # a child has ended meanwhile
+        with contextlib.suppress(psutil.Error):  # a child has ended
             processes += self._process.children(recursive=True)
-        # By process: a loader that ends takes its CPU time along, and the sum of all would fall.
+        # Per process: the total would fall when a loader ends, since its CPU time is lost.
         for process in processes:
-            with contextlib.suppress(psutil.Error):  # it has ended since, or is another user's
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 rss_bytes += process.memory_info().rss
                 times = process.cpu_times()
                 cpu_s[str(process.pid)] = times.user + times.system
@@ -89,28 +92,28 @@ class ProcessSampler:
 
 
 def memory_of_this_machine() -> Memory:
-    """Total and available memory, within what the cgroups (v2 or v1) that this process is in allow.
+    """Return total and available memory within the limits of this process's cgroups (v2 or v1).
 
-    File cache, which the kernel would give back, is not counted as used, whether it was touched once or more often.
+    File cache, active or inactive, is not counted as used, since the kernel can reclaim it.
     """
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
-    # The tightest limit of all groups up to the root holds: a job's own may have none where the one above it has.
+    # The tightest limit of all groups up to the root: a job's own group may have none while its parent does.
     for folder, is_v2 in cgroup_folders("memory"):
         limit = _number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
         used = _number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
         if limit is not None and used is not None:
-            # cgroup v1 says "no limit" by a number near 2^63.
+            # cgroup v1 encodes "no limit" as a number near 2^63.
             total = min(total, limit)
             available = min(available, max(0, limit - max(0, used - _file_cache_bytes(folder))))
     return Memory(total, available)
 
 
 def _counters() -> dict[str, float]:
-    """Bytes since the machine started. A container or a machine without disks may have no counters."""
+    """Return bytes since the machine started; empty if there are no counters (container, no disks)."""
     counters: dict[str, float] = {}
     every = psutil.disk_io_counters(perdisk=True) or {}
-    # What LVM, encryption or RAID make of disks would count the same bytes again.
+    # LVM, encryption and RAID devices would count the same bytes again.
     real = [disk for name, disk in every.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
     if disks := real or list(every.values()):  # a sandbox's /sys may show no device
         counters["host/disk_read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
@@ -125,12 +128,12 @@ def _file_cache_bytes(folder: Path) -> int:
         values = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
         return 0
-    # v1 counts the groups below by "total_", v2 without it; it is their use, too, that the limit is compared with.
+    # v1 has totals including child groups under "total_", v2 without the prefix; the limit applies to the total.
     return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
 
 
 def _number(path: Path) -> int | None:
-    """None for a file that is absent or says "max"."""
+    """Read an integer; None if the file is absent or says "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

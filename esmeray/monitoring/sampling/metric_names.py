@@ -1,7 +1,7 @@
-"""Names, units and meanings of the sampled metrics: the list that Prometheus, Grafana, W&B and docs share.
+"""Names, units and meanings of the sampled metrics, shared by Prometheus, Grafana, W&B and the docs.
 
-A name begins with its section (train, throughput, gpu, host or data), by which W&B groups charts.
-``{gpu}`` is NVML's index on its machine, ``{worker}`` the rank.
+A name begins with its section (train, throughput, gpu, host or data), by which W&B groups charts. ``{gpu}`` is NVML's
+index on its machine, ``{worker}`` the rank.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """One metric, of every GPU or worker that has it: a name, a unit, and a sentence without a full stop."""
+    """A metric, possibly one per GPU or worker: name, unit, and a description without a full stop."""
 
     name: str
     unit: str
@@ -145,7 +145,7 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
         ),
     },
 }
-"""The metrics by the panels that show them, and these by the rows of the dashboard (:mod:`.grafana`)."""
+"""Metrics by panel, and panels by row of the dashboard (:mod:`.grafana`)."""
 METRICS = tuple(metric for panels in PANELS.values() for metrics in panels.values() for metric in metrics)
 RUN_METRICS = {
     "tokens_per_s": "throughput/tokens_per_s",
@@ -153,9 +153,9 @@ RUN_METRICS = {
     "padding_share": "data/padding_share",
     "loss": "train/loss",
 }
-"""Metrics of the whole run, by the loop's names for them."""
+"""Metrics of the whole run, by their names in the training loop."""
 WORKER_METRICS = {metric.last_part: metric.name for metric in METRICS if "{worker}" in metric.name}
-"""Metrics of each worker, by the loop's names for them."""
+"""Metrics of each worker, by their names in the training loop."""
 _INDEX = r"(?<=/)\d+(?=/)"
 _BY_NAME = {re.sub(r"\{\w+\}", "{}", metric.name): metric for metric in METRICS}
 

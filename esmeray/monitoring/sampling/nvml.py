@@ -1,9 +1,9 @@
-"""State of every GPU of this machine, from its driver, as :mod:`esmeray.monitoring.sampling.metric_names` names it.
+"""State of all GPUs of this machine, read through NVML, named as in :mod:`esmeray.monitoring.sampling.metric_names`.
 
-GPUs are read whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as nvidia-smi's.
-NVML that does not fit its driver, or a GPU lost in mid-run, is one warning, and other GPUs are still read; what a GPU
-does not support (a MIG slice has no load) is left out without one. No call waits for a kernel. PCIe traffic takes 40 ms
-a GPU, in which the driver counts: it is read of one GPU at a time, in turns, every :data:`PCIE_EVERY_S`.
+All GPUs are read, whichever process uses them and whatever CUDA_VISIBLE_DEVICES is; indices are NVML's, as in
+nvidia-smi. If NVML does not match its driver, or a GPU is lost during a run, one warning is logged and other GPUs are
+still read. Metrics that a GPU does not support (a MIG slice has no load) are left out silently. No call waits for a
+kernel. A reading of PCIe traffic blocks for 40 ms, so one GPU is read every :data:`PCIE_EVERY_S`, round robin.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ import pynvml
 from esmeray.monitoring.sampling.host import Rates
 
 PCIE_EVERY_S = 5.0
-"""Seconds between measurements of PCIe traffic, of one GPU each."""
+"""Seconds between measurements of PCIe traffic, one GPU each."""
 
-# NVML's bits of what lowers the clocks (nvmlClocksEventReason*, earlier nvmlClocksThrottleReason*).
+# NVML's bits of reasons for lowered clocks (nvmlClocksEventReason*, earlier nvmlClocksThrottleReason*).
 THERMAL_REASONS = 0x020 | 0x040
-"""Too hot: the chip's own limit, or the driver's."""
+"""Thermal slowdown, by the chip or by the driver."""
 POWER_REASONS = 0x004 | 0x080
-"""Too much power: the board's limit, or what the machine asks for by its power brake."""
+"""Power limits: of the board, or requested by the machine's power brake."""
 SLOWDOWN = 0x008
-"""The hardware halves the clocks or worse; a bit of the two above usually says why."""
+"""Hardware slowdown: clocks are halved or lower; a bit of the two above usually gives the reason."""
 
 _CANNOT_SAY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # an older driver
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a field that it does not know
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a field unknown to the driver
 )
 _DRIVER_GONE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
@@ -47,7 +47,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One look at a GPU, by NVML's index: what could be read of it, by the last part of the metrics' names."""
+    """One sample of a GPU, by NVML's index; metrics by the last part of their names."""
 
     index: int
     uuid: str
@@ -55,9 +55,9 @@ class GpuSample:
 
 
 class NvmlDevices:
-    """The GPUs of this machine, none where NVML can't be used; not for several threads at once.
+    """The GPUs of this machine, none if NVML can't be used; not thread-safe.
 
-    ``warn`` is called with one line, once for each cause. ``clock`` gives seconds; for tests.
+    ``warn`` is called with one line, once per cause. ``clock`` returns seconds; for tests.
     """
 
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +69,7 @@ class NvmlDevices:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            # A machine without a GPU is no fault; the driver's device file without a driver is one.
+            # A machine without a GPU is fine; the driver's device file without a driver is an error.
             no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value not in no_driver or _DRIVER_NODE.exists():
                 warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
@@ -87,7 +87,7 @@ class NvmlDevices:
             try:
                 samples.append(gpu.read(pcie=gpu is turn))
             except pynvml.NVMLError as error:
-                if error.value in _DRIVER_GONE:  # one warning, not one for each of eight GPUs
+                if error.value in _DRIVER_GONE:  # one warning for all GPUs
                     self._warn(f"NVML failed ({error}): the GPUs are not watched from here on")
                     self._gpus.clear()
                     return []
@@ -97,22 +97,22 @@ class NvmlDevices:
 
     def close(self) -> None:
         self._gpus.clear()
-        # Never begun, or gone with its driver: nothing is left to undo.
+        # NVML may be uninitialised, or its driver unloaded.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
     def _pcie_turn(self) -> "_Gpu | None":
-        """The GPU whose PCIe traffic is measured now, if it is time."""
+        """Return the GPU whose PCIe traffic is measured now, if it is due."""
         now_s = self._clock()
         if not self._gpus or now_s < self._pcie_next_s - 0.1 * PCIE_EVERY_S:  # samples may come slightly early
             return None
         self._pcie_next_s = now_s + PCIE_EVERY_S
         self._pcie_turns += 1
-        return self._gpus[self._pcie_turns % len(self._gpus)]  # of those that are left: a lost one has no turn
+        return self._gpus[self._pcie_turns % len(self._gpus)]  # round robin over the GPUs that are left
 
 
 class _Gpu:
-    """One GPU by its handle. Raises NVMLError where NVML can't open it."""
+    """A GPU by its handle. Raises NVMLError if NVML can't open it."""
 
     def __init__(self, index: int, clock: Callable[[], float]) -> None:
         self.index = index
@@ -123,7 +123,7 @@ class _Gpu:
         self._questions: list[Callable[[], Metrics]] = [
             lambda: _fields(nvml.nvmlDeviceGetUtilizationRates(handle), util="gpu", mem_util="memory"),
             lambda: _fields(nvml.nvmlDeviceGetMemoryInfo(handle), mem_used_bytes="used", mem_total_bytes="total"),
-            # Its successor, nvmlDeviceGetTemperatureV, is not in the drivers of CUDA 12.
+            # Its successor, nvmlDeviceGetTemperatureV, is missing in the drivers of CUDA 12.
             lambda: {"temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
             lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
             lambda: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000},
@@ -139,7 +139,7 @@ class _Gpu:
         ]
 
     def read(self, pcie: bool) -> GpuSample:
-        """Ask everything. Raises NVMLError where the GPU is lost, or nothing could be read of it."""
+        """Read all metrics. Raises NVMLError if the GPU is lost, or nothing could be read."""
         metrics, failure = Metrics(), None
         for question in list(self._questions):
             if question == self._pcie_traffic and not pcie:
@@ -149,36 +149,36 @@ class _Gpu:
             except pynvml.NVMLError as error:
                 if error.value in _LOST:
                     raise
-                if error.value in _CANNOT_SAY:  # never: it is not asked again
+                if error.value in _CANNOT_SAY:  # unsupported: not read again
                     self._questions.remove(question)
                 else:
-                    failure = error  # a timeout, say: it may be better next time
-        if failure is not None and not metrics:  # no answer at all: it is gone, under whatever name
+                    failure = error  # possibly transient, e.g. a timeout
+        if failure is not None and not metrics:  # nothing could be read: treat the GPU as lost, whatever the error
             raise failure
         return GpuSample(self.index, self._uuid, metrics)
 
     def _throttling(self) -> Metrics:
-        """Throttle reasons by the present name, or by that of drivers before CUDA 12.2."""
+        """Return throttle reasons by the current name, or by the name in drivers before CUDA 12.2."""
         try:
             return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)}
         except pynvml.NVMLError_FunctionNotFound:
             return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)}
 
     def _nvlink_traffic(self) -> Metrics:
-        """Payload over all links; NVML counts it in KiB."""
+        """Return the payload over all links; NVML counts it in KiB."""
         fields = {
             "nvlink_tx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
             "nvlink_rx_bytes_per_s": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
         }
         # 0xFFFFFFFF: all links.
         values = pynvml.nvmlDeviceGetFieldValues(self._handle, [(field, 0xFFFFFFFF) for field in fields.values()])
-        for value in values:  # the call itself succeeds where a field does not
+        for value in values:  # the call may succeed while a field fails
             if value.nvmlReturn != pynvml.NVML_SUCCESS:
                 raise pynvml.NVMLError(value.nvmlReturn)
         return self._links.of({name: value.value.ullVal * 1024.0 for name, value in zip(fields, values, strict=True)})
 
     def _pcie_traffic(self) -> Metrics:
-        """NVML gives KB/s, counted during 20 ms."""
+        """Return PCIe traffic; NVML gives KB/s, counted during 20 ms."""
         ways = {
             "pcie_tx_bytes_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
             "pcie_rx_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
@@ -187,5 +187,5 @@ class _Gpu:
 
 
 def _fields(answer: Any, **fields: str) -> Metrics:
-    """Fields of a structure of NVML's, by the names of their metrics."""
+    """Return fields of an NVML structure, by the names of their metrics."""
     return {name: getattr(answer, field) for name, field in fields.items()}

@@ -1,8 +1,8 @@
-"""Peaks of devices, of data sheets or measured: products, memory, the link to the other GPUs of a node.
+"""Peaks of devices, from data sheets or measured: matrix products, memory, and the link to other GPUs of the node.
 
-Known are GPUs by the name that the driver gives them. TFLOP/s are of dense matrix products with fp32 sums, which is
-what training computes; a data sheet's "with sparsity" value is twice that. A GPU that is not listed, or a MIG slice of
-one that is, has no known peaks: ``monitoring.peak_tflops`` gives that of a run.
+GPUs are known by the name that the driver reports. TFLOP/s are for dense matrix products with fp32 accumulation, which
+training computes; a data sheet's "with sparsity" value is twice that. Unlisted GPUs and MIG slices have no known peaks:
+set ``monitoring.peak_tflops`` for a run.
 """
 
 import re
@@ -17,9 +17,9 @@ Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 
 
 class Peaks(NamedTuple):
-    """Peaks of one GPU: dense TFLOP/s, None where it lacks the precision in hardware; memory; NVLink, or else PCIe.
+    """Peaks of one GPU: dense TFLOP/s (None without hardware support for the precision), memory, and NVLink or PCIe.
 
-    ``link_gb_per_s`` is of one direction: half of what data sheets give.
+    ``link_gb_per_s`` is for one direction: half of the value in data sheets.
     """
 
     bf16: float | None
@@ -31,9 +31,9 @@ class Peaks(NamedTuple):
     link_gb_per_s: float
 
 
-# By a pattern that the whole name has to match, without "NVIDIA" and "Tesla"; the size of the memory may stand in it.
+# Patterns match the whole name without "NVIDIA" and "Tesla"; it may contain the memory size.
 _KNOWN: tuple[tuple[str, Peaks], ...] = (
-    # NVIDIA's data sheets of these GPUs; B200: HGX, per GPU, halved where it is given with sparsity
+    # NVIDIA's data sheets of these GPUs; B200: HGX, per GPU, halved if given with sparsity
     (r"B200", Peaks(2250.0, 2250.0, 1125.0, 75.0, 180, 7700, 900)),
     (r"H200 NVL", Peaks(835.5, 835.5, 417.5, 60.0, 141, 4800, 450)),
     (r"H100 NVL", Peaks(835.5, 835.5, 417.5, 60.0, 94, 3900, 300)),
@@ -60,21 +60,21 @@ _KNOWN: tuple[tuple[str, Peaks], ...] = (
 
 
 def known_peaks(gpu_name: str) -> Peaks | None:
-    """Peaks of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``) or in short (``h100``); None for another."""
+    """Return peaks of a GPU by its driver's name or a short name (``h100``); None if unknown."""
     whole = re.sub(r"^(NVIDIA\s+)?(Tesla\s+)?", "", gpu_name.strip())
-    # With its memory, too: an A100 of 40 GB has another bandwidth than one of 80.
+    # Tried with the memory size too: the 40 GB A100 has another bandwidth than the 80 GB one.
     names = (whole, re.sub(r"\s*[- ]\d+GB\b", "", whole))
-    # The whole name must match: a laptop's GPU or a MIG slice has a known name as its beginning, and other peaks.
+    # The whole name must match: names of laptop GPUs and MIG slices begin like known names but have other peaks.
     return next((peaks for pattern, peaks in _KNOWN if any(re.fullmatch(pattern, n, re.I) for n in names)), None)
 
 
 def known_gpus() -> list[str]:
-    """The shortest name of each known GPU: its pattern without what may be left out, and the first of what may vary."""
+    """Return the shortest name of each known GPU: its pattern without optional parts, with the first alternative."""
     return [re.sub(r"\[(.)[^]]*\]", r"\1", re.sub(r"\([^)]*\)\?", "", pattern)) for pattern, _ in _KNOWN]
 
 
 def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
-    """Dense TFLOP/s of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``); None where it is not known.
+    """Return dense TFLOP/s of a GPU by its driver's name (``NVIDIA H100 80GB HBM3``); None if unknown.
 
     A GPU without TF32 computes fp32.
     """
@@ -84,12 +84,12 @@ def peak_tflops(gpu_name: str, precision: Precision) -> float | None:
 
 
 def product_flops_per_s(device: torch.device | str, dtype: torch.dtype, size: int) -> float:
-    """FLOP/s of the product of two square matrices of this size."""
+    """Measure the FLOP/s of a product of two square matrices of this size."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     repeats = 20 if left.is_cuda else 1
     return 2.0 * size**3 * repeats / median_seconds(lambda: [left @ right for _ in range(repeats)])
 
 
 def copy_bytes_per_s(source: Tensor, target: Tensor) -> float:
-    """Bytes/s read by a copy between two tensors of one size; on one device as many are written."""
+    """Measure the bytes/s read by a copy between two tensors of the same size; on one device as many are written."""
     return source.nbytes / median_seconds(lambda: target.copy_(source, non_blocking=True))

@@ -1,9 +1,11 @@
-"""Thread that samples a worker while it trains, and on one worker of each machine the machine and its GPUs.
+"""Background thread that samples a worker during training.
 
-A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: a ``kind`` ("sample"), the ``step`` and ``epoch`` last
-noted, a ``time`` (Unix seconds), the ``host``, the ``worker``, and ``metrics``: values by the names of
-:mod:`esmeray.monitoring.sampling.metric_names`. Where Ray runs, they go to Prometheus as well. Nothing here raises into
-the run or waits for a GPU's kernels: what fails is one warning, and the rest is sampled.
+One worker per machine also samples the machine and its GPUs.
+
+A sample is a line in ``<run>/monitoring/worker-00000.jsonl``: ``kind`` ("sample"), the last noted ``step`` and
+``epoch``, ``time`` (Unix seconds), ``host``, ``worker``, and ``metrics`` by the names of
+:mod:`esmeray.monitoring.sampling.metric_names`. If Ray runs, metrics also go to Prometheus. Nothing here raises into
+the run or waits for GPU kernels: a failure is one warning, and everything else is still sampled.
 """
 
 import math
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
     from ray.util.metrics import Gauge
 
 CLOSE_LIMIT_S = 5.0
-"""Seconds that close() waits for a sample in progress; a driver that hangs must not hold up the end of a run."""
+"""Seconds that close() waits for a sample in progress, so that a hanging driver cannot delay the end of a run."""
 
 Values = dict[str, float]
 
 
 class _Noted(NamedTuple):
-    """The last step that the loop noted; ``peak_bytes`` of torch's memory if an epoch has ended with it."""
+    """The last step that the loop noted; ``peak_bytes`` is torch's peak memory if an epoch ended with it."""
 
     step: int = 0
     epoch: int = 0
@@ -44,15 +46,15 @@ class _Noted(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Sampler:
-    """A daemon thread that samples every so often and appends to a file of this worker's own.
+    """A daemon thread that samples at an interval and appends to this worker's own file.
 
     Attributes:
-        path: the file; made, with its folder, if absent, else appended to.
-        worker, device: its rank and what it computes on.
-        node: also look at the machine and all its GPUs: one worker of each machine does.
-        prometheus: also export the values through Ray, where it runs.
-        warn: called from the thread with one line where something can't be read or written, once for each cause.
-        flops_per_token, peak_tflops: of both passes, and of all devices together; for the model FLOPs utilisation.
+        path: the file; created with its folder if absent, otherwise appended to.
+        worker, device: rank and compute device.
+        node: also sample the machine and all its GPUs; set for one worker per machine.
+        prometheus: also export the values through Ray, if it runs.
+        warn: called from the thread with one line if something can't be read or written, once per cause.
+        flops_per_token, peak_tflops: FLOPs of both passes, and the peak of all devices together; for the MFU.
         clock: Unix seconds; for tests.
     """
 
@@ -72,13 +74,13 @@ class Sampler:
         self._gauges: dict[Metric, Gauge] = {}
         self._process = ProcessSampler()
         self._host = HostSampler()
-        self._devices: NvmlDevices | None = None  # opened by the thread, which alone may hang in a driver
+        self._devices: NvmlDevices | None = None  # opened by the thread, since a driver call may hang
         self._uuid = _uuid(self.device)
         self._uuids: dict[str, str] = {}
         self._warned: set[str] = set()
         self._noted = _Noted()
         self._epoch: int | None = None
-        self._epoch_ends: deque[_Noted] = deque()  # an append and a popleft are atomic: loop and thread share no lock
+        self._epoch_ends: deque[_Noted] = deque()  # append and popleft are atomic: no lock between loop and thread
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
@@ -90,30 +92,30 @@ class Sampler:
         return self
 
     def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Take the values of the last logged step for the next sample: ``tokens_per_s``, ``loss``, ``forward_s`` ..."""
-        # A new tuple each time: the thread never sees the values of one step under the number of another.
+        """Store the values of the last logged step for the next sample: ``tokens_per_s``, ``loss`` ..."""
+        # A new tuple each time: the thread never sees values of one step under another step's number.
         self._noted = _Noted(step, epoch, dict(values))
         self._epoch = epoch if self._epoch is None else min(self._epoch, epoch)
 
     def new_epoch(self) -> None:
-        """Reset torch's peak of memory; a sample of its own reports that of the epoch that has ended."""
-        # Its last step may be noted under the next one, as the position from which the run would resume.
+        """Reset torch's peak memory; a separate sample reports the peak of the epoch that has ended."""
+        # The last step of an epoch may be noted under the next epoch, as the position to resume from.
         ended = self._noted.epoch if self._epoch is None else self._epoch
         self._epoch = max(self._noted.epoch, ended + 1)
         if self.device.type == "cuda":
-            # Read now, by the loop: once it is reset, no later sample can know it.
+            # Read now, by the loop: the value is lost after the reset.
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             self._epoch_ends.append(self._noted._replace(epoch=ended, peak_bytes=peak_bytes))
 
     def sample(self) -> None:
-        """Look once, now, and write it. Never raises. Called by the thread; by others only where it is not started."""
+        """Write one sample now. Never raises. Call it from other threads only if this one is not started."""
         while self._epoch_ends:
             self._write(self._epoch_ends.popleft())
         self._write(self._noted)
 
     def close(self) -> None:
-        """Take a last sample and end. Never raises; may be called again."""
+        """Take a last sample and stop. Never raises; may be called again."""
         self._closing.set()
         if self._thread.ident is None:
             return
@@ -126,7 +128,7 @@ class Sampler:
         due_s = time.monotonic() + self.interval_s
         while not self._closing.wait(max(0.0, due_s - time.monotonic())):
             self.sample()
-            due_s = max(due_s + self.interval_s, time.monotonic())  # what a slow sample missed is not made up for
+            due_s = max(due_s + self.interval_s, time.monotonic())  # missed samples are skipped
         self.sample()  # the run's last values, and the end of its last epoch
         if self._devices is not None:
             self._guarded("NVML", self._devices.close)
@@ -152,7 +154,7 @@ class Sampler:
         memory = self._guarded("torch", lambda: _torch_memory(self.device, noted.peak_bytes))
         own = {**noted.values, **process, **memory}
         values = {WORKER_METRICS[name].format(worker=self.worker): own[name] for name in own if name in WORKER_METRICS}
-        if self.worker == 0:  # those of the whole run, which every worker knows
+        if self.worker == 0:  # metrics of the whole run, which every worker knows
             values |= {name: noted.values[key] for key, name in RUN_METRICS.items() if key in noted.values}
             values |= self._utilization(noted.values)
         if self.node:
@@ -161,14 +163,14 @@ class Sampler:
         return values
 
     def _utilization(self, step: Mapping[str, float]) -> Values:
-        """``throughput/mfu`` (Chowdhery et al. 2022, appendix B); recomputed operations do not count."""
+        """Return ``throughput/mfu`` (Chowdhery et al. 2022, appendix B); recomputed operations do not count."""
         flops_per_token = step.get("flops_per_token", self.flops_per_token)
         if not flops_per_token or not self.peak_tflops or "tokens_per_s" not in step:
             return {}
         return {"throughput/mfu": step["tokens_per_s"] * flops_per_token / (self.peak_tflops * 1e12)}
 
     def _gpus(self) -> Values:
-        """Values of all GPUs of the machine, whose driver is opened by the first look."""
+        """Return values of all GPUs of the machine; the first call opens the driver."""
         self._devices = self._devices or NvmlDevices(self._warn)
         values: Values = {}
         for sample in self._devices.read():
@@ -177,12 +179,12 @@ class Sampler:
         return values
 
     def _append(self, record: Mapping[str, object]) -> None:
-        # Opened each time: a disk that was full, or a folder that was away, may be there again.
+        # Opened each time: a full disk or an unmounted folder may be back.
         with MetricsLog(self.path) as log:
             log.append(record)
 
     def _guarded(self, what: str, call: Callable[[], Values | None]) -> Values:
-        """Return the result of ``call``; nothing and one warning where it fails."""
+        """Return the result of ``call``; if it fails, warn once and return nothing."""
         try:
             return call() or {}
         except Exception as error:  # noqa: BLE001 - reported once; a run does not end for its monitoring
@@ -190,13 +192,13 @@ class Sampler:
             return {}
 
     def _warn(self, message: str, cause: str = "") -> None:
-        """Report to the log and to the file, unless this cause was reported. Never raises."""
+        """Report to the log and to the file, once per cause. Never raises."""
         if (cause or message) in self._warned:
             return
-        self._warned.add(cause or message)  # first: a warning that can't be written is not tried at each sample
+        self._warned.add(cause or message)  # first: a warning that can't be written is not tried again at each sample
         try:
             self.warn(message)
-            # Into this worker's own file, which the driver follows: a worker on another machine has no terminal.
+            # Into this worker's file, which the driver follows: a worker on another machine has no terminal.
             self._append(
                 {
                     "kind": "event",
@@ -210,8 +212,8 @@ class Sampler:
             return
 
     def _export(self, values: Mapping[str, float]) -> None:
-        """Set the gauges ``ray_esmeray_...`` of finite values, on the port that Ray opens; nothing where Ray is not."""
-        ray = sys.modules.get("ray")  # not imported here: who has not imported it is in no cluster
+        """Set the gauges ``ray_esmeray_...`` of finite values on Ray's port; do nothing without Ray."""
+        ray = sys.modules.get("ray")  # not imported here: a process that has not imported it is in no cluster
         if ray is None or not ray.is_initialized():
             return
         for name, value in values.items():
@@ -223,14 +225,14 @@ class Sampler:
             if "{gpu}" in metric.name:
                 tags["gpu"] = str(index)
             if metric not in self._gauges:
-                from ray.util.metrics import Gauge  # here: without Ray, nothing of it is loaded
+                from ray.util.metrics import Gauge  # imported here: not needed without Ray
 
                 self._gauges[metric] = Gauge(metric.prometheus_name, f"{metric.description} ({metric.unit}).", (*tags,))
             self._gauges[metric].set(value, tags)
 
 
 def _torch_memory(device: torch.device, peak_bytes: int | None) -> Values:
-    """State of torch's allocator on a GPU, without waiting for it; nothing on the CPU."""
+    """Return the state of torch's allocator on a GPU, without synchronising; empty on the CPU."""
     if device.type != "cuda":
         return {}
     stats = torch.cuda.memory_stats(device)  # empty until the first tensor
@@ -250,5 +252,5 @@ def _uuid(device: torch.device) -> str | None:
         return None
     try:
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    except (RuntimeError, AssertionError, AttributeError):  # without it, alerts are of every GPU of the machine
+    except (RuntimeError, AssertionError, AttributeError):  # without it, alerts cover every GPU of the machine
         return None

@@ -1,15 +1,15 @@
-"""Weights & Biases for one run, in a process of its own that follows the run's folder.
+"""Weights & Biases for one run, in a separate process that follows the run's folder.
 
-The driver (:mod:`esmeray.monitoring.sinks.wandb_run`) starts it. All that can block in wandb happens here; killed or
-hanging it hurts nobody. To upload a run that has ended, or what W&B did not take of it, run it once more; on the server
-a run continues, and rows that are there are left out:
+The driver (:mod:`esmeray.monitoring.sinks.wandb_run`) starts it. All wandb calls that may block happen here; the run is
+not affected if this process hangs or is killed. To upload a run that has ended, or values that W&B did not accept,
+start it again. The run on the server continues, and rows that exist there are left out:
 
     python -m esmeray.monitoring.sinks.wandb_follower RUN_FOLDER --mode online
 
-Settings are those of the run's config.yaml. Standard output says in one line what went wrong. Records of the loop have
-the step as their axis. Samples and alerts have the time: they continue while no step does, and a resumed run repeats
-steps but no moment. W&B's own clock is set to the moment of the record: an upload may come later. W&B groups charts by
-what stands before the first slash of a name, its section.
+Settings come from the run's config.yaml. Standard output has one line on what went wrong. Records of the loop have the
+step as their axis. Samples and alerts have the time: they continue while no step runs, and a resumed run repeats steps
+but not times. W&B's timestamp is set to the record's time, since an upload may come later. W&B groups charts by
+section: the part of a name before its first slash.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from esmeray.run_folder.paths import RunFolder
 
 POLL_S = 0.5
 OFFLINE_LIMIT_S = 60.0
-"""Seconds in which the rest of an offline file must be written, on a loaded machine."""
+"""Seconds allowed for writing the rest of an offline file, on a loaded machine."""
 ELAPSED = "elapsed_s"
 """Seconds since the run's first record: the axis of samples and alerts."""
 POSITION = "position"
-"""Namespace of the number of rows of each stream that the server has."""
+"""Namespace of each stream's position on the server."""
 CURVES = "train/curves"
 """The run's curves.png."""
 SECTIONS = {
@@ -52,21 +52,21 @@ SECTIONS = {
     for metric in METRICS
     if metric.name.startswith(("throughput/", "data/"))
 }
-"""Sections of a step's values that are about its speed; all others are in the section train."""
+"""Sections of speed values of a step; all other values are in the section train."""
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Follow or replay one run, then leave without wandb's atexit hook, which waits for the server."""
+    """Follow or replay one run, then exit without wandb's atexit hook, which waits for the server."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("--mode", choices=["offline", "online"], help="default: wandb.mode of the run's config")
     parser.add_argument("--worker", type=int, help="only this worker's records, as a W&B run of its own")
     parser.add_argument("--follow", action="store_true", help="until standard input ends; default: what is there now")
     arguments = parser.parse_args(argv)
-    replies = os.dup(1)  # the pipe to the driver, which wandb's service does not inherit; 1 then leads to the log
+    replies = os.dup(1)  # the pipe to the driver, not inherited by wandb's service; descriptor 1 goes to the log
     os.dup2(2, 1)
-    # For wandb's temporary folders (0.31), which its atexit hook would remove, and for those that it would make in a
-    # home folder, which a container may lack.
+    # For wandb's temporary folders (0.31), which its atexit hook would remove, and for folders that it would create in
+    # a home folder, which a container may lack.
     os.environ["TMPDIR"] = os.environ["WANDB_DATA_DIR"] = tempfile.tempdir = tempfile.mkdtemp()
     try:
         problem = _Follower(arguments, replies).run()
@@ -90,7 +90,7 @@ class _Follower:
         self._ended, self._imported = threading.Event(), threading.Event()
 
     def run(self) -> str | None:
-        """Log the run to its end; return what wandb complained about."""
+        """Log the run to its end; return wandb's first warning, if any."""
         if self._follow:
             threading.Thread(target=self._end_in_time, daemon=True).start()
         else:
@@ -98,9 +98,9 @@ class _Follower:
         sys.stderr = complaints = _Complaints(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
         import wandb  # takes seconds
 
-        self._imported.set()  # from here on the timeout counts: Python's own slowness is not W&B's
+        self._imported.set()  # the timeout starts here: it excludes Python's import time
         run: Any = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
-        # After init, which would replace them: tags and notes that were edited at the server survive a resumption.
+        # After init, which would replace them: tags and notes edited on the server survive a resume.
         run.tags = tuple(dict.fromkeys([*run.tags, *self._section.tags]))
         run.notes = (run.resumed and run.notes) or self._section.notes or run.notes
         for axis in ("step", ELAPSED):
@@ -108,33 +108,33 @@ class _Follower:
         try:
             self._log(run)
         finally:
-            # W&B shows a run as failed by its exit code. One that was killed has no outcome.
+            # W&B marks a run as failed by its exit code. A killed run has no outcome.
             run.finish(exit_code=getattr(self._run.read_outcome(), "exit_code", 1))
             problem = complaints.first + self._hint if complaints.first and self._mode == "online" else None
             wandb.teardown()  # wandb-core writes the rest of its file and ends
         return problem
 
     def _log(self, run: Any) -> None:
-        """Log the run's records until its end, then its model if the settings ask for it."""
+        """Log the run's records until its end, then its model if configured."""
         import wandb
 
         known = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
-        # Alerts since the driver began are sent; those of before were, and a replay sends none.
+        # Send alerts since the driver's start only: earlier ones were sent, and a replay sends none.
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
         seen: set[tuple[object, ...]] = set()
         defined: set[str] = set()
         for record in self._records():
             row = rows.row(record)
-            repeats = (record["kind"], record["step"], record.get("event"))  # of a resumed run
+            repeats = (record["kind"], record["step"], record.get("event"))  # from a resumed run
             if row.position == "step" and repeats in seen:
                 continue
             seen.add(repeats)
-            # With a W&B run for each worker, worker 0's holds the records of the loop and the alerts: these name none.
+            # With one W&B run per worker, records without a worker (loop, alerts) go to worker 0's.
             if self._worker not in (None, record.get("worker", 0)) or _is_known(row, known):
                 continue
             axis = "step" if "step" in row.values else ELAPSED
             new_names = {name for name in row.values if "/" in name} - defined
-            # By name, not by a pattern of a section: a section holds values of steps and of samples.
+            # By name, not by a pattern per section: a section has values of steps and of samples.
             for name in new_names:
                 run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
             defined |= new_names
@@ -143,13 +143,13 @@ class _Follower:
                 known[row.position] = row.values[row.position]  # the same picture is not logged again
             run.log(row.values)
             if row.alert is not None:
-                run.alert(**row.alert, wait_duration=300)  # seconds in which W&B drops alerts of the same title
+                run.alert(**row.alert, wait_duration=300)  # seconds in which W&B drops alerts with the same title
         outcome = self._run.read_outcome()
         if self._section.log_model and not self._worker and outcome is not None and outcome.status == "finished":
             self._log_model(run, outcome.step)
 
     def _log_model(self, run: Any, step: int) -> None:
-        """Log the export as an artifact, with the last validation of its step."""
+        """Log the export as an artifact, with the last validation up to its step."""
         import wandb
 
         records = read_metrics(self._run.metrics)
@@ -158,15 +158,15 @@ class _Follower:
         validated = [wandb_values(r) for r in records if r["kind"] == "validation" and r["step"] <= step]
         metadata = {**(validated[-1] if validated else {}), "step": step}
         artifact = wandb.Artifact(self._run.path.name, "model", metadata=metadata)
-        # The folder is missing if worker 0 was on another machine: the run is then at a URI.
+        # If worker 0 was on another machine, the folder is missing here, and the run is at a URI.
         uri = f"{self._config['run']['storage_path']}/{self._run.path.name}/{self._run.export.name}"
         export = self._run.export if self._run.export.is_dir() else local_path(uri)
-        # Immutable: read in place, since a model may be larger than the room for another copy.
+        # Immutable: read in place, since there may be no space for a copy of the model.
         artifact.add_dir(str(export), policy="immutable", skip_cache=True)
         run.log_artifact(artifact, aliases=["latest", "best"] if best else ["latest"])
 
     def _records(self) -> Iterator[Record]:
-        """Yield the run's records, and after each look a record of the kind "curves" with the time of its picture."""
+        """Yield the run's records, and after each poll a record of kind "curves" with the time of the picture."""
         tail = RunTail(self._run)
         while True:
             ended = self._ended.is_set()  # before reading, so that the last records are not missed
@@ -175,15 +175,15 @@ class _Follower:
                 yield {"kind": "curves", "step": 0, "time": self._run.curves.stat().st_mtime}
             if ended:
                 return
-            self._ended.wait(POLL_S)  # no plain sleep: the end is followed at once
+            self._ended.wait(POLL_S)  # wakes up at the end, unlike sleep
 
     def _end_in_time(self) -> None:
-        """Wait for the driver's end, then leave at the latest when the timeout is over."""
-        while os.read(0, 1):  # the driver's end of the pipe closes also where it is killed
+        """Wait for the driver's end, then exit when the timeout is over at the latest."""
+        while os.read(0, 1):  # the driver's end of the pipe also closes if it is killed
             pass
         self._ended.set()
         self._imported.wait(OFFLINE_LIMIT_S)
-        # Online with three seconds more, in which wandb's service closes its file.
+        # Online has three more seconds, in which wandb's service closes its file.
         limit_s = self._section.finish_timeout_s + 3.0 if self._mode == "online" else OFFLINE_LIMIT_S
         time.sleep(limit_s)
         _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end{self._hint}")
@@ -204,23 +204,23 @@ class _Follower:
             "run_group": group,
             "run_job_type": section.job_type,
             "resume": "allow",
-            "console": "off",  # else wandb captures what this process prints, which is nothing
+            "console": "off",  # otherwise wandb captures this process's output, which is empty
             "save_code": False,
-            # Statistics would be of the driver's machine.
+            # Statistics would describe the driver's machine.
             **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "silent", "x_disable_stats"), True),
             "init_timeout": section.init_timeout_s,
-            # A little less than the driver waits, so that wandb itself says what it could not upload. A replay, for
-            # which nobody waits, has no limit.
+            # Slightly less than the driver waits, so that wandb itself reports what it could not upload. A replay has
+            # no limit.
             "finish_timeout": max(section.finish_timeout_s - 1.0, section.finish_timeout_s / 2)
             if self._follow
             else 0.0,
-            # Seconds between its writes to its file: what an untimely end can lose of it.
+            # Seconds between flushes: the maximum lost if the process is killed.
             "x_transaction_log_flush_interval": 1.0,
         }
 
 
 class _Complaints(io.TextIOWrapper):
-    """Standard error that remembers the first warning: that uploads were given up, wandb says in no other way."""
+    """Standard error that stores the first warning: wandb reports failed uploads in no other way."""
 
     first: str | None = None
 
@@ -235,16 +235,16 @@ def _leave(replies: int, problem: str | None) -> NoReturn:
     if problem is not None:
         with contextlib.suppress(BrokenPipeError):  # the driver was killed
             os.write(replies, problem.encode())
-    for process in psutil.Process().children(recursive=True):  # wandb-core, where it still waits for the server
+    for process in psutil.Process().children(recursive=True):  # wandb-core, if it still waits for the server
         process.kill()
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
-    os._exit(problem is not None)  # no atexit hook, no wait for wandb's threads
+    os._exit(problem is not None)  # skips atexit hooks and wandb's threads
 
 
 class Row(NamedTuple):
     """One row of W&B's history, with an alert to send.
 
-    ``position`` names the value that grows with each row of this stream: by it those that the server has are known.
+    ``position`` names a value that grows with each row of the stream; it identifies rows that the server already has.
     """
 
     position: str
@@ -253,18 +253,18 @@ class Row(NamedTuple):
 
 
 def _is_known(row: Row, summary: Mapping[str, Any]) -> bool:
-    """Test whether the server has this row; a validation of the last known step may be new: it is repeated."""
+    """Test whether the server has this row; a validation of the last known step is repeated, since it may be new."""
     position, last = row.values[row.position], summary.get(row.position, -math.inf)
     return position < last or (position == last and (row.position != "step" or "train/loss" in row.values))
 
 
 @dataclass
 class WandbRows:
-    """Makes rows of records.
+    """Converter from records to rows.
 
     Attributes:
-        alerts_from_s: Unix seconds; alerts before are history: shown, and not sent again.
-        name_nodes: put the name of its node before the values of every node but worker 0's.
+        alerts_from_s: Unix seconds; earlier alerts are logged but not sent.
+        name_nodes: prefix values with the node's name, except for worker 0's node.
     """
 
     alerts_from_s: float
@@ -273,16 +273,16 @@ class WandbRows:
     _step: int = 0
 
     def row(self, record: Record) -> Row:
-        """The row of a record. The first one's time is the zero of the axis of time."""
+        """Return the row of a record. The first record's time is the zero of the time axis."""
         time_s = float(record.get("time") or 0.0)
         if self._began_s is None:
             self._began_s = time_s
-        self._step = max(self._step, record["step"])  # of the curves: the last that they show
+        self._step = max(self._step, record["step"])  # for the curves: the last step that they show
         values: dict[str, Any] = {"_timestamp": time_s, ELAPSED: time_s - self._began_s}
-        # Each stream has a position of its own: the samples of one worker may lag behind those of another.
+        # Each stream has its own position: samples of one worker may lag behind another's.
         if record["kind"] == "sample":
             position = f"{POSITION}/worker/{record['worker']}"
-            # Two machines have a GPU 0 each: gpu/0/util, and gpu/HOST/0/util of other machines than worker 0's.
+            # Machines share GPU numbers: gpu/0/util is worker 0's machine, gpu/HOST/0/util any other.
             host = f"{record['host']}/" if self.name_nodes and record["worker"] != 0 else ""
             values |= {
                 re.sub(r"^(gpu|host)/(?!worker/)", rf"\1/{host}", name): value
@@ -292,7 +292,8 @@ class WandbRows:
             return Row(position, {**values, position: time_s})
         if record["kind"] == "alert":
             position, name, raised = f"{POSITION}/alert", record["name"], record["state"] == "raised"
-            # With the subject: W&B drops a repeated title, and another GPU's alert is none. 63 characters is its limit.
+            # With the subject, since W&B drops repeated titles, and another GPU's alert is new. W&B's limit is 63
+            # characters.
             alert = {
                 "title": f"{name.replace('_', ' ')}: {record.get('subject')}"[:63],
                 "text": record["message"],
@@ -307,7 +308,7 @@ class WandbRows:
 
 
 def wandb_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """W&B's values of a record of the loop: ``step``, and ``SECTION/name`` of each number (``event/name`` = 1)."""
+    """Return W&B's values of a loop record: ``step``, ``SECTION/name`` of each number, ``event/name`` = 1."""
     step, kind = int(record["step"]), record["kind"]
     if kind == "event":
         return {"step": step, f"event/{record['event']}": 1}

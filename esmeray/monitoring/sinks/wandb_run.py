@@ -1,8 +1,8 @@
-"""Metrics to Weights & Biases, which can neither stop nor slow a run.
+"""Metrics to Weights & Biases, isolated so that W&B can neither stop nor slow a run.
 
-The driver starts :mod:`esmeray.monitoring.sinks.wandb_follower`, and at the end waits for it no longer than
-``wandb.finish_timeout_s`` and :data:`MARGIN_S`. Whatever W&B does, the run's folder holds all values; one warning says
-so, with the command that uploads them.
+The driver starts :mod:`esmeray.monitoring.sinks.wandb_follower`, and at the end waits for it for at most
+``wandb.finish_timeout_s`` plus :data:`MARGIN_S`. Whatever W&B does, the run's folder has all values. If W&B fails, one
+warning says so, with the command to upload them.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.paths import RunFolder
 
 MARGIN_S = 10.0
-"""Seconds that a follower, which ends when its own time is over, may take for that."""
+"""Extra seconds for a follower to exit after its own timeout."""
 PROGRAM = "esmeray.monitoring.sinks.wandb_follower"
 _TIED = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_DIR")
 """Variables of another wandb run that this process may belong to."""
 
 
 class WandbFollowers:
-    """The processes of one run: one, or one for each worker (``wandb.runs``).
+    """W&B processes of one run: one, or one per worker (``wandb.runs``).
 
-    ``warn`` is called with the one warning that W&B may cause.
+    ``warn`` is called at most once, with the warning.
     """
 
     def __init__(self, section: WandbSection, run: RunFolder, workers: int, warn: Callable[[str], None]) -> None:
         self._section, self._run, self._warn = section, run, warn
-        self._warned = threading.Lock()  # taken by whoever warns first
+        self._warned = threading.Lock()  # acquired by the first to warn
         self._followers: list[tuple[threading.Thread, subprocess.Popen[bytes]]] = []
         if section.mode == "disabled":
             return
@@ -42,15 +42,18 @@ class WandbFollowers:
             self._start(arguments)
 
     def close(self, timeout_s: float = math.inf) -> None:
-        """Report the end of the run and wait as the module says, ``timeout_s`` at most; leaves no process behind."""
+        """Signal the end of the run and wait as described in the module, at most ``timeout_s``.
+
+        No process is left behind.
+        """
         for _, process in self._followers:
             assert process.stdin is not None
-            process.stdin.close()  # of all before one is waited for: they end side by side
-        # Offline, the time in which Python has imported wandb and written its file, on a loaded machine.
+            process.stdin.close()  # close all before waiting for one: they end in parallel
+        # Offline: time for Python to import wandb and write its file, on a loaded machine.
         limit_s = 60.0 if self._section.mode == "offline" else self._section.finish_timeout_s
         for thread, process in self._followers:
             thread.join(min(limit_s + MARGIN_S, timeout_s))
-            if thread.is_alive():  # also wandb's own service, which it started, and which holds the pipe open
+            if thread.is_alive():  # wandb's own service too, a child that keeps the pipe open
                 with contextlib.suppress(psutil.NoSuchProcess):
                     parent = psutil.Process(process.pid)
                     for member in [*parent.children(recursive=True), parent]:
@@ -66,8 +69,8 @@ class WandbFollowers:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    # PYTHONSAFEPATH: -m would put the current folder first on the path, which is the run's and holds no
-                    # code. Without wandb's own error reports to its makers.
+                    # PYTHONSAFEPATH: -m would put the current folder, the run's, first on the path.
+                    # WANDB_ERROR_REPORTING: no error reports to W&B's developers.
                     env={
                         **{name: value for name, value in os.environ.items() if name not in _TIED},
                         "PYTHONPATH": python_path(),
@@ -75,7 +78,8 @@ class WandbFollowers:
                         "WANDB_ERROR_REPORTING": "false",
                     },
                     cwd=self._run.path,
-                    start_new_session=True,  # Ctrl-C in the terminal is for the driver, which then ends this in order
+                    # Ctrl-C in the terminal goes to the driver only, which then ends this process in order
+                    start_new_session=True,
                 )
         except OSError as error:
             self._report(str(error))
@@ -85,7 +89,7 @@ class WandbFollowers:
         thread.start()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a follower, whenever that is, and report what went wrong."""
+        """Wait for a follower to end, then report what went wrong."""
         assert process.stdout is not None
         with process.stdout:
             problem = process.stdout.read().decode(errors="replace").strip()
@@ -93,7 +97,7 @@ class WandbFollowers:
             self._report(problem or f"its process ended with code {process.returncode}")
 
     def _report(self, problem: str) -> None:
-        if self._warned.acquire(blocking=False):  # and never released: one warning is enough
+        if self._warned.acquire(blocking=False):  # never released: one warning is enough
             path = self._run.path
             self._warn(
                 f"W&B: {problem}; {path} holds all values: 'python -m {PROGRAM} {path} --mode online' uploads them"

@@ -1,6 +1,6 @@
-"""Alerts of a run in its alerts.jsonl: a loss that is not finite, a GPU that idles, memory that is nearly full.
+"""Alerts of a run in its alerts.jsonl: a loss that is not finite, an idle GPU, nearly full memory.
 
-Each is raised once, and again only after its cause was over.
+Each alert is raised once, and again only after its cause was over.
 """
 
 import math
@@ -14,12 +14,12 @@ from esmeray.monitoring.watch.progress import Pace
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, steady_time
 
 BAND_PERCENT = 5.0
-"""Points beyond a threshold from which on its alert is over, so that a value about the threshold raises one only."""
+"""Hysteresis in percentage points, so that a value near the threshold raises one alert only."""
 _GIB = 2.0**30
 
 
 class AlertSink:
-    """Writes ``path``, which is made with the first alert; what an earlier start of the run left raised is cleared."""
+    """Sink that writes ``path``, created with the first alert; alerts left raised by an earlier start are cleared."""
 
     def __init__(self, path: Path, settings: AlertsSection) -> None:
         self._path, self._settings = path, settings
@@ -46,15 +46,15 @@ class AlertSink:
             for index, values in self._gpus(record).items():
                 self._check_gpu(f"GPU {index} on {record['host']}", values, record)
         elif record["kind"] == "event" and record["event"] in ("started", "resumed"):
-            self._idle_since_s.clear()  # a GPU rests between two attempts
-            self._worked.clear()  # and may be no worker's in the next
+            self._idle_since_s.clear()  # a GPU is idle between two attempts
+            self._worked.clear()  # and may not belong to a worker in the next
             self._own_gpus.clear()
 
     def close(self) -> None:
-        """Each alert is in the file already."""
+        """Do nothing: alerts are written immediately."""
 
     def _check_loss(self, record: Record) -> None:
-        # null in the file: JSON has no NaN.
+        # null in the file, since JSON has no NaN.
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
             message = (
@@ -62,16 +62,16 @@ class AlertSink:
                 "records listed in the run's folder nonfinite"
             )
             self._set("nonfinite_loss", "loss", True, message, record)
-        elif self._finite_losses >= 3:  # in a row: one alone may be luck
+        elif self._finite_losses >= 3:  # in a row: a single one may be chance
             self._set("nonfinite_loss", "loss", False, f"finite again at step {record['step']}", record)
 
     def _check_gpu(self, gpu: str, values: Mapping[str, float], record: Record) -> None:
         self._check_memory(gpu, values, "lower batch.tokens or set model.backbone.gradient_checkpointing", record)
         percent = values.get("util")
-        if percent is None or record["step"] < 1:  # before the first step data are prepared and kernels compiled
+        if percent is None or record["step"] < 1:  # before the first step, data are prepared and kernels compiled
             return
         threshold, window_s = self._settings.utilization_percent, self._settings.utilization_window_s
-        if ("low_utilization", gpu) in self._raised:  # hysteresis: what raised it must be clearly over
+        if ("low_utilization", gpu) in self._raised:  # hysteresis
             threshold = min(100.0, threshold + BAND_PERCENT)
         if percent > 0:
             self._worked.add(gpu)
@@ -79,7 +79,7 @@ class AlertSink:
             self._idle_since_s.pop(gpu, None)
             self._set("low_utilization", gpu, False, f"{gpu}: utilisation is {percent:.0f} % again", record)
             return
-        # One that never did anything is another's.
+        # A GPU that never worked belongs to another job.
         since_s = self._idle_since_s.setdefault(gpu, record["time"]) if gpu in self._worked else math.inf
         if record["time"] - since_s >= window_s:
             state = f"{gpu}: utilisation under {threshold:g} % for {window_s:g} s, now {percent:.0f} %"
@@ -97,7 +97,7 @@ class AlertSink:
         self._set("memory", subject, full, f"{state}: {remedy}" if full else state, record)
 
     def _reason(self) -> str:
-        """The part of a step for which the GPUs wait most."""
+        """Return the part of a step for which the GPUs wait longest."""
         facts = self._pace.facts()
         waits = [advice for advice in advise(facts) if advice.topic in ("loading", "communication", "checkpoints")]
         if waits:
@@ -107,9 +107,9 @@ class AlertSink:
         return f"data is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give it more work"
 
     def _gpus(self, record: Record) -> dict[str, dict[str, float]]:
-        """Values of the GPUs on which the run computes, by number and last part of the name.
+        """Return values of the run's GPUs, by number and last part of the name.
 
-        NVML shows other jobs' too. All count where the workers' UUIDs match none, as with MIG slices.
+        NVML also reports other jobs' GPUs. If the workers' UUIDs match none, as with MIG slices, all GPUs count.
         """
         own_uuids = self._own_gpus.setdefault(record["host"], set())
         if "gpu" in record:
@@ -131,6 +131,6 @@ class AlertSink:
         self._append({"name": name, "subject": subject, "state": state, "message": message}, record)
 
     def _append(self, alert: Record, record: Record) -> None:
-        # Opened for each: without an alert there is no file.
+        # Opened per alert: without alerts there is no file.
         with MetricsLog(self._path) as log:
             log.append({"kind": "alert", "step": max(record["step"], 0), "time": record["time"], **alert})

@@ -1,7 +1,7 @@
-"""The curves of a run as one PNG: the losses, the metrics of validation, the learning rate and the speed.
+"""Training curves as one PNG: losses, validation metrics, learning rate and speed.
 
-Dotted lines mark where the run was resumed, crosses the steps that were skipped for a NaN or an infinity. Of several
-runs: the losses over time and over tokens.
+Dotted lines mark resumes, crosses mark steps skipped for a NaN or an infinity. For several runs: losses over time and
+over tokens.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,15 +31,15 @@ from esmeray.common.figure_style import (
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
 LOWEST_METRIC = -1.0
-"""Lower end of the metrics' axis; lower values are marked there."""
+"""Lower end of the metrics' axis; lower values are shown as markers there."""
 
 Kinds = dict[str, list[Record]]
 
 
 def draw_curves(records: Iterable[Record], path: Path, title: str, labels: MetricLabels) -> None:
-    """Draw the records of metrics.jsonl to a PNG; where a step occurs twice (resumed), the last counts.
+    """Draw the records of metrics.jsonl to a PNG; if a step occurs twice (resumed), the last counts.
 
-    ``labels`` name the metrics of validations that are drawn, in the order in which they get their colours.
+    ``labels`` select the validation metrics to draw, in order of their colours.
     """
     kinds = _by_kind(records)
     with picture(path, 11, 6.4, title) as figure:
@@ -72,13 +72,13 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
 
 
 def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """Draw the losses of runs, records of metrics.jsonl by name, over time and tokens to a PNG."""
+    """Draw the losses of several runs (records of metrics.jsonl by name) over time and over tokens to a PNG."""
     with picture(path, 11, 4.6, "Loss") as figure:
         over_time, over_tokens = figure.subplots(1, 2, sharey=True)
         losses = []
         for (name, records), color in zip(runs.items(), cycle((BLUE, ORANGE, GREEN, RED, MAGENTA, GREY))):
             points = list(_points_of(records))
-            # The label stands on one of the two, or the legend would have every run twice.
+            # Only one of the two has a label, so that the legend lists each run once.
             for kind, label, width in (("train", None, 0.8), ("validation", name, 2.0)):
                 drawn = [(*position, record["loss"]) for *position, record in points if record["kind"] == kind]
                 minutes, tokens, values = np.array(drawn, dtype=np.float64).reshape(-1, 3).T
@@ -95,17 +95,17 @@ def draw_comparison(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
 
 
 def _points_of(records: Sequence[Record]) -> Iterator[tuple[float, int, Record]]:
-    """Minutes of training and tokens until each record with a loss, and the record."""
+    """Yield minutes of training, tokens, and the record, for each record with a loss."""
     seconds, tokens, before = 0.0, 0, None
     for record in records:
         if record.get("event") == "resumed":
-            before = None  # the time until then was a pause
+            before = None  # the time before is a pause
         if "loss" not in record:
             continue
-        # By the clock, so that validations and checkpoints count; of the first step its own time is all there is.
+        # Wall-clock time, so that validations and checkpoints count; the first step has only its own duration.
         seconds += record.get("step_s", 0.0) if before is None else max(0.0, record["time"] - before)
         before = record["time"]
-        tokens = record.get("tokens_seen", tokens)  # a validation is at the tokens of the step before
+        tokens = record.get("tokens_seen", tokens)  # a validation has the tokens of the step before
         yield seconds / 60, tokens, record
 
 
@@ -116,7 +116,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     others = {label.curve: _series(kinds["validation"], name) for name, label in labels.items() if label.is_loss}
     if len(steps):
         window = max(1, round(len(steps) / 50))
-        if window > 1:  # else both curves are the same
+        if window > 1:  # otherwise both curves are the same
             axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.8)
         smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
         axes.plot(steps, smooth, color=BLUE, linewidth=1.8, label="training")
@@ -129,7 +129,7 @@ def _draw_losses(axes: Axes, kinds: Kinds, labels: MetricLabels) -> None:
     skipped = {record["step"] for record in kinds["train"] if record.get("nonfinite")}
     skipped |= {event["step"] for event in kinds["event"] if event["event"] == "nonfinite"}
     if skipped:
-        # At the top edge: their own losses are no numbers.
+        # At the top edge, since their losses are not numbers.
         top, count = axes.get_ylim()[1], f"skipped ({len(skipped)})"
         axes.plot(sorted(skipped), [top] * len(skipped), "x", color=RED, markersize=6, clip_on=False, label=count)
     legend(axes)
@@ -146,7 +146,7 @@ def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabel
         steps, values = _series(validations, name)
         axes.plot(steps, values, color=color, label=f"{labels[name].curve} (last {values[-1]:.3f})", **_points(steps))
         lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
-        # An untrained model's R² may lie far below: on an axis with it, all that comes after would be one flat line.
+        # An untrained model's R² may be far below: an axis that includes it would flatten the rest of the curve.
         if (below := values < LOWEST_METRIC).any():
             label = f"below {LOWEST_METRIC:g}, down to {np.nanmin(values):,.3g}"
             axes.plot(
@@ -171,14 +171,14 @@ def _draw_speed(axes: Axes, records: Sequence[Record]) -> None:
         axes.plot(steps, values, color=GREEN, alpha=0.3, linewidth=0.8)
         median = float(np.nanmedian(values))
         axes.axhline(median, color=GREEN, linewidth=1.8, label=f"median {EngFormatter(places=1, sep='')(median)}")
-        # Not the maximum: one stray step would flatten all others.
+        # A percentile: with the maximum, one stray step would flatten all others.
         axes.set_ylim(0, 1.15 * float(np.nanpercentile(values, 99.5)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     legend(axes)
 
 
 def _by_kind(records: Iterable[Record]) -> Kinds:
-    """Steps and validations in order of their steps, the last of each, and every event."""
+    """Return steps and validations sorted by step, the last record of each, and all events."""
     latest: dict[str, dict[int, Record]] = {"train": {}, "validation": {}}
     events: list[Record] = []
     for record in records:
@@ -190,26 +190,26 @@ def _by_kind(records: Iterable[Record]) -> Kinds:
 
 
 def _series(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps (P,) int and values (P,) float of the records that have ``name``; null is NaN."""
+    """Return steps (P,) int and values (P,) float of the records that have ``name``; null becomes NaN."""
     present = [(record["step"], record[name]) for record in records if name in record]
     return np.array([step for step, _ in present], dtype=np.int64), np.array([v for _, v in present], dtype=np.float64)
 
 
 def _limits(*curves: np.ndarray) -> tuple[float, float]:
-    """Bounds that a few spikes don't squeeze the curves with: the first steps count, later outliers don't.
+    """Return axis limits that are robust to a few spikes: the first steps count, later outliers don't.
 
-    Each curve by itself: a validation has a hundredth of the points, and would be an outlier where it rises.
+    Computed per curve: a validation curve has a hundredth of the points, and its rise would count as outliers.
     """
     finite = [curve[np.isfinite(curve)] for curve in curves if np.isfinite(curve).any()]
     if not finite:
         return 0.0, 1.0
     low = min(float(curve.min()) for curve in finite)
-    # The first value in any case: where a training begins is part of its curve.
+    # The first value always counts: the start of the training is part of its curve.
     high = max(float(max(np.percentile(curve, 99), curve[0])) for curve in finite)
     margin = 0.06 * (high - low) or 0.5
     return low - margin, high + margin
 
 
 def _points(steps: np.ndarray) -> dict:
-    """Few points get markers, many only a line."""
+    """Return the style: markers for few points, otherwise only a line."""
     return {"linewidth": 1.8, "marker": "o" if len(steps) <= 40 else "", "markersize": 4}

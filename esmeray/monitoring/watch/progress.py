@@ -1,7 +1,7 @@
-"""Progress of a run: its pace, by its last records, and a line about it.
+"""Progress of a run: its pace over the last records, and a progress line.
 
-On a terminal the line is kept up to date, and warnings scroll by above it; elsewhere a plain line comes now and then,
-and one for each validation, event and alert.
+On a terminal the line is updated in place, with warnings scrolling above it. Otherwise a plain line is printed at
+intervals, and one for each validation, event and alert.
 """
 
 import math
@@ -24,7 +24,7 @@ from esmeray.run_folder.metrics_log import MetricLabels, Record
 
 BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
-"""Of alerts by state, and of the words for metrics."""
+"""Styles of alerts by state, and of validation metrics."""
 _EVENTS = {
     **dict.fromkeys(("started", "finished", "stopped", "resizing", "diverged", "failed"), ""),
     "checkpoint": "step {step}: checkpoint saved",
@@ -35,16 +35,16 @@ _EVENTS = {
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
     "weights_differ": "{message}",
 }
-"""Words for events; none for those that the line itself or the end of the run reports."""
+"""Text of events; empty for events that the progress line or the end of the run reports."""
 _NO_STEP: Record = {"step": 0}
 _STEPS = 50
-"""Logged steps over which everything is averaged."""
+"""Number of logged steps to average over."""
 
 
 class Pace:
-    """The last steps since the run began or was resumed: what lies between two attempts is no part of a step.
+    """Averages over the last steps since the run started or was resumed; time between two attempts is excluded.
 
-    ``step``, ``validation``: the last records. ``total_steps``: first an estimate, which the workers correct.
+    ``step``, ``validation``: the last records. ``total_steps``: an estimate at first, which the workers correct.
     """
 
     def __init__(self, total_steps: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Pace:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since this command's training began, by the last step's time."""
+        """Seconds from the start of this command's training to the last step."""
         return self.step["time"] - self._began_s if self.step and self._began_s is not None else 0.0
 
     def take(self, record: Record) -> None:
@@ -69,7 +69,7 @@ class Pace:
         elif record["kind"] == "validation":
             self.validation = record
         elif record["kind"] == "train":
-            # Steps that come again were taken before: the time between the two attempts would count as a step's.
+            # Repeated steps mean a resume: time between the two attempts would count as a step's.
             if self._resumed or (self.step is not None and record["step"] <= self.step["step"]):
                 self._steps.clear()
             self._resumed = False
@@ -81,16 +81,16 @@ class Pace:
         return fmean(known) if known else None
 
     def tokens_per_s(self) -> float:
-        """Return the harmonic mean: steps are of like size, so that these are tokens over time. 0 where unknown."""
+        """Return the harmonic mean: steps have similar sizes, so this is tokens per time. 0 if unknown."""
         rates = [rate for record in self._steps if (rate := record.get("tokens_per_s"))]
         return harmonic_mean(rates) if rates else 0.0
 
     def seconds_per_step(self) -> float | None:
-        """Return the time by the clock, validations and checkpoints included."""
-        if len(self._steps) < 2:  # between one step and itself no time passes: its own measurement stands in
+        """Return wall-clock time per step, including validations and checkpoints."""
+        if len(self._steps) < 2:  # a single step has only its own measurement
             return self.mean("step_s")
         first, last = self._steps[0], self._steps[-1]
-        # By the numbers of the steps: not every step is logged.
+        # By step numbers, since not every step is logged.
         return max(0.0, (last["time"] - first["time"]) / max(1, last["step"] - first["step"]))
 
     def seconds_left(self) -> float | None:
@@ -102,19 +102,19 @@ class Pace:
         )
 
     def facts(self) -> Facts:
-        """Return the shares of a step that its parts take, as far as they are known."""
+        """Return the known shares of a step's time by phase."""
         step_s = self.mean("step_s")
         if not step_s:
             return Facts()
         parts = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
         seconds = {name: self.mean(f"{name}_s") for name in parts}
-        # Parts that a run does not measure stay unknown: a share of zero would be a fact.
+        # Phases that are not measured stay unknown, not zero.
         shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
         return Facts(**shares)
 
 
 class ProgressSink:
-    """A progress line on ``stream``; ``labels`` are the words for the metrics of validations."""
+    """Progress line on ``stream``; ``labels`` name the validation metrics."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ProgressSink:
         self._labels, self._plain_every_s, self._clock = labels, plain_every_s, clock
         self._pace = Pace(total_steps)
         self._defined = False
-        self._next_s = -math.inf  # the first step is a line: that the run trains is news
+        self._next_s = -math.inf  # the first step is printed immediately, to show that the run trains
         self._shown: Record | None = None  # last step of a plain line
         self._console = Console(file=self._stream)
         self._live: Live | None = None
@@ -140,10 +140,10 @@ class ProgressSink:
         self._pace.take(record)
         kind, text = record["kind"], self._text(record)
         if self._live is not None:
-            if text and record.get("event") != "checkpoint":  # those would scroll all else off the screen
+            if text and record.get("event") != "checkpoint":  # checkpoints would scroll everything else off the screen
                 self._console.print(text, markup=False, highlight=False, style=_STYLES.get(record.get("state") or kind))
             return
-        # The last step in any case: it is what a log is read for.
+        # The last step is always printed.
         is_due = self._clock() >= self._next_s or record["step"] >= (self._pace.total_steps or 0)
         if kind == "train" and is_due:
             self._print_state()
@@ -162,26 +162,27 @@ class ProgressSink:
         self._next_s = self._clock() + self._plain_every_s
 
     def _draw(self) -> Table:
-        """The line on a terminal, by rich, which keeps what others print above it."""
+        """Return the line for a terminal; rich keeps other output above it."""
         line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
         bar = []
-        if width >= 150:  # else it gives way to the metrics
+        if width >= 150:  # narrower terminals leave the bar out
             bar = [ProgressBar(self._pace.total_steps, (self._pace.step or _NO_STEP)["step"], BAR_COLUMNS)]
             width -= BAR_COLUMNS + 1
         line.add_row(*bar, Text(self._describe(width), no_wrap=True, overflow="ellipsis"))
         return line
 
     def _describe(self, columns: float = math.inf) -> str:
-        """Step, loss, tokens and time that led to it, tokens/s, lr and time left, as far as known.
+        """Return step, loss, tokens and time so far, tokens/s, lr and time left, as far as known.
 
-        Of a line longer than ``columns`` these are left out first: lr, what led to the loss, speed, loss, time left.
+        If the line exceeds ``columns``, parts are removed in this order: lr, tokens and time so far, speed, loss, time
+        left.
         """
         pace, last = self._pace, self._pace.step or _NO_STEP
         parts = {"step": f"step {last['step']}/{pace.total_steps}"}
         if pace.step is not None:
             parts["loss"] = f"loss {loss_text(last)}"
             if "tokens_seen" in last:
-                # A loss compares with that of another run at equal tokens or time, not at equal steps.
+                # Losses of runs are comparable at equal tokens or time, not at equal steps.
                 parts["seen"] = f"after {amount(last['tokens_seen'])} tokens, {duration(pace.elapsed_s)}"
             parts["speed"] = f"{amount(pace.tokens_per_s())} tokens/s"
             if last.get("learning_rate") is not None:
@@ -190,7 +191,7 @@ class ProgressSink:
                 parts["left"] = f"{duration(left_s)} left"
             if last.get("skipped_steps"):
                 parts["skipped"] = f"{last['skipped_steps']} skipped"
-        # In the order in which they are missed least.
+        # The least important first.
         for name in ("rate", "seen", "speed", "loss", "left"):
             if len(" · ".join(parts.values())) <= columns:
                 break
@@ -198,7 +199,7 @@ class ProgressSink:
         return " · ".join(parts.values())
 
     def _text(self, record: Record) -> str | None:
-        """An event, an alert or a validation in words, the first one with its metrics' definitions; None for others."""
+        """Return the text of an event, alert or validation, the first validation with definitions; None for others."""
         if record["kind"] == "event":
             return describe_event(record)
         if record["kind"] == "alert":
@@ -223,7 +224,7 @@ def describe_validation(record: Record, labels: MetricLabels) -> str:
 
 
 def describe_event(record: Record) -> str | None:
-    """An event in one phrase; None for those that have none."""
+    """Return the text of an event; None if it has none."""
     event = record["event"]
     if event in _EVENTS:
         return _EVENTS[event].format_map(record) or None

@@ -1,6 +1,6 @@
-"""The thread of the driver that follows what a run writes and hands each record to the sinks; the sink of its curves.
+"""Driver thread that follows a run's files and passes each record to the sinks; the sink that draws curves.
 
-A sink that raises is reported once and dropped, and neither the run nor the other sinks notice.
+A sink that raises is reported once and removed, without effect on the run or other sinks.
 """
 
 import threading
@@ -13,17 +13,17 @@ from esmeray.run_folder.paths import RunFolder
 
 
 class Sink(Protocol):
-    """Receiver of what a run writes while it listens, repeated steps included; called from one thread."""
+    """Receiver of a run's records, including repeated steps; called from one thread."""
 
     def write(self, record: Record) -> None:
-        """Take one record; should return at once."""
+        """Process one record; should return at once."""
 
     def close(self) -> None:
-        """End: no more records come."""
+        """Finish: no more records follow."""
 
 
 class CurvesSink:
-    """Draws curves.png of a run after a validation, at most every ``every_s`` seconds, and at the end."""
+    """Sink that draws a run's curves.png after a validation, at most every ``every_s`` seconds, and at the end."""
 
     def __init__(self, run: RunFolder, labels: MetricLabels, every_s: float = 300.0) -> None:
         self._run, self._labels, self._every_s = run, labels, every_s
@@ -35,16 +35,16 @@ class CurvesSink:
             self._drawn_s = time.monotonic()
 
     def close(self) -> None:
-        from esmeray.monitoring.watch.curves import draw_curves  # here: it loads matplotlib
+        from esmeray.monitoring.watch.curves import draw_curves  # imported here: it loads matplotlib
 
         if self._run.metrics.exists():
             draw_curves(read_metrics(self._run.metrics), self._run.curves, self._run.path.name, self._labels)
 
 
 class RunWatcher:
-    """Follows a run from now on in a daemon thread: each new record goes to the sinks in order.
+    """Daemon thread that follows a run from now on and passes each new record to the sinks in order.
 
-    ``warn`` is called with the line that says that a sink was dropped, or a file is damaged.
+    ``warn`` is called if a sink is removed or a file is damaged.
     """
 
     def __init__(self, run: RunFolder, sinks: Sequence[Sink], warn: Callable[[str], None], poll_s: float = 0.5) -> None:
@@ -55,7 +55,7 @@ class RunWatcher:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Hand over the remaining records, then close the sinks. Returns after ``timeout_s`` at the latest."""
+        """Pass on the remaining records, then close the sinks. Returns after ``timeout_s`` at the latest."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -64,16 +64,16 @@ class RunWatcher:
     def _watch(self) -> None:
         while not self._closing.wait(self._poll_s):
             self._pass_on()
-        while self._pass_on():  # what sinks write because of the last records is passed on as well
+        while self._pass_on():  # sinks may write records in response to the last ones
             pass
         for sink in list(self._sinks):
             self._guarded(sink, sink.close)
 
     def _pass_on(self) -> bool:
-        """One look at the files; returns whether another at once may find more."""
+        """Poll the files once; return whether there were records."""
         records = list(self._tail.poll())
         for record in records:
-            for sink in list(self._sinks):  # a copy: one that fails is removed
+            for sink in list(self._sinks):  # a copy: failing sinks are removed
                 self._guarded(sink, sink.write, record)
         return bool(records)
 

@@ -1,4 +1,4 @@
-"""State of a run in a few lines, from its files alone: also while it is written to, or on another machine."""
+"""Short status of a run, read from its files only: also while it is written, or on another machine."""
 
 import time
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from esmeray.train_config.loading import read_file
 
 
 class RunStatus:
-    """A run; :meth:`update` reads what is new. Raises ConfigError where the folder is none of a run.
+    """Status of a run; :meth:`update` reads new records. Raises ConfigError if the folder is not a run's.
 
-    ``labels`` are the words for metrics of validations.
+    ``labels`` name the validation metrics.
     """
 
     def __init__(self, folder: Path, labels: MetricLabels) -> None:
@@ -34,7 +34,7 @@ class RunStatus:
         self._heard_s: float | None = None  # by the monotonic clock
         self._outcome: Outcome | None = None
         self._lock: str = "unknown"
-        # Of a long file the last MiB.
+        # Only the last MiB of a long file is read.
         self._tails = [RecordTail(path, recent_bytes=1 << 20) for path in (self.files.metrics, self.files.alerts)]
 
     def update(self) -> None:
@@ -44,19 +44,19 @@ class RunStatus:
             if record["kind"] == "alert":
                 self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if news:
-            # At the first look by the files' own times: those of the records are by another machine's clock.
+            # The first update uses the files' mtimes: times in the records come from another machine's clock.
             written_s = [tail.path.stat().st_mtime for tail in self._tails if tail.path.exists()]
             age_s = max(0.0, time.time() - max(written_s, default=0.0)) if self._heard_s is None else 0.0
             self._heard_s = time.monotonic() - age_s
-        self._lock = lock_state(self.files.path)  # before the outcome, which is written while it is held
+        self._lock = lock_state(self.files.path)  # before the outcome, which is written while the lock is held
         self._outcome = self.files.read_outcome()
 
     @property
     def has_ended(self) -> bool:
-        """True when nothing more comes.
+        """True if no more records will come.
 
-        A run that was stopped or killed may be resumed, and where a process holds the lock it is at it: it removes the
-        outcome of the attempt before once its data are prepared.
+        A stopped or killed run may be resumed. If a process holds the lock, it is resuming: it removes the previous
+        attempt's outcome once its data are prepared.
         """
         is_last = self._outcome is not None and self._outcome.status in ("finished", "diverged", "failed")
         return is_last and self._lock != "held"
@@ -84,20 +84,20 @@ class RunStatus:
                 yield f"  {describe_alert(alert)}"
 
     def _state(self) -> str:
-        if self._outcome is not None:  # before the lock: what ended in order has left it, too
+        if self._outcome is not None:  # before the lock, which an orderly end releases too
             return f"{self._outcome.status}, {self._outcome.message}"
         if self._lock == "left":
             return f"ended without an outcome (killed?), {saved_steps(self.files)[1]}"
         if self._pace.step is None:
             return "starting, no step is done yet"
         assert self._heard_s is not None  # of the step
-        # No news for a minute, or for three usual steps if these are longer.
+        # Quiet: no record for a minute, or for three usual steps if these are longer.
         if time.monotonic() - self._heard_s > max(60.0, 3 * (self._pace.seconds_per_step() or 0.0)):
             return "quiet, validating for long, or ended without notice"
         return "running"
 
     def _facts(self) -> Facts:
-        # By key, not by the schema: a run of another version has a status, too.
+        # Read by key, not by the schema: a run of another version has a status too.
         config, _ = read_file(self.files.config)
         training = config.get("training", {})
         return replace(
