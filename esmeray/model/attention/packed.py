@@ -66,7 +66,7 @@ def attend(
     return _sdpa_segments(query, key, value, cu_seqlens, scaling, causal, dropout)
 
 
-def packed_attention(
+def packed_attention(  # noqa: PLR0913 - the parameters of AttentionInterface
     module: nn.Module,
     query: Tensor,
     key: Tensor,
