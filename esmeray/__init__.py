@@ -23,8 +23,8 @@ if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
 
 # Modules as texts, since importing them is what takes seconds.
 _MODULES = {
-    "Client": "service.client",
     "ClassifierPipeline": "inference.classifier",
+    "Client": "service.client",
     "ESM2Autoencoder": "tasks.autoencoder.model",
     "Embeddings": "dataset.embeddings.reader",
     "EsmerayError": "common.errors",
@@ -41,6 +41,7 @@ _MODULES = {
     "read_scores": "function.annotations",
     "scan": "inference.mutations.calls",
     "score_mutants": "inference.mutations.fitted",
+    "search": "inference.index.search",
     "train": "tools.train._experiment",
 }
 __all__ = [*_MODULES]

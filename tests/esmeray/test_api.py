@@ -83,7 +83,7 @@ def test_the_example_of_every_name_holds(found: dict[str, Any]):
 def test_the_page_on_python_holds(found: dict[str, Any]):
     page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     own = {}
     exec(re.sub("facebook/esm2_t6_8M_UR50D|runs/first/export", "esm2", "\n".join(blocks)), own)  # noqa: S102 - the page's own lines
     assert own["vectors"].shape == (2, own["model"].facts.hidden_size) and own["logits"].ndim == 3
@@ -121,6 +121,14 @@ def test_a_fit_and_its_plate_are_what_the_commands_write(found: dict[str, Any]):
     assert fit.metrics.loc[("random, all training mutants", ""), "mutants"] == len(found["measured"])
     written_by("mutations propose by_command --propose.output plate.csv --propose.number 8")
     same_tables(esmeray.propose(fit.folder, number=8), "plate.csv")
+
+
+@pytest.mark.usefixtures("found")
+def test_hits_are_what_the_command_writes():
+    written_by("embed search vectors --search.output hits.tsv --search.top_k 2 --search.metric l2")
+    same_tables(esmeray.search("vectors", top_k=2, metric="l2"), "hits.tsv", sep="\t")
+    with_queries = esmeray.search("vectors", "vectors", top_k=1)
+    assert with_queries["query"].tolist() == with_queries["target"].tolist() == ["first", "second", "third"]
 
 
 @pytest.mark.usefixtures("process_group")
@@ -172,6 +180,8 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         *[lambda value=value: esmeray.scan("esm2", wild_type, **value) for value in ({"method": "x"}, {"x": 1})],
         *[lambda table=table: esmeray.fit_mutants("esm2", wild_type, table, "no") for table in ("nowhere", None, [1])],
         lambda: esmeray.propose("esm2"),
+        *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
+        *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]
     for number, call in enumerate(calls):
         with pytest.raises(esmeray.EsmerayError):
