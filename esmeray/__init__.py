@@ -30,6 +30,7 @@ _MODULES = {
     "EsmerayError": "common.errors",
     "Model": "inference.models.model",
     "Store": "dataset.store.reader",
+    "build_index": "inference.index.build",
     "evaluate_functions": "function.evaluation",
     "fit_mutants": "inference.mutations.calls",
     "open_model": "inference.models.opening",

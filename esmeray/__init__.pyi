@@ -10,6 +10,7 @@ from esmeray.function.annotations import read_scores as read_scores
 from esmeray.function.evaluation import evaluate_functions as evaluate_functions
 from esmeray.function.ontology import read_ontology as read_ontology
 from esmeray.inference.classifier import ClassifierPipeline as ClassifierPipeline
+from esmeray.inference.index.build import build_index as build_index
 from esmeray.inference.index.search import search as search
 from esmeray.inference.models.model import Model as Model
 from esmeray.inference.models.opening import open_model as open_model

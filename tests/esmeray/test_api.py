@@ -131,6 +131,14 @@ def test_hits_are_what_the_command_writes():
     assert with_queries["query"].tolist() == with_queries["target"].tolist() == ["first", "second", "third"]
 
 
+@pytest.mark.usefixtures("found")
+def test_an_index_is_what_the_command_writes():
+    written_by("embed index vectors --index.output by_command.index --index.metric l2")
+    esmeray.build_index(["vectors"], "by_call.index", metric="l2")
+    contents = [(Path(f"by_{way}.index") / "esmeray.json").read_text() for way in ("command", "call")]
+    assert contents[0] == contents[1]
+
+
 @pytest.mark.usefixtures("process_group")
 def test_the_example_of_training_holds(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     small = {f"{section}.{key}": value for section, keys in TINY.items() for key, value in keys.items()}
@@ -180,6 +188,8 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         *[lambda value=value: esmeray.scan("esm2", wild_type, **value) for value in ({"method": "x"}, {"x": 1})],
         *[lambda table=table: esmeray.fit_mutants("esm2", wild_type, table, "no") for table in ("nowhere", None, [1])],
         lambda: esmeray.propose("esm2"),
+        *[lambda paths=paths: esmeray.build_index(paths, "no") for paths in ("vectors", None, [], [None], ["esm2"])],
+        lambda: esmeray.build_index(["vectors"], None),
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]
