@@ -23,21 +23,26 @@ if _home == "~" or (_home == "/" and not os.access(_home, os.W_OK)):
 
 # Module names as strings, since importing the modules takes seconds.
 _MODULES = {
-    "Client": "service.client",
     "ClassifierPipeline": "inference.classifier",
+    "Client": "service.client",
     "ESM2Autoencoder": "tasks.autoencoder.model",
     "Embeddings": "dataset.embeddings.reader",
     "EsmerayError": "common.errors",
     "Model": "inference.models.model",
     "Store": "dataset.store.reader",
+    "build_index": "inference.index.build",
     "evaluate_functions": "function.evaluation",
+    "fit_mutants": "inference.mutations.calls",
     "open_model": "inference.models.opening",
     "open_store": "dataset.store.reader",
+    "propose": "inference.mutations.calls",
     "read_annotations": "function.annotations",
     "read_embeddings": "dataset.embeddings.reader",
     "read_ontology": "function.ontology",
     "read_scores": "function.annotations",
+    "scan": "inference.mutations.calls",
     "score_mutants": "inference.mutations.fitted",
+    "search": "inference.index.search",
     "train": "tools.train._experiment",
 }
 __all__ = [*_MODULES]

@@ -10,8 +10,13 @@ from esmeray.function.annotations import read_scores as read_scores
 from esmeray.function.evaluation import evaluate_functions as evaluate_functions
 from esmeray.function.ontology import read_ontology as read_ontology
 from esmeray.inference.classifier import ClassifierPipeline as ClassifierPipeline
+from esmeray.inference.index.build import build_index as build_index
+from esmeray.inference.index.search import search as search
 from esmeray.inference.models.model import Model as Model
 from esmeray.inference.models.opening import open_model as open_model
+from esmeray.inference.mutations.calls import fit_mutants as fit_mutants
+from esmeray.inference.mutations.calls import propose as propose
+from esmeray.inference.mutations.calls import scan as scan
 from esmeray.inference.mutations.fitted import score_mutants as score_mutants
 from esmeray.service.client import Client as Client
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder as ESM2Autoencoder

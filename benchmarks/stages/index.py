@@ -135,14 +135,14 @@ def _measured(setting: Setting, kind: str, folder: Path, vectors: Values, querie
 
 def _ours(folder: Path, kind: str) -> Built:
     from esmeray.common.processor import cpu_computes_bf16
-    from esmeray.inference.index.build import build_index
+    from esmeray.inference.index.build import make_index
     from esmeray.inference.index.opening import open_index
     from esmeray.inference.index.section import IndexSection
 
     output = folder.with_name(f"{folder.name}.{kind}")
     with _anonymous_memory() as peak:
         section = IndexSection.model_validate({"output": output, "kind": kind})
-        _, build_s = timed(partial(build_index, [folder], section))
+        _, build_s = timed(partial(make_index, [folder], section))
     index = open_index(output)
     sizes = {path: path.stat().st_size for path in output.rglob("*") if path.is_file()}
     if kind == "exact":  # the filter alone: of what is scored again, little

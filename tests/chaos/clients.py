@@ -19,7 +19,7 @@ import psutil
 from benchmarks.programs.http_load import Load, Outcome, begun_load
 from benchmarks.programs.servers import PROXY, REPLICA, service
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
 from tests.inference.embedding.jobs import request
 from tests.model.support import random_sequences
@@ -150,7 +150,7 @@ def indexed(folder: Path) -> Path:
         sequences = random_sequences([20] * PROTEINS)
         embedding = request(folder, sequences=sequences, output=folder / "vectors", tokens=4096, shard_tokens=100_000)
         run_job(embedding)
-        build_index([embedding.output], IndexSection(output=index))
+        make_index([embedding.output], IndexSection(output=index))
     return index
 
 

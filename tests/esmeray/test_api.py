@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import esmeray
+from esmeray.common.command_line import run
 from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
 from esmeray.tasks.plan import TaskPlan
+from esmeray.tools.__main__ import main
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -25,7 +29,16 @@ from tests.service.serving import Serving
 
 pytestmark = pytest.mark.slow
 
-ORDER = ("read_ontology", "read_annotations", "read_scores", "evaluate_functions", "open_model", "Model")
+ORDER = (
+    "read_ontology",
+    "read_annotations",
+    "read_scores",
+    "evaluate_functions",
+    "open_model",
+    "Model",
+    "fit_mutants",
+    "propose",
+)
 """Names whose examples continue with what those before them made."""
 
 
@@ -45,7 +58,10 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     (folder / "predictions.tsv").write_text("".join(f"{line}\t0.5\n" for line in truth))
     with pytest.MonkeyPatch.context() as patch, serving.address(serving.app()) as address:
         patch.chdir(folder)
-        yield {"esmeray": esmeray, "Path": Path, "address": address, "name": "molecular_function"}
+        singles = [f"{wild}{offset}{letter}" for offset, wild in enumerate("MKTAYIAKQR", 1) for letter in "CDEF"]
+        measured = pd.DataFrame({"mutant": singles, "score": np.random.default_rng(0).normal(size=40)})
+        fixed = {"esmeray": esmeray, "Path": Path, "address": address, "measured": measured}
+        yield {**fixed, "name": "molecular_function"}
 
 
 def run_examples(name: str, found: dict[str, Any]) -> int:
@@ -67,11 +83,60 @@ def test_the_example_of_every_name_holds(found: dict[str, Any]):
 def test_the_page_on_python_holds(found: dict[str, Any]):
     page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     own = {}
     exec(re.sub("facebook/esm2_t6_8M_UR50D|runs/first/export", "esm2", "\n".join(blocks)), own)  # noqa: S102 - the page's own lines
     assert own["vectors"].shape == (2, own["model"].facts.hidden_size) and own["logits"].ndim == 3
     assert {f"`{name}`" for name in esmeray.__all__} <= {*re.findall(r"`\w+`", page)}
+
+
+def written_by(line: str) -> None:
+    """Run a command as the command line does."""
+    assert run(main, line.split()) == 0
+
+
+def same_tables(table: pd.DataFrame, path: str, **options: Any) -> None:
+    """Test for a table that is what a command wrote, in text."""
+    pd.testing.assert_frame_equal(table, pd.read_csv(path, **options), check_dtype=False, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("found")
+def test_a_scan_is_what_the_command_writes():
+    Path("wild.fasta").write_text(">wild\nMKTAYIAKQR\n")
+    written_by("mutations scan esm2 --scan.sequence wild.fasta --scan.output scan --scan.first_position 24")
+    same_tables(esmeray.scan("esm2", "MKTAYIAKQR", first_position=24), "scan/mutants.csv")
+    same_tables(esmeray.scan("esm2", Path("wild.fasta"), output="again", first_position=24), "scan/mutants.csv")
+    assert {path.name for path in Path("again").iterdir()} == {path.name for path in Path("scan").iterdir()}
+
+
+def test_a_fit_and_its_plate_are_what_the_commands_write(found: dict[str, Any]):
+    found["measured"].to_csv("measured.csv", index=False)
+    Path("wild.fasta").write_text(">wild\nMKTAYIAKQR\n")
+    written_by(
+        "mutations fit esm2 --fit.sequence wild.fasta --fit.table measured.csv --fit.output by_command "
+        "--fit.folds random --fit.bootstrap 5"
+    )
+    fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", found["measured"], "by_call", folds=["random"], bootstrap=5)
+    assert (fit.folder / "evaluation.json").read_text() == Path("by_command/evaluation.json").read_text()
+    assert fit.metrics.loc[("random, all training mutants", ""), "mutants"] == len(found["measured"])
+    written_by("mutations propose by_command --propose.output plate.csv --propose.number 8")
+    same_tables(esmeray.propose(fit.folder, number=8), "plate.csv")
+
+
+@pytest.mark.usefixtures("found")
+def test_hits_are_what_the_command_writes():
+    written_by("embed search vectors --search.output hits.tsv --search.top_k 2 --search.metric l2")
+    same_tables(esmeray.search("vectors", top_k=2, metric="l2"), "hits.tsv", sep="\t")
+    with_queries = esmeray.search("vectors", "vectors", top_k=1)
+    assert with_queries["query"].tolist() == with_queries["target"].tolist() == ["first", "second", "third"]
+
+
+@pytest.mark.usefixtures("found")
+def test_an_index_is_what_the_command_writes():
+    written_by("embed index vectors --index.output by_command.index --index.metric l2")
+    esmeray.build_index(["vectors"], "by_call.index", metric="l2")
+    contents = [(Path(f"by_{way}.index") / "esmeray.json").read_text() for way in ("command", "call")]
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.usefixtures("process_group")
@@ -119,6 +184,14 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         *[lambda path=path: esmeray.read_ontology(Path(path)) for path in ("nowhere", "truth.tsv")],
         *[lambda config=config: esmeray.train(config) for config in ("nowhere", None)],
         lambda: esmeray.train("masked_lm", {"training.precision": "fp8"}),
+        *[lambda wild=wild: esmeray.scan("esm2", wild) for wild in ("MK-T", "", None, ["MKT"], b"MKT")],
+        *[lambda value=value: esmeray.scan("esm2", wild_type, **value) for value in ({"method": "x"}, {"x": 1})],
+        *[lambda table=table: esmeray.fit_mutants("esm2", wild_type, table, "no") for table in ("nowhere", None, [1])],
+        lambda: esmeray.propose("esm2"),
+        *[lambda paths=paths: esmeray.build_index(paths, "no") for paths in ("vectors", None, [], [None], ["esm2"])],
+        lambda: esmeray.build_index(["vectors"], None),
+        *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
+        *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]
     for number, call in enumerate(calls):
         with pytest.raises(esmeray.EsmerayError):

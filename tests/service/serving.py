@@ -16,7 +16,7 @@ import uvicorn
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
@@ -58,7 +58,7 @@ def save_index(folder: Path, model: Path) -> Path:
     folder.mkdir()
     proteins = write_proteins(folder / "proteins.fasta", random_sequences(range(10, 50), seed=7))
     run_job(request(folder, models=[str(model)], input=[str(proteins)], output=folder / "vectors"))
-    build_index([folder / "vectors"], IndexSection(output=folder / "index"))
+    make_index([folder / "vectors"], IndexSection(output=folder / "index"))
     return folder / "index"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.programs.servers import free_port
 from esmeray.common.errors import ConfigError, EsmerayError
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
 from esmeray.service import launch, running
@@ -44,7 +44,7 @@ def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_start
     indexed = str(tmp_path / "small"), free_port()
     assert f"3 {text}: no index there" in refusal(*indexed, indexes=[text])
     make_embeddings(tmp_path / "foreign", random_vectors(9, 32), model=None)
-    build_index([tmp_path / "foreign"], IndexSection(output=tmp_path / "foreign.index"))
+    make_index([tmp_path / "foreign"], IndexSection(output=tmp_path / "foreign.index"))
     refused = refusal(*indexed, indexes=[str(tmp_path / "foreign.index")])
     assert "foreign.index: does not name its vectors' model" in refused
     with socket.create_server(("127.0.0.1", 0)) as other:

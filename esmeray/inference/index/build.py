@@ -11,7 +11,7 @@ Shape legend: N records of a source, n rows of a part, C channels.
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, ranges, write_training
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
+from esmeray.dataset.sequence_list import checked_list
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import MetricName, prepared, unusable
 from esmeray.inference.index.opening import open_index
@@ -69,10 +70,39 @@ class Built(NamedTuple):
     new: int
     known: int
 
+    def __repr__(self) -> str:
+        size = f"{self.manifest.count:,} of {self.manifest.channels:,}"
+        return (
+            f"Built({self.manifest.kind} index, {self.manifest.metric}, {size}; {self.new:,} new, {self.known:,} known)"
+        )
+
 
 def build_index(
-    sources: Sequence[Path], section: IndexSection, *, overwrite: bool = False, made_by: str = MADE_BY
+    vectors: Sequence[str | Path], output: str | Path, *, overwrite: bool = False, **settings: Any
 ) -> Built:
+    """Build an index of proteins' embeddings, or extend one, as ``esmeray embed index``.
+
+    Args:
+        vectors: folders of embeddings, or URIs of them.
+        output: folder to make, or the URI of one. An index that is there gets the vectors whose ids it lacks.
+        overwrite: replace an index in place of extending it.
+        settings: others of the command: ``kind``, ``metric``, ``name`` and ``lists``.
+
+    Returns the manifest of the index, and the number of new and of known vectors; :func:`esmeray.search` takes the
+    output. Raises EsmerayError for what the command refuses.
+
+    >>> esmeray.build_index(["vectors"], "proteins.index")
+    Built(exact index, cosine, 3 of 320; 3 new, 0 known)
+    >>> esmeray.build_index(["vectors"], "proteins.index").known
+    3
+    """
+    sources = [Path(str(source)) for source in checked_list(vectors, "vectors", "paths")]
+    if not sources:
+        raise ConfigError("vectors: a list of at least one folder of embeddings is needed")
+    return make_index(sources, IndexSection.of(output=output, **settings), overwrite=overwrite)
+
+
+def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: bool = False) -> Built:
     """Build an index of the folders' vectors, or extend it with the vectors whose ids it lacks.
 
     Raises ConfigError if the output is not an index, is of another kind, or is another job's unfinished index;
@@ -83,11 +113,11 @@ def build_index(
     recover(output)
     is_there = (output / INDEX_FILE).is_file() and not overwrite
     if not is_there:
-        refuse_existing(output, made_by, overwrite)
+        refuse_existing(output, MADE_BY, overwrite)
     # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
     # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
-    base = resolved(local_path(section.output, listed_names(output, made_by).__contains__)) if is_there else None
-    with unfinished(output, made_by) as partial:
+    base = resolved(local_path(section.output, listed_names(output, MADE_BY).__contains__)) if is_there else None
+    with unfinished(output, MADE_BY) as partial:
         # Read under the lock, because another process may have extended the index meanwhile.
         before = None if base is None else read_index_manifest(base)
         name = section.name or (before.output if before else None)
@@ -108,7 +138,7 @@ def build_index(
         with journal(partial) as done, record_bar("indexing") as bar:
             trained = _trained(partial, base, manifest, section, rows)
             complete = _grown(partial, done, manifest, rows, trained, lambda count: bar(count / new, count))
-        making = made_folder(output, made_by, overwrite) if base is None else grown_folder(output, base, made_by)
+        making = made_folder(output, MADE_BY, overwrite) if base is None else grown_folder(output, base, MADE_BY)
         with making as building:
             names = [name for entry in complete.parts[len(manifest.parts) :] for name in entry.files]
             for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:

@@ -35,7 +35,7 @@ def main(
     storage.apply()
     from esmeray.inference.index.build import build_index  # here: a mistake in the command needs none of it
 
-    built = build_index(vectors, index, overwrite=made.overwrite, made_by=made.made_by)
+    built = build_index(vectors, **dict(index), overwrite=made.overwrite)
     manifest = built.manifest
     known = f", {built.known:,} were there by their ids" if built.known else ""
     kind = f"{manifest.kind}, {manifest.metric}, {counted(len(manifest.parts), 'part{s}')}"

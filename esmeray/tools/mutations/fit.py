@@ -15,23 +15,15 @@ Examples:
 --fit.features one_hot --fit.zero_shot_column eve
 """
 
-from esmeray.common.publishing import refuse_existing
+from esmeray.inference.mutations.calls import fit_mutants
 from esmeray.inference.mutations.section import MutationFitSection
-from esmeray.model.export.exported_folder import MADE_BY
-from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Overwrite, command
 from esmeray.tools.mutations.score import MaybeMaskedModel
 
 
 @command("mutations fit", __doc__)
 def main(fit: MutationFitSection, model: MaybeMaskedModel = None, overwrite: Overwrite = False) -> None:
-    from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
+    fitted = fit_mutants(model, **dict(fit), overwrite=overwrite)
+    from esmeray.inference.mutations.fitted import report_lines  # here: it loads torch
 
-    refuse_existing(fit.output, MADE_BY, overwrite)
-    with unfinished(fit.output, f"mutations fit of {model}") as folder:
-        table = read_mutants(fit, folder, "fit", fit.numbers("fit"), groups=fit.groups)
-        from esmeray.inference.mutations.fitted import export, fit_table, report_lines  # here: it loads torch
-
-        fitted, evaluations = fit_table(model, table, fit, folder)
-        export(fitted, evaluations, fit.output, overwrite)
-    print("\n".join([*table.lines(), *report_lines(evaluations), f"written: {fit.output}"]))
+    print("\n".join([*fitted.notes, *report_lines(fitted.evaluations), f"written: {fit.output}"]))

@@ -16,30 +16,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
+from esmeray.inference.mutations.calls import NOTES, PROPOSED_BY
+from esmeray.inference.mutations.calls import propose as propose_mutants
 from esmeray.inference.mutations.section import MutationProposeSection
-from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import Made, command
 
 OfFittedModel = Annotated[Path, Field(description="A folder that esmeray mutations fit made.")]
 
 
-@command("mutations propose", __doc__, made_by="propose_mutations")
+@command("mutations propose", __doc__, made_by=PROPOSED_BY)
 def main(model: OfFittedModel, propose: MutationProposeSection, made: Made) -> None:
-    from esmeray.inference.mutations.table import write_scores  # here: it loads pandas
-
-    made.refuse_file(propose.output)
-    with unfinished(propose.output, f"mutations propose by {model}") as folder:
-        from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch
-        from esmeray.inference.mutations.proposal import Proposer
-
-        fitted = read_fitted(str(model))
-        if fitted is None:
-            raise ConfigError(f"model {model}: is no fitted one; esmeray mutations fit makes one")
-        proposer = Proposer(fitted, propose, folder)
-        columns = proposer.plate()
-        with made.file(propose.output) as building:
-            write_scores(building, propose.output.name, columns)
-    number = counted(len(columns["predicted"]), "mutant{s}")
-    print("\n".join([f"{propose.output}: {number} to measure", *proposer.lines()]))
+    plate = propose_mutants(model, **dict(propose), overwrite=made.overwrite)
+    print("\n".join([f"{propose.output}: {counted(len(plate), 'mutant{s}')} to measure", *plate.attrs[NOTES]]))

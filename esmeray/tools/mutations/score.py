@@ -24,7 +24,8 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import counted
-from esmeray.inference.mutations.section import MutationScoreSection, MutationsSection
+from esmeray.inference.mutations.calls import job_of
+from esmeray.inference.mutations.section import MutationScoreSection
 from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
 
@@ -88,8 +89,3 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         measured_N = table.numbers[score.measured_column]
         proteins = [variant.protein.name for variant in table.variants]
         print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=score.bootstrap))))
-
-
-def job_of(command: str, sources: list[str], section: MutationsSection) -> str:
-    """The name of a job: each method and model has rows of its own in the unfinished folder."""
-    return f"mutations {command} by {section.method} of {' '.join(sources)}"

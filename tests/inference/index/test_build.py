@@ -18,7 +18,7 @@ from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
 from esmeray.dataset.embeddings.reader import Embeddings
 from esmeray.inference.index import build
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.section import IndexSection
 from tests.collisions import COLLIDING, hashes_of_one_bit
@@ -61,14 +61,14 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_p
     # Of a compressed one the clusters are those of the first vectors: all of them are probed, so that none is missed.
     probes = {"probes": 8} if kind == "compressed" else {}
     lists = {"lists": 8} if kind == "compressed" else {}
-    build_index([first], section(tmp_path / "grown", kind=kind, **lists))
+    make_index([first], section(tmp_path / "grown", kind=kind, **lists))
     old = open_index(tmp_path / "grown", **probes)
     before = {path: path.stat().st_ino for path in (tmp_path / "grown" / "parts").iterdir()}
-    built = build_index([first, second], section(tmp_path / "grown"))
+    built = make_index([first, second], section(tmp_path / "grown"))
     assert (built.new, built.known, built.manifest.count) == (300, 400, 700)
     assert all(path.stat().st_ino == inode for path, inode in before.items())
     assert old.count == 400 and old.ids(old.search(VECTORS[:1], 1)[0][0]) == ["p0"], "who had it open keeps it"
-    at_once = build_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
+    at_once = make_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
     assert at_once.manifest.count == 700
     # So many that a compressed index scores all rows again, in which parts have their own rounding to fp16.
     grown, whole = hits(tmp_path / "grown", 70, **probes), hits(tmp_path / "at_once", 70, **probes)
@@ -76,7 +76,7 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_p
         assert grown == whole
     else:
         assert np.mean([len({*one} & {*other}) for one, other in zip(grown, whole, strict=True)]) > 0.97 * 70
-    again = build_index([second], section(tmp_path / "grown"))
+    again = make_index([second], section(tmp_path / "grown"))
     assert (again.new, again.known) == (0, 300)
 
 
@@ -86,7 +86,7 @@ def test_a_compressed_index_finds_families(tmp_path):
     vectors = (families + 0.2 * random.normal(size=(60, 20, CHANNELS))).reshape(-1, CHANNELS).astype(np.float32)
     source = make_embeddings(tmp_path / "source", vectors)
     for kind in ("exact", "compressed"):
-        build_index([source], section(tmp_path / kind, kind=kind))
+        make_index([source], section(tmp_path / kind, kind=kind))
     queries = vectors[::20] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
     exact, near = (open_index(tmp_path / kind).search(queries, 10) for kind in ("exact", "compressed"))
     recall = np.mean([len({*one} & {*other}) for one, other in zip(exact[0], near[0], strict=True)]) / 10
@@ -96,7 +96,7 @@ def test_a_compressed_index_finds_families(tmp_path):
 
 
 def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
-    build_index(sources, section(tmp_path / "whole"))
+    make_index(sources, section(tmp_path / "whole"))
     for source in sources:
         ids = pq.read_table(source / INDEX_FILE)
         pq.write_table(ids, source / INDEX_FILE, row_group_size=30)
@@ -109,7 +109,7 @@ def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Embeddings, "column", counted)
     monkeypatch.setattr("esmeray.inference.index.rows.INDEX_ROWS", 70)
-    built = build_index([*sources, sources[0]], section(tmp_path / "blocks"))
+    built = make_index([*sources, sources[0]], section(tmp_path / "blocks"))
     assert (built.new, built.known) == (700, 400)
     assert max(asked) == 70, "their number does not count"
     assert bytes_of(tmp_path / "blocks") == bytes_of(tmp_path / "whole")
@@ -121,20 +121,20 @@ def test_a_killed_build_and_a_killed_extension_resume_to_the_same_bytes(sources,
     for source, piece in zip(sources, (2, 1), strict=True):  # of two parts, and of one
         before = bytes_of(output) if output.exists() else {}
         with killed_in_piece(piece), pytest.raises(KeyboardInterrupt):
-            build_index([source], section(output, kind=kind))
+            make_index([source], section(output, kind=kind))
         assert (bytes_of(output) if output.exists() else {}) == before, "the old state is whole"
         with pytest.raises(ConfigError, match="of another job"):
-            build_index([*sources, *sources], section(output, kind=kind))
-        build_index([source], section(output, kind=kind))
+            make_index([*sources, *sources], section(output, kind=kind))
+        make_index([source], section(output, kind=kind))
         assert not (tmp_path / "index.partial").exists()
-        build_index([source], section(undisturbed, kind=kind))
+        make_index([source], section(undisturbed, kind=kind))
         assert bytes_of(output) == bytes_of(undisturbed)
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
 def test_a_flipped_bit_is_refused(sources, tmp_path, kind):
     folder = tmp_path / "index"
-    build_index([sources[0]], section(folder, kind=kind))
+    make_index([sources[0]], section(folder, kind=kind))
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "esmeray.json":
             assert refuse_silence(path, lambda: hits(folder), count=6) == 6, path.name
@@ -144,7 +144,7 @@ def test_a_flipped_bit_is_refused(sources, tmp_path, kind):
 def test_of_a_compressed_index_the_blocks_that_a_query_needs_are_verified_and_no_others(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_BLOCK", 256)
     folder = tmp_path / "index"
-    build_index([sources[0]], section(folder, kind="compressed"))
+    make_index([sources[0]], section(folder, kind="compressed"))
     files = [folder / "parts" / f"00000.{suffix}" for suffix in ("lists", "safetensors")]
     nearest = [
         refuse_silence(path, lambda: open_index(folder, probes=1).search(QUERIES[:1], 1), count=40) for path in files
@@ -154,7 +154,7 @@ def test_of_a_compressed_index_the_blocks_that_a_query_needs_are_verified_and_no
 
 def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, tmp_path):
     folder = tmp_path / "index"
-    build_index([sources[0]], section(folder))
+    make_index([sources[0]], section(folder))
     before = bytes_of(folder)
     other = make_embeddings(tmp_path / "other", VECTORS[:9], model="large")
     zero = make_embeddings(tmp_path / "zero", np.zeros((3, CHANNELS), np.float32), ["z0", "z1", "z2"])
@@ -165,14 +165,14 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
         (sources[1], {"metric": "l2"}, ConfigError, "--index.metric l2: .*is of cosine"),
     ]:
         with pytest.raises(error, match=words):
-            build_index([source], section(folder, **more))
+            make_index([source], section(folder, **more))
     with pytest.raises(ConfigError, match="exists already"):
-        build_index([sources[1]], section(sources[0]))
+        make_index([sources[1]], section(sources[0]))
     with pytest.raises(ConfigError, match="lists 500: more than the 400 vectors"):
-        build_index([sources[0]], section(tmp_path / "new", kind="compressed", lists=500))
+        make_index([sources[0]], section(tmp_path / "new", kind="compressed", lists=500))
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds notes\.txt, which index did not make"):
-        build_index([sources[1]], section(folder))
+        make_index([sources[1]], section(folder))
     (folder / "notes.txt").unlink()
     assert bytes_of(folder) == before
     with pytest.raises(DataError, match="the index has 16 dimensions"):
@@ -184,11 +184,11 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
 def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     uri = f"file://{tmp_path / 'bucket' / 'index'}"
-    build_index([sources[0]], section(uri))
+    make_index([sources[0]], section(uri))
     parts = tmp_path / "bucket" / "index" / "parts"
     before = {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}
-    build_index([sources[1]], section(uri))
-    build_index(sources, section(tmp_path / "local"))
+    make_index([sources[1]], section(uri))
+    make_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
     # As a kill at the end of the first upload leaves it.
@@ -199,7 +199,7 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     assert not record.exists()
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
     with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
-        build_index([other], section(uri))
+        make_index([other], section(uri))
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
@@ -208,9 +208,9 @@ def test_different_ids_of_one_hash_are_all_added_and_found(tmp_path, kind):
     more = IDS[:200]
     old = make_embeddings(tmp_path / "old", VECTORS[:203], [*first, *more])
     new = make_embeddings(tmp_path / "new", VECTORS[300:503], [*second, *more])
-    build_index([old], section(tmp_path / "grown", kind=kind))
-    assert build_index([new], section(tmp_path / "grown"))[1:] == (3, 200)
-    assert build_index([old, new], section(tmp_path / "at_once", kind=kind))[1:] == (206, 200)
+    make_index([old], section(tmp_path / "grown", kind=kind))
+    assert make_index([new], section(tmp_path / "grown"))[1:] == (3, 200)
+    assert make_index([old, new], section(tmp_path / "at_once", kind=kind))[1:] == (206, 200)
     for folder in ("grown", "at_once"):
         index = open_index(tmp_path / folder)
         rows = index.rows([*second, *first, *more, "nobody"])
@@ -235,7 +235,7 @@ def test_an_index_has_each_id_of_its_sources_with_one_sequence_or_is_refused(sou
 
         def build_all() -> None:
             for step in steps:
-                build_index(step, section(Path(name, "index")))
+                make_index(step, section(Path(name, "index")))
 
         pairs = {pair for source in sources for pair in source}
         if len(pairs) > len({record_id for record_id, _ in pairs}):
@@ -257,8 +257,8 @@ def test_an_index_of_an_earlier_version_is_extended(sources, tmp_path, monkeypat
     arrays_of = build.id_arrays
     with monkeypatch.context() as patched:
         patched.setattr(build, "id_arrays", lambda blocks: without(arrays_of(blocks), "sequences"))
-        build_index([sources[0]], section(tmp_path / "index"))
-    assert build_index(sources, section(tmp_path / "index"))[1:] == (300, 400)
+        make_index([sources[0]], section(tmp_path / "index"))
+    assert make_index(sources, section(tmp_path / "index"))[1:] == (300, 400)
     assert open_index(tmp_path / "index").rows(["p1", "p600"]).tolist() == [1, 600]
 
 
@@ -271,7 +271,7 @@ def test_a_part_of_another_index_is_refused(sources, tmp_path):
         for number, rows in enumerate([slice(0, 300), slice(300, 600)]):
             vectors = VECTORS[rows] if name == "mine" else -VECTORS[rows]
             source = make_embeddings(tmp_path / f"{name}{number}", vectors, IDS[rows], model=model)
-            build_index([source], section(tmp_path / name))
+            make_index([source], section(tmp_path / name))
     part = "parts/00001.safetensors"
     (tmp_path / "mine" / "esmeray.json").unlink()  # which would notice any other file
     shutil.copyfile(tmp_path / "other" / part, tmp_path / "mine" / part)
@@ -280,7 +280,7 @@ def test_a_part_of_another_index_is_refused(sources, tmp_path):
     manifests = [json.loads((tmp_path / name / "index.json").read_text()) for name in ("mine", "other")]
     manifests[0]["parts"][1] = manifests[1]["parts"][1]
     (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0]))
-    for use in (open_index, lambda folder: build_index([sources[1]], section(folder))):
+    for use in (open_index, lambda folder: make_index([sources[1]], section(folder))):
         with pytest.raises(DataError, match=r"index\.json: its part parts/00001 continues another index"):
             use(tmp_path / "mine")
     (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0] | {"parts": []}))

@@ -12,7 +12,7 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.index import build
-from esmeray.inference.index.build import build_index, memory_index
+from esmeray.inference.index.build import make_index, memory_index
 from esmeray.inference.index.cluster import _opened_part, merged, on_cluster
 from esmeray.inference.index.index import best
 from esmeray.inference.index.metric import prepared
@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "PART_BYTES", 300 * CHANNELS * 4)
         for kind in ("exact", "compressed"):
-            build_index([source], IndexSection(output=folder / kind, kind=kind, metric="l2"))
+            make_index([source], IndexSection(output=folder / kind, kind=kind, metric="l2"))
     return {name: folder / name for name in ("source", "exact", "compressed")}
 
 

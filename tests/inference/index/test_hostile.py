@@ -17,7 +17,7 @@ from esmeray.common.errors import DataError, refuse_special
 from esmeray.common.publishing import MADE_FILE, file_xxh128
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, write_arrays, write_checksums
 from esmeray.inference.index import build
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import IndexManifest
 from esmeray.inference.index.section import IndexSection
@@ -41,8 +41,8 @@ def make_sound(folder: Path) -> Path:
     source = make_embeddings(folder / "source", VECTORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "PART_BYTES", ROWS * CHANNELS * 3)
-        build_index([source], IndexSection(output=folder / "exact", kind="exact", metric="l2"))
-        build_index([source], IndexSection(output=folder / "compressed", kind="compressed", metric="l2", lists=LISTS))
+        make_index([source], IndexSection(output=folder / "exact", kind="exact", metric="l2"))
+        make_index([source], IndexSection(output=folder / "compressed", kind="compressed", metric="l2", lists=LISTS))
     return folder
 
 

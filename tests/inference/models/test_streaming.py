@@ -20,7 +20,7 @@ from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import build_index
+from esmeray.inference.index.build import make_index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.queries import opened_queries
 from esmeray.inference.index.section import IndexSection
@@ -250,8 +250,8 @@ def test_vectors_of_8_bits_are_those_of_streamed_layers_and_are_not_mixed_with_o
     with pytest.raises(ConfigError, match="its values can't be taken"):
         run_job(replace(stored, known=[str(job.output)], output=tmp_path / "known"))
     with pytest.raises(DataError, match="give embeddings of the same model"):
-        build_index([job.output, stored.output], IndexSection(output=tmp_path / "index"))
-    build_index([job.output], IndexSection(output=tmp_path / "index"))
+        make_index([job.output, stored.output], IndexSection(output=tmp_path / "index"))
+    make_index([job.output], IndexSection(output=tmp_path / "index"))
     queries = opened_queries(Path(job.input[0]), open_index(tmp_path / "index").manifest, IngestSection())
     with queries as vectors:
         assert np.array_equal(vectors[:], read_embeddings(job.output)[:]), "queries are embedded as the index was"

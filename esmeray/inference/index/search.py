@@ -1,0 +1,213 @@
+"""Search for the nearest neighbours of proteins by their embeddings: a DataFrame of hits, or hits one by one.
+
+Shape legend: n queries of a block, C channels, k hits of a query.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from esmeray.cluster.section import RaySection
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.remote import local_path
+from esmeray.dataset.embeddings.formats.base import Values
+from esmeray.dataset.embeddings.manifest import ranges
+from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
+from esmeray.dataset.section import IngestSection
+from esmeray.inference.index.index import Index
+from esmeray.inference.index.metric import MetricName, unusable
+from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.parts import INDEX_FILE
+from esmeray.inference.index.queries import opened_queries
+from esmeray.inference.retrieval.conformal import Calibration, ascending, calibrated
+from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_BLOCK = 1024
+
+
+class SearchSection(Section):
+    """Queries, and the kind of search."""
+
+    queries: Path | None = None
+    """Folder of embeddings, or FASTA file, to search with. Default: the database, without hits of itself."""
+    top_k: PositiveInt = 10
+    """Hits of each query, at most."""
+    metric: MetricName | None = None
+    """Measure by which proteins are near: cosine, dot or l2. Default: the index's; of a folder, cosine."""
+    probes: PositiveInt | None = None
+    """Clusters of a compressed index that are searched for a query. Default: 32."""
+    model: str | None = None
+    """Model of queries that are sequences. Default: the one by which the database was computed."""
+    name: str | None = None
+    """Output of the folders. Default: their first."""
+    workers: PositiveInt | None = None
+    """Actors of a Ray cluster that search an index, each its own parts; at most one a part. Default: this process."""
+    cpus_per_worker: PositiveInt = 1
+    """CPU cores that each actor gets."""
+    error_rate: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """Largest expected share of false hits of a query. none: all hits, whatever their score."""
+    calibration: Path | None = None
+    """CSV, TSV or Parquet file of the labels of the database, with a column id, for an error rate."""
+    calibration_queries: Path | None = None
+    """File of the ids of the database that calibrate, one a line. Default: all that have a label."""
+    calibration_level: NonNegativeInt = 0
+    """Last parts of a label, with dots between them, in which a true hit may differ."""
+    label_column: str = "label"
+    """Column of the labels in the file of labels."""
+    not_missing: list[str] = Field(default=[])
+    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that has begun; without ``queries`` each protein of the index is searched in the rest of it."""
+
+    index: Index
+    queries: Embeddings | None
+    calibration: Calibration | None
+    top_k: int
+
+    @property
+    def count(self) -> int:
+        """Number of queries."""
+        return self.index.count if self.queries is None else len(self.queries)
+
+    @property
+    def columns(self) -> list[str]:
+        return ["query", "rank", "target", "score", *(["p_value"] if self.calibration else [])]
+
+    def hits(self) -> Iterator[tuple[Any, ...]]:
+        """The values of :attr:`columns` of each hit, the best of a query first."""
+        own = self.queries is None
+        with record_bar("searching") as bar:
+            for start, ids, block_nC in _blocks(self.index, self.queries):
+                # One more where each protein finds itself, which is left out below.
+                rows_nk, scores_nk = self.index.search(block_nC, self.top_k + own)
+                for number, name in enumerate(ids):
+                    # -1: an index may have no more.
+                    is_hit_k = (rows_nk[number] >= 0) & ~(own & (rows_nk[number] == start + number))
+                    rows = rows_nk[number][is_hit_k][: self.top_k]
+                    scores = scores_nk[number][is_hit_k][: self.top_k]
+                    columns = [scores.tolist()]
+                    if self.calibration:
+                        nearness = ascending(self.index.metric, scores)
+                        rows = rows[nearness >= self.calibration.threshold]
+                        columns.append(self.calibration.p_values(nearness).tolist())
+                    for rank, target, *values in zip(
+                        range(1, len(rows) + 1), self.index.ids(rows), *columns, strict=False
+                    ):
+                        yield name, rank, target, *values
+                bar((start + len(ids)) / self.count, start + len(ids))
+
+
+def search(
+    database: str | Path,
+    queries: str | Path | None = None,
+    *,
+    address: str | None = None,
+    **settings: Any,
+) -> "pd.DataFrame":
+    """Find the nearest neighbours of proteins by their embeddings, as ``esmeray embed search``.
+
+    Args:
+        database: an index, or a folder of embeddings, which is compared exactly; or the URI of one.
+        queries: a folder of embeddings, or FASTA files, which are embedded by the model of the database. By default
+            each protein of the database is searched in the rest of it.
+        address: Ray cluster of ``workers``.
+        settings: others of the command, such as ``top_k``, ``metric``, ``probes``, ``error_rate`` and ``calibration``.
+
+    Returns a row for each hit: ``query``, ``rank``, ``target`` and ``score`` (cosine, dot product or L2 distance), with
+    an error rate also ``p_value``. All hits are in memory: for those of a whole proteome the command writes a file.
+    Raises EsmerayError for what the command refuses.
+
+    >>> hits = esmeray.search("vectors", top_k=1)
+    >>> [*hits.columns], hits["query"].tolist()
+    (['query', 'rank', 'target', 'score'], ['first', 'second', 'third'])
+    """
+    import pandas as pd
+
+    with searching(database, SearchSection.of(queries=queries, **settings), IngestSection(), address) as begun:
+        return pd.DataFrame([*begun.hits()], columns=begun.columns)
+
+
+@contextmanager
+def searching(
+    database: str | Path, section: SearchSection, ingest: IngestSection, address: str | None
+) -> Iterator[Search]:
+    """Open a database and queries for the time of a block, and calibrate. Raises as :func:`search`."""
+    if (section.error_rate is None) != (section.calibration is None):
+        raise ConfigError("--search.error_rate and --search.calibration go together; give both or neither")
+    opened = _opened(local_path(database), section)
+    context = (
+        nullcontext()
+        if section.queries is None
+        else opened_queries(section.queries, opened.manifest, ingest, section.model)
+    )
+    with _searched(opened, Path(database), section, address) as index, context as queries:
+        if queries is not None:
+            queries.refuse_other_space(index)
+        calibration = None
+        if section.error_rate is not None and section.calibration is not None:
+            calibration = calibrated(
+                index,
+                section.calibration,
+                section.label_column,
+                section.error_rate,
+                section.calibration_level,
+                section.calibration_queries,
+                section.top_k,
+                section.not_missing,
+            )
+        yield Search(index, queries, calibration, section.top_k)
+
+
+def _opened(folder: Path, section: SearchSection) -> Index:
+    """The index in a folder, or one in memory of the embeddings there."""
+    if not (folder / INDEX_FILE).is_file():
+        source = open_vectors(folder, section.name)
+        if section.probes is not None:
+            raise ConfigError("--search.probes: embeddings are compared exactly; make a compressed index of them")
+        from esmeray.inference.index.build import memory_index  # here: a finished index needs none of it
+
+        return memory_index(source, section.metric or "cosine")
+    index = open_index(folder, section.probes)
+    for name, wanted, there in ("metric", section.metric, index.metric), ("name", section.name, index.name):
+        if wanted not in (None, there):
+            raise ConfigError(f"--search.{name} {wanted}: {folder} is an index of {there}; leave it out")
+    return index
+
+
+def _searched(
+    index: Index, database: Path, section: SearchSection, address: str | None
+) -> AbstractContextManager[Index]:
+    """The index as this process searches it, or actors of a cluster."""
+    if section.workers is None:
+        if address is not None:
+            raise ConfigError("--ray.address: the actors that search there are --search.workers; give both or none")
+        return nullcontext(index)
+    from esmeray.inference.index.cluster import on_cluster  # here: it loads Ray
+
+    return on_cluster(
+        index, database, RaySection(address=address), section.workers, section.cpus_per_worker, section.probes
+    )
+
+
+def _blocks(index: Index, queries: Embeddings | None) -> Iterator[tuple[int, list[str], Values]]:
+    """The number of the first query of a block, ids and vectors; of the index itself where there are no queries."""
+    if queries is None:
+        for start, stop in ranges(index.count, _BLOCK):
+            rows = np.arange(start, stop)
+            yield start, index.ids(rows), index.vectors(rows)
+        return
+    for start, block_nC in queries.finite_blocks(_BLOCK):
+        queries.refuse(start, *unusable(index.metric, block_nC))
+        yield start, queries.ids[start : start + len(block_nC)], block_nC

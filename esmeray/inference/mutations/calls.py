@@ -1,0 +1,255 @@
+"""Scan, fit and propose as functions of Python, which the commands of these names call.
+
+The wild type may be a text and the measurements a DataFrame: they are written to the work folder and read by the same
+rules as other files. Settings of a command that are not arguments of its function are given by their names.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
+from esmeray.dataset.sequence_list import clean_list
+from esmeray.inference.mutations.section import (
+    MutationFitSection,
+    MutationProposeSection,
+    MutationScanSection,
+    MutationsSection,
+)
+from esmeray.inference.mutations.variants import Variant
+from esmeray.model.export.exported_folder import MADE_BY
+from esmeray.run_folder.job import unfinished
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCANNED_BY, PROPOSED_BY = "scan_mutations", "propose_mutations"
+NOTES = "notes"
+"""Key of a table's ``attrs`` with lines about what was left out, which the command prints."""
+_TABLE = "table.csv"
+MutationsOf = TypeVar("MutationsOf", bound=MutationsSection)
+
+
+def job_of(command: str, sources: Sequence[str], section: MutationsSection) -> str:
+    """The name of a job: each method and model has rows of its own in the unfinished folder."""
+    return f"mutations {command} by {section.method} of {' '.join(sources)}"
+
+
+def scan(
+    model: str | Path,
+    sequence: str | Path | None,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> "pd.DataFrame":
+    """Score all single mutants of a protein, or of several, as ``esmeray mutations scan``.
+
+    Args:
+        model: a masked language model, as :func:`esmeray.open_model` takes it, or a fitted one.
+        sequence: residues of the wild type, or the Path of a FASTA file.
+        output: folder to write mutants.csv and the heat maps to; by default nothing is written.
+        overwrite: replace an output that a scan made.
+        settings: others of the command, such as ``method``, ``first_position``, ``more_models`` and ``device``.
+
+    Returns a row for each mutant: ``mutant``, ``position`` and ``score``, the log-probability ratio to the wild type,
+    after ``protein`` if there are several. Raises EsmerayError for what the command refuses.
+
+    >>> esmeray.scan("esm2", "MKTAYIAKQR", method="wild_type", first_position=24)[["mutant", "position"]].head(2)
+      mutant  position
+    0   M24A        24
+    1   M24C        24
+    """
+    with _output_or_scratch(output) as target:
+        file = None if isinstance(sequence, str) else sequence
+        section = MutationScanSection.of(sequence=file, output=target, **settings)
+        refuse_existing(section.output, SCANNED_BY, overwrite)
+        sources = [str(model), *section.more_models]
+        with unfinished(section.output, job_of("scan", sources, section)) as folder:
+            from esmeray.inference.mutations.table import read_proteins  # here: it loads pandas
+
+            proteins = read_proteins(_with_wild_type(section, sequence, folder), folder)
+            from esmeray.inference.mutations.fitted import predictions_of  # here: it loads torch
+
+            variants = [Variant(protein, mutant) for protein in proteins for mutant in protein.singles()]
+            # Of several models the mean, as mutations score has it.
+            scores_N = np.mean([each.mean for each in predictions_of(sources, variants, section, folder, {})], axis=0)
+            table = _scan_table(variants, scores_N)
+            if output is not None:
+                with made_folder(section.output.absolute(), SCANNED_BY, overwrite) as building:
+                    _write_scan(building, table, variants, f"by {model}, {section.method}")
+    return table
+
+
+def _scan_table(variants: Sequence[Variant], scores_N: NDArray[np.float64]) -> "pd.DataFrame":
+    from esmeray.inference.mutations.table import PROTEIN_COLUMN, pd
+
+    table = pd.DataFrame(
+        {
+            PROTEIN_COLUMN: [variant.protein.name for variant in variants],
+            "mutant": [protein.text_of(mutant) for protein, mutant in variants],
+            "position": [variant.mutant.mutations[0].offset + variant.protein.first for variant in variants],
+            "score": scores_N,
+        }
+    )
+    is_alone = len({variant.protein for variant in variants}) == 1
+    return table.drop(columns=PROTEIN_COLUMN) if is_alone else table
+
+
+def _write_scan(folder: Path, table: "pd.DataFrame", variants: Sequence[Variant], title: str) -> None:
+    """Write the mutants, and a heat map of each protein."""
+    from esmeray.inference.mutations.heat_map import draw_scan  # here: it loads Matplotlib
+    from esmeray.inference.mutations.table import write_scores
+
+    write_scores(folder / "mutants.csv", "mutants.csv", table)
+    proteins = [*dict.fromkeys(variant.protein for variant in variants)]
+    for number, protein in enumerate(proteins, 1):
+        rows = [row for row, variant in enumerate(variants) if variant.protein == protein]
+        mutations = [variants[row].mutant.mutations[0] for row in rows]
+        picture = f"heat_map_{number}.png" if len(proteins) > 1 else "heat_map.png"
+        scores = table["score"].to_numpy()[rows]
+        draw_scan(folder / picture, protein, mutations, scores, f"{protein.name} {title}")
+
+
+@dataclass(frozen=True)
+class MutantFit:
+    """A model that was fitted to measured mutants.
+
+    Attributes:
+        folder: what :func:`esmeray.score_mutants`, ``scan`` and ``propose`` take as a model.
+        evaluations: metrics and their intervals by kind of fold, then by protein, as in evaluation.json.
+        notes: lines about what was left out or averaged.
+    """
+
+    folder: Path
+    evaluations: dict[str, dict[str, dict[str, Any]]] = field(repr=False)
+    notes: list[str] = field(repr=False)
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """A row of metrics for each kind of fold and protein."""
+        from esmeray.inference.mutations.metrics import metrics_table, pd
+
+        tables = {kind.removeprefix("Folds "): metrics_table(own) for kind, own in self.evaluations.items()}
+        return pd.concat(tables, names=["folds", "protein"])
+
+
+def fit_mutants(
+    model: str | Path | None,
+    sequence: str | Path | None,
+    table: "str | Path | pd.DataFrame",
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    **settings: Any,
+) -> MutantFit:
+    """Fit a model to measured mutants of a protein, or of several, as ``esmeray mutations fit``, and cross-validate it.
+
+    Args:
+        model: a masked language model; None with ``features="one_hot"`` and a ``zero_shot_column``.
+        sequence: residues of the wild type, or the Path of a FASTA file.
+        table: mutants and their values: a DataFrame, or the path of a table or of a folder of tables.
+        output: folder to write the fitted model to. The same call resumes a fit that was ended.
+        overwrite: replace an output that a fit made.
+        settings: others of the command, such as ``measured_column``, ``features``, ``folds`` and ``device``.
+
+    Raises EsmerayError for what the command refuses.
+
+    >>> fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", measured, "fitted", folds=["random"], bootstrap=5)
+    features of 40 mutants: embeddings; zero-shot scores by esm2 (masked)
+    >>> fit
+    MutantFit(folder=PosixPath('fitted'))
+    >>> fit.metrics["spearman"].index.names
+    FrozenList(['folds', 'protein'])
+    """
+    # A frame has a path, too, so that all settings are checked at once.
+    is_file = isinstance(table, str | Path)
+    file = None if isinstance(sequence, str) else sequence
+    section = MutationFitSection.of(sequence=file, table=table if is_file else _TABLE, output=output, **settings)
+    refuse_existing(section.output, MADE_BY, overwrite)
+    with unfinished(section.output, f"mutations fit of {model}") as folder:
+        from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
+
+        section = _with_wild_type(section, sequence, folder)
+        if not is_file:
+            section = section.model_copy(update={"table": _written(table, folder)})
+        mutants = read_mutants(section, folder, "fit", section.numbers("fit"), groups=section.groups)
+        from esmeray.inference.mutations.fitted import export, fit_table  # here: it loads torch
+
+        fitted, evaluations = fit_table(None if model is None else Path(model), mutants, section, folder)
+        export(fitted, evaluations, section.output, overwrite)
+    return MutantFit(section.output, evaluations, mutants.lines())
+
+
+def propose(
+    model: str | Path, *, output: str | Path | None = None, overwrite: bool = False, **settings: Any
+) -> "pd.DataFrame":
+    """Propose the mutants to measure next, by a model that :func:`fit_mutants` made, as ``esmeray mutations propose``.
+
+    Args:
+        model: folder of the fitted model.
+        output: CSV file to write; by default nothing is written.
+        overwrite: replace an output that propose made.
+        settings: others of the command, such as ``number``, ``strategy``, ``exclude_positions`` and ``device``.
+
+    Returns the columns of the fit's table, the measured values empty, then ``predicted``, ``predicted_low`` and
+    ``predicted_high``. ``attrs["notes"]`` counts the mutants that were no candidates, by the reason. Raises
+    EsmerayError for what the command refuses.
+
+    >>> plate = esmeray.propose("fitted", number=8, exclude_positions=["2-3"])
+    >>> [*plate.columns]
+    ['mutant', 'score', 'predicted', 'predicted_low', 'predicted_high']
+    >>> plate.attrs["notes"][0]
+    '  40 single mutants not proposed, measured already: M1C, M1D, M1E ...'
+    """
+    with _output_or_scratch(output) as target:
+        section = MutationProposeSection.of(output=target, **settings)
+        refuse_file(section.output, PROPOSED_BY, overwrite)
+        with unfinished(section.output, f"mutations propose by {model}") as folder:
+            from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch
+            from esmeray.inference.mutations.proposal import Proposer
+            from esmeray.inference.mutations.table import pd, write_scores
+
+            fitted = read_fitted(str(model))
+            if fitted is None:
+                raise ConfigError(f"model {model}: is no fitted one; esmeray mutations fit makes one")
+            proposer = Proposer(fitted, section, folder)
+            plate = pd.DataFrame(proposer.plate())
+            with made_file(section.output, PROPOSED_BY, overwrite) as building:
+                write_scores(building, section.output.name, plate)
+    plate.attrs[NOTES] = proposer.lines()
+    return plate
+
+
+@contextmanager
+def _output_or_scratch(output: str | Path | None) -> Iterator[str | Path]:
+    """The output, or one in a temporary folder: nothing of a call without an output is kept."""
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch) / "output" if output is None else output
+
+
+def _with_wild_type(section: MutationsOf, sequence: str | Path | None, folder: Path) -> MutationsOf:
+    """The settings with a FASTA file of the wild type if it is a text. Raises as :func:`clean_list`."""
+    if not isinstance(sequence, str):
+        return section
+    file = folder / "sequence.fasta"
+    text = f">sequence\n{clean_list([sequence], 'sequence')[0]}\n"
+    # Not written again: the store that is made of it knows the time of the file.
+    if not (file.is_file() and file.read_text(encoding="utf-8") == text):
+        file.write_text(text, encoding="utf-8")
+    return section.model_copy(update={"sequence": file})
+
+
+def _written(table: Any, folder: Path) -> Path:
+    """The file of a DataFrame. Raises ConfigError for anything else."""
+    if not hasattr(table, "to_csv"):
+        raise ConfigError(f"table: a DataFrame or the path of a file is needed, not {table!r:.40}")
+    table.to_csv(folder / _TABLE, index=False)
+    return folder / _TABLE
