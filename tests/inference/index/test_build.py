@@ -195,7 +195,7 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     record = tmp_path / "bucket" / "index.partial" / RECORD_FILE
     record.parent.mkdir()
     record.touch()
-    build_index([sources[1]], section(uri))
+    make_index([sources[1]], section(uri))
     assert not record.exists()
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
     with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
