@@ -73,14 +73,19 @@ test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## check style, types and the direction of imports
+# Where no text has words of .ci/words.txt any more.
+PLAIN := $(addprefix esmeray/,alignment dataset function inference monitoring run_folder tasks train_config training tuning) \
+	README.md CONTRIBUTING.md docs/design.md docs/howto.md docs/index.md docs/python.md
+
+lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/words.py $(PLAIN)
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-size:  ## statements of each room, modules, functions and imports beside their limits
+size:  ## count statements of each room, and compare code and tests with their limits
 	@$(PYTHON) .ci/size.py
 
 format: $(VENV)/.installed-dev  ## put the code in form

@@ -150,7 +150,7 @@ class Scoring:
         index = known.find(0)
         if index >= 0:
             raise DataError(
-                f"residue {index + 1} is {chr(residues[index])!r}, which is no amino acid; mend the sequence"
+                f"residue {index + 1} is {chr(residues[index])!r}, which is no amino acid; fix the sequence"
             )
         return known
 
@@ -194,7 +194,7 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
     letters = [letter.upper() for letter in rows[0][1]] if rows else []
     scores = np.zeros((len(letters), len(letters)), np.int32)
     if [row[0].upper() for _, row in rows[1:]] != letters or len(set(letters)) < len(letters):
-        raise DataError(f"{path}: the letters of its rows are not those of its columns; give a matrix in NCBI's format")
+        raise DataError(f"{path}: its rows and columns have different letters; give a matrix in NCBI's format")
     for index, (number, row) in enumerate(rows[1:]):
         try:
             scores[index] = [int(value) for value in row[1:]]

@@ -71,7 +71,7 @@ class EmbeddingNeighbours:
         self._queries, records = open_vectors(queries), open_vectors(vectors)
         self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
-            raise DataError(f"{vectors}: its proteins are not those of {store.path} in their order; embed the store")
+            raise DataError(f"{vectors}: has other proteins than {store.path}, or another order; embed the store")
         records.refuse_other_sequences(np.arange(len(store)), store.sequence_keys(np.arange(len(store))), store.path)
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 

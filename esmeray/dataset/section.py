@@ -243,7 +243,7 @@ class PredictionsSection(Section):
         if self.folder is None and (self.on_miss != "error" or self.model is not None):
             raise ValueError("on_miss and model need a folder that keeps predictions: set folder, too")
         if self.on_miss == "error" and self.model is not None:
-            raise ValueError("with a predictor beside training set on_miss to wait or null")
+            raise ValueError("with a predictor that runs next to training, set on_miss to wait or null")
         return self
 
 

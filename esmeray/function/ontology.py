@@ -140,7 +140,8 @@ def read_ontology(path: Path) -> Ontology:
         for other in others:
             if other in terms or alternatives.get(other, term) != term:
                 raise DataError(
-                    f"{path}: {other}, an alternative id of {term}, is a term or that of another; remove one"
+                    f"{path}: {other}, an alternative id of {term}, is a term itself, or an alternative id of another "
+                    "term; remove one"
                 )
             alternatives[other] = term
     return Ontology({name: _aspect(path, name, parents_of[name]) for name in parents_of}, alternatives)

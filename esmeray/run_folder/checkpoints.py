@@ -108,7 +108,7 @@ class CheckpointFolder:
         except ValidationError as error:
             raise CheckpointError(
                 f"{path}: damaged, or not of format version {FORMAT_VERSION} ({_first(error)}): resume with the "
-                "version of Esmeray that wrote it, or start anew under another run.name"
+                "version of Esmeray that wrote it, or start again under another run.name"
             ) from error
         if manifest.digest != manifest.sealed().digest:
             raise CheckpointError(f"{path}: damaged (its digest does not match)")

@@ -46,7 +46,7 @@ class SpaceSection(Section):
     @classmethod
     def _different_values(cls, values: list[Any] | None) -> list[Any] | None:
         if values is not None and not values:
-            raise ValueError("has no value: name at least one, or leave it out to keep that of the experiment")
+            raise ValueError("has no value: name at least one, or leave it out to keep the experiment's")
         if values is not None and len(set(values)) < len(values):
             raise ValueError(f"names a value twice: {', '.join(map(str, values))}")
         return values

@@ -30,7 +30,7 @@ REFUSED = {
     "UTF-16": ("\ufeff>a\nMKV\n".encode("utf-16-le"), "line 1"),
     "digit": (
         FIRST + b">a\nMKV\nM1K\n",
-        "line 6, column 2, record 2 'a': the character '1' is not in the alphabet ACDEFGHIKLMNPQRSTVWYBUZOX; mend the "
+        "line 6, column 2, record 2 'a': the character '1' is not in the alphabet ACDEFGHIKLMNPQRSTVWYBUZOX; fix the "
         "record, or give --data.ingest.bad_characters to_x (or skip)",
     ),
     "blank inside": (FIRST + b">a\nMK VL\n", "line 5, column 3, record 2 'a': the character ' ' is not in"),

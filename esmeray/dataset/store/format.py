@@ -109,7 +109,7 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
         raise ValueError(f"{len(value)} bytes are too few for a header")
     magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
     if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
-        raise ValueError(f"its header is not that of a {kind.name} of format {FORMAT_VERSION}")
+        raise ValueError(f"it has no header of a {kind.name} of format {FORMAT_VERSION}")
     # Before the checksum, which would be computed over whatever a truncated file has left.
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:

@@ -285,7 +285,7 @@ def _bad_character(character: str, remedy: str) -> str:
     if character in GAPS:
         return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
     where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
-    return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; mend the record, or {remedy}"
+    return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; fix the record, or {remedy}"
 
 
 class Faults:

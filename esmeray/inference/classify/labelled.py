@@ -184,7 +184,7 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
     except UnseenLabelError as error:
         raise DataError(
             f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "
-            "for; mend it, or give --data.labels.unseen_labels skip"
+            "for; fix it, or give --data.labels.unseen_labels skip"
         ) from error
 
 

@@ -214,7 +214,7 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
         f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
         f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
         f"  {disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
-        f"  {duration(seconds)} at {measured_tokens / passed_s:,.0f} residues/s, beside start and writing",
+        f"  {duration(seconds)} at {measured_tokens / passed_s:,.0f} residues/s, without start and writing",
     ]
 
 

@@ -104,7 +104,7 @@ class ShardFiles:
 
     def verified(self, output: str, row: ShardRow) -> Path:
         path = self.path(output, row.number)
-        check_file(path, "start the same command again, which computes this shard anew", xxh128=row.xxh128[output])
+        check_file(path, "start the same command again, which computes this shard again", xxh128=row.xxh128[output])
         return path
 
     def done(self) -> dict[int, ShardRow]:

@@ -42,11 +42,11 @@ class SearchSection(Section):
     top_k: PositiveInt = 10
     """Hits of each query, at most."""
     metric: MetricName | None = None
-    """Measure by which proteins are near: cosine, dot or l2. Default: the index's; of a folder, cosine."""
+    """Similarity: cosine, dot or l2. Default: the metric of the index; for a folder, cosine."""
     probes: PositiveInt | None = None
     """Clusters of a compressed index that are searched for a query. Default: 32."""
     model: str | None = None
-    """Model of queries that are sequences. Default: the one by which the database was computed."""
+    """Model of queries that are sequences. Default: the model that computed the database."""
     name: str | None = None
     """Output of the folders. Default: their first."""
     workers: PositiveInt | None = None
@@ -126,7 +126,7 @@ def search(
         settings: others of the command, such as ``top_k``, ``metric``, ``probes``, ``error_rate`` and ``calibration``.
 
     Returns a row for each hit: ``query``, ``rank``, ``target`` and ``score`` (cosine, dot product or L2 distance), with
-    an error rate also ``p_value``. All hits are in memory: for those of a whole proteome the command writes a file.
+    an error rate also ``p_value``. All hits are in memory; for a whole proteome, use the command, which writes a file.
     Raises EsmerayError for what the command refuses.
 
     >>> hits = esmeray.search("vectors", top_k=1)

@@ -165,7 +165,7 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
 def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
     """Draw residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
     names = list(models[0]["devices"])
-    with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} beside {names[1]}, residues/s") as figure:
+    with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} and {names[1]}, residues/s") as figure:
         axes = figure.subplots()
         style(axes)
         axes.set_yscale("log")

@@ -1,6 +1,6 @@
 """Names, units and meanings of the sampled metrics, shared by Prometheus, Grafana, W&B and the docs.
 
-A name begins with its section (train, throughput, gpu, host or data), by which W&B groups charts. ``{gpu}`` is NVML's
+A name begins with its section (train, throughput, gpu, host or data); W&B groups charts by it. ``{gpu}`` is NVML's
 index on its machine, ``{worker}`` the rank.
 """
 

@@ -2,8 +2,8 @@
 
 The guard holds the number of parts per batch, the same on every worker. It also writes the number to the run's folder,
 so that a resumed run does not go out of memory again. :mod:`esmeray.training.loop.stepping` detects out of memory,
-tells the other workers and repeats the step. Splitting changes no sum: losses and gradients equal those of whole
-batches up to rounding. If a model draws random numbers (dropout), it draws different ones.
+tells the other workers and repeats the step. Splitting changes no sum: losses and gradients of whole and split
+batches are equal up to rounding. If a model draws random numbers (dropout), it draws different ones.
 """
 
 import json

@@ -86,7 +86,7 @@ class Attempts:
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
             if settled and not said:
-                others = ", of which others use a part" if capacity.whole else ""
+                others = ", some of them in use by others" if capacity.whole else ""
                 least = counted(self._workers.allowed[0], "worker{s}")
                 say(f"waiting for machines with {self._workers.each} for each of {least}: {capacity.machines}{others}")
                 said = True
@@ -115,7 +115,7 @@ class Attempts:
                 capacity = self._look()
                 if not ended.is_set() and need.look(capacity, time.monotonic()):
                     self._run.request_resize()
-                    say(f"{need.why}: saving a checkpoint, then the workers start anew")
+                    say(f"{need.why}: saving a checkpoint, then the workers restart")
 
 
 class Need:

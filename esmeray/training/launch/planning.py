@@ -51,7 +51,7 @@ class Plan:
             f"tokens per step  {tokens_per_step}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
             f"steps in all     {'' if self.training.max_steps else 'about '}{self.total_steps:,}",
-            f"parameters       {memory.parameters.total:,}, of which {memory.parameters.trainable:,} are trained",
+            f"parameters       {memory.parameters.total:,}, {memory.parameters.trainable:,} of them trained",
             f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
             f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
             *(
@@ -103,6 +103,6 @@ def check_stage(task: TaskPlan, training: TrainingSection, deepspeed: DeepSpeedS
     """Raise ConfigError for ZeRO-3 with a padded backbone."""
     if zero_stage(training, deepspeed) == 3 and task.padded:
         raise ConfigError(
-            "deepspeed.stage 3: a padded backbone is called once for each group of like lengths, of which workers "
-            "have different numbers, so that they would wait for one another: use stage 2"
+            "deepspeed.stage 3: a padded backbone is called once for each group of like lengths. Workers have "
+            "different numbers of groups, and would wait for each other: use stage 2"
         )

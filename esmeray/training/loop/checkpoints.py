@@ -135,7 +135,7 @@ class Checkpoints:
         if warnings:
             raise CheckpointError(
                 f"{self.store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
-                "restore one from a copy, or start anew under another run.name"
+                "restore one from a copy, or start again under another run.name"
             )
         return None, []
 
@@ -232,7 +232,7 @@ def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, po
     checkpoints.load(folder, saver.engine)
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
-        f"again those of step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
+        f"reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
         f"{training.max_rewinds})"
     )
     checkpoints.observers.log.event("rewound", position.step, message=message)
@@ -247,7 +247,7 @@ def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
     if saved_step > 0:
         raise CheckpointError(
             f"{checkpoints.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
-            "restore the folder, or start anew under another run.name"
+            "restore the folder, or start again under another run.name"
         )
     if checkpoints.is_needed:
         raise CheckpointError(

@@ -131,7 +131,7 @@ def test_machines_that_are_missing_or_used_by_others_are_waited_for_with_one_lin
     made_up.look, made_up.ends = look, [made_up.finish]
     assert made_up.train() is None
     assert made_up.counts == [4] and len(looks) > 10
-    waits = "waiting for machines with 1 CPU core for each of 1 worker: the cluster has 4 CPU cores, of which others"
+    waits = "waiting for machines with 1 CPU core for each of 1 worker: the cluster has 4 CPU cores, some of them"
     assert capsys.readouterr().out.count(waits) == 1
 
 

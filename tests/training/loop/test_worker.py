@@ -207,7 +207,7 @@ def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
         train(left_out, store_path)
     (event,) = events(rewound, "rewound")
     assert event["step"] == at
-    assert "again those of step 4" in event["message"]
+    assert "reset to step 4" in event["message"]
     assert_same_weights(rewound, left_out)
     assert len([*run_folder(rewound).nonfinite.iterdir()]) == 2
 
