@@ -3,6 +3,7 @@
 import re
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 
@@ -25,6 +26,12 @@ from esmeray.common.text import refusal
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
 """Settings given on the command line: texts, or None and [] for what ``none`` clears."""
+
+
+def overrides_of(settings: Mapping[str, Any] | None) -> Overrides:
+    """Settings of a function of Python, by their dotted names."""
+    return {tuple(str(name).split(".")): value for name, value in (settings or {}).items()}
+
 
 DEFAULT_TOKENS = 8192
 """Budget of a batch, special tokens included, of training and of what a head predicts."""
