@@ -31,6 +31,8 @@ _MODULES = {
     "Model": "inference.models.model",
     "Store": "dataset.store.reader",
     "build_index": "inference.index.build",
+    "classify": "inference.classify.calls",
+    "evaluate": "inference.classify.calls",
     "evaluate_functions": "function.evaluation",
     "fit_mutants": "inference.mutations.calls",
     "open_model": "inference.models.opening",

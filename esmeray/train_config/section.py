@@ -3,6 +3,7 @@
 import re
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 
@@ -25,6 +26,12 @@ from esmeray.common.text import refusal
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
 """Settings from the command line: texts; None or [] if set to ``none``."""
+
+
+def overrides_of(settings: Mapping[str, Any] | None) -> Overrides:
+    """Settings of a function of Python, by their dotted names."""
+    return {tuple(str(name).split(".")): value for name, value in (settings or {}).items()}
+
 
 DEFAULT_TOKENS = 8192
 """Default token budget of a batch, special tokens included, for training and for prediction by a head."""

@@ -47,6 +47,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     """Names that examples may use; what they open lies in the current folder."""
     folder = tmp_path_factory.mktemp("api")
     (folder / "proteins.fasta").write_text(">first\nMKTAYIAKQR\n>second\nMSILVTRPSP\n>third\nMKV\n")
+    (folder / "labelled.fasta").write_text(
+        ">first nucleus\nMKTAYIAKQR\n>second membrane\nMSILVTRPSP\n>third nucleus\nMKV\n"
+    )
     convert([str(folder / "proteins.fasta")], folder / "proteins.store", IngestSection())
     make_embeddings(folder / "vectors", random_vectors(3, 320), ids=["first", "second", "third"])
     save_masked_lm(esm(folder / "esm2"), "esm", vocab_size=33)
@@ -83,9 +86,10 @@ def test_the_example_of_every_name_holds(found: dict[str, Any]):
 def test_the_page_on_python_holds(found: dict[str, Any]):
     page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
+    text = "\n".join(blocks).replace("runs/locations", "classifier")
     own = {}
-    exec(re.sub("facebook/esm2_t6_8M_UR50D|runs/first/export", "esm2", "\n".join(blocks)), own)  # noqa: S102 - the page's own lines
+    exec(re.sub("facebook/esm2_t6_8M_UR50D|runs/first/export", "esm2", text), own)  # noqa: S102 - the page's own lines
     assert own["vectors"].shape == (2, own["model"].facts.hidden_size) and own["logits"].ndim == 3
     assert {f"`{name}`" for name in esmeray.__all__} <= {*re.findall(r"`\w+`", page)}
 
@@ -139,6 +143,18 @@ def test_an_index_is_what_the_command_writes():
     assert contents[0] == contents[1]
 
 
+@pytest.mark.usefixtures("found")
+def test_predictions_and_their_evaluation_are_what_the_commands_write():
+    written_by("classify predict classifier --predict.input proteins.fasta --predict.output labels.csv")
+    same_tables(esmeray.classify("classifier", "proteins.fasta"), "labels.csv")
+    labels = "--data.labels.header_field 1"
+    written_by(f"classify evaluate classifier --evaluate.input labelled.fasta --evaluate.output report1 {labels}")
+    config = {"data.labels.header_field": 1}
+    evaluation = esmeray.evaluate("classifier", "labelled.fasta", output="report2", config=config)
+    written = [Path(f"report{number}/evaluation.json").read_text() for number in (1, 2)]
+    assert written[0] == written[1] and evaluation.metrics["model"].notna().any()
+
+
 @pytest.mark.usefixtures("process_group")
 def test_the_example_of_training_holds(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     small = {f"{section}.{key}": value for section, keys in TINY.items() for key, value in keys.items()}
@@ -190,6 +206,12 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         lambda: esmeray.propose("esm2"),
         *[lambda paths=paths: esmeray.build_index(paths, "no") for paths in ("vectors", None, [], [None], ["esm2"])],
         lambda: esmeray.build_index(["vectors"], None),
+        *[lambda path=path: esmeray.classify("classifier", path) for path in ("nowhere", None)],
+        *[
+            lambda function=function: function("esm2", "proteins.fasta")
+            for function in (esmeray.classify, esmeray.evaluate)
+        ],
+        lambda: esmeray.evaluate("classifier", "labelled.fasta", part="some"),
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]

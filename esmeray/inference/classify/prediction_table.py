@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -38,12 +39,8 @@ def writing_predictions(path: Path, final_name: str, space: LabelSpace, separato
 
     ``separator`` joins the names of a multilabel target.
     """
-    numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
-    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
-    schema = pa.schema(
-        [(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names]
-    )
-    if final_name.endswith(".parquet"):  # by the final name, because the file being written has a temporary one
+    schema = _schema(space)
+    if final_name.endswith(".parquet"):  # by the final name: the file that is written has a temporary one
         with pq.ParquetWriter(path, schema) as file:
 
             def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
@@ -85,6 +82,18 @@ def predict_all(
             unknown += pipeline.model.facts.unknown.counts_of(texts)[0]
             before = share
     return records, cropped, unknown
+
+
+def prediction_frame(ids: Sequence[str], predictions: Predictions, separator: str) -> pd.DataFrame:
+    """The rows of these ids, with the columns of a file."""
+    names = _schema(predictions.label_space).names
+    return pd.DataFrame(dict(zip(names, _columns(ids, predictions, separator), strict=True)))
+
+
+def _schema(space: LabelSpace) -> pa.Schema:
+    numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
+    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
+    return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:

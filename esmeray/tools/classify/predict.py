@@ -15,36 +15,22 @@ Examples:
 """
 
 import time
-from itertools import chain, islice
 from pathlib import Path
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
-from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.inference.classify.calls import ClassifySection, opened_classification
 from esmeray.tools.grammar import Made, OfModel, command
-from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection, Overrides, PositiveInt, Precision
+from esmeray.train_config.section import Overrides
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-CHUNK_CHARACTERS = 4_000_000
-"""Texts that are sorted and packed together: about 10,000 proteins."""
 
 
-class ClassifierRunSection(ComputeSection):
-    """Settings with which a classifier runs."""
-
-    precision: Precision = "fp32"
-    """Precision of the computation."""
-    tokens: PositiveInt = DEFAULT_TOKENS
-    """Token budget of a batch; a longer text goes alone."""
-
-
-class ClassifyPredictSection(ClassifierRunSection):
+class ClassifyPredictSection(ClassifySection):
     """Texts, predictions, and how the classifier runs."""
 
-    input: str
-    """File, folder or quoted glob, or a URI."""
     output: Path
     """File to write: .csv, .tsv or .parquet, or its URI."""
 
@@ -56,39 +42,29 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     target = target_path(output, made.overwrite)
     made.refuse_file(target)
-    # What is wrong with the model's folder, the settings or the first records is reported before torch is loaded.
-    from esmeray.inference.classify.labelled import TextStream
+    begun = opened_classification(model, predict, overrides)
+    from esmeray.inference.classify.prediction_table import predict_all, writing_predictions  # here: they load torch
 
-    space = label_space_of(model)
-    config = config_of(model, overrides)
-    stream = TextStream([predict.input], config.data.labels, config.model.tokenizer, config.data.ingest)
-    chunks = stream.parts(CHUNK_CHARACTERS)
-    first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
-    if not first:
-        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
-    from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
-    from esmeray.inference.classify.prediction_table import predict_all, writing_predictions
-
-    options = predict.model_dump(include={*ClassifierRunSection.model_fields})
-    pipeline = ClassifierPipeline.load(model, data=config.data, **options)
     start_s = time.perf_counter()  # loading the model is no part of the rate
+    space = begun.pipeline.label_space
+    # Part by part: predictions of a large file need not be in memory.
     with (
         made.file(target) as building,
-        writing_predictions(building, output.name, space, config.data.labels.separator) as write,
+        writing_predictions(building, output.name, space, begun.separator) as write,
     ):
-        records, cropped, unknown = predict_all(pipeline, chain(first, chunks), write)
+        records, cropped, unknown = predict_all(begun.pipeline, begun.chunks, write)
     publish(output)  # where it is a URI; what stands there was written to a local file so far
     seconds = time.perf_counter() - start_s
     print(
         f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
-        f"({records / seconds:,.0f}/s, {pipeline.model.device}, {pipeline.model.facts.precision})"
+        f"({records / seconds:,.0f}/s, {begun.pipeline.model.device}, {begun.pipeline.model.facts.precision})"
     )
     if cropped:
         print(
-            f"  {cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
+            f"  {cropped:,} longer than {begun.pipeline.max_length:,} tokens, cropped ({begun.pipeline.crop}); "
             "--data.max_length takes more"
         )
     # The share was checked chunk by chunk.
     if unknown:
-        print(f"  {pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
-    print("\n".join(f"  {line}" for line in count_lines(stream.counts)))
+        print(f"  {begun.pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
+    print("\n".join(f"  {line}" for line in count_lines(begun.stream.counts)))

@@ -13,7 +13,7 @@ from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.registry import part_named, task_named
-from esmeray.train_config.section import Overrides
+from esmeray.train_config.section import Overrides, overrides_of
 from esmeray.training.config import Config, load_config
 
 
@@ -34,7 +34,7 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
     """
     if not (isinstance(config, str | Path) and isinstance(settings, Mapping | None)):
         raise ConfigError("train: a name or file of settings is needed, and a dictionary of those that override it")
-    code, run = trained(config, {tuple(str(name).split(".")): value for name, value in (settings or {}).items()})
+    code, run = trained(config, overrides_of(settings))
     if code:
         error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
         error.exit_code = code

@@ -55,7 +55,7 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model,
 
 def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, proteins, tmp_path, monkeypatch):
     predict(model, proteins, "a.parquet")
-    monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("esmeray.inference.classify.calls.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 2)
     lines = "".join(f"p{number},{text}\n" for number, text in enumerate(random_sequences(LENGTHS)))
     (tmp_path / "table.csv").write_text("name,sequence\n" + lines)
@@ -84,7 +84,7 @@ def test_regression_has_numbers_alone_and_each_residue_its_letter_and_its_number
 
 
 def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("esmeray.tools.classify.predict.CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("esmeray.inference.classify.calls.CHUNK_CHARACTERS", 1)
     monkeypatch.setattr("esmeray.dataset.table.PART_ROWS", 1)
     (tmp_path / "a.csv").write_text("sequence\nMKTA\nM1\n")
     (tmp_path / "good.csv").write_text("sequence\nMKTA\n")

@@ -1,0 +1,224 @@
+"""Predict and evaluate by a trained classifier as functions of Python: the work of the commands of these names.
+
+What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esmeray.common.errors import DataError
+from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.dataset.section import Part
+from esmeray.inference.classify.labelled import TextPart, TextStream, in_training, own_texts, read_texts, without_texts
+from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.train_config.section import (
+    DEFAULT_TOKENS,
+    ComputeSection,
+    Overrides,
+    PositiveInt,
+    Precision,
+    overrides_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from esmeray.inference.classifier import ClassifierPipeline
+
+CHUNK_CHARACTERS = 4_000_000
+"""Texts that are sorted and packed together: about 10,000 proteins."""
+EVALUATED_BY = "evaluate"
+
+
+class ClassifierRunSection(ComputeSection):
+    """Settings with which a classifier runs."""
+
+    precision: Precision = "fp32"
+    """Precision of the computation."""
+    tokens: PositiveInt = DEFAULT_TOKENS
+    """Token budget of a batch; a longer text goes alone."""
+
+    def options(self) -> dict[str, Any]:
+        """Settings of a pipeline, without the settings of a subclass."""
+        return self.model_dump(include={*ClassifierRunSection.model_fields})
+
+
+class ClassifySection(ClassifierRunSection):
+    """Texts, and how the classifier runs."""
+
+    input: str
+    """File, folder or quoted glob, or a URI."""
+
+
+class ClassifyEvaluateSection(ClassifierRunSection):
+    """Records, report, and how the classifier runs."""
+
+    input: str | None = None
+    """Labelled file, folder or quoted glob, or a URI. Default: the run's own records."""
+    output: Path | None = None
+    """Folder of the report. Default: RUN/evaluations/INPUT-PART, or evaluation-INPUT-PART."""
+    part: Part | None = None
+    """Records of the input by the split column of the run's settings, all by default; or of the run's own by its split,
+    those held out for validation by default."""
+    baselines: bool = False
+    """Fit simple baselines on what the run was trained on and show their metrics as baselines."""
+
+    def own_part(self) -> Part:
+        """The part that is evaluated."""
+        return self.part or ("all" if self.input else "validation")
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A classifier and the records that it is to predict; ``separator`` stands between the names of several labels."""
+
+    pipeline: "ClassifierPipeline"
+    stream: TextStream
+    chunks: Iterator[TextPart]
+    separator: str
+
+
+def opened_classification(model: str | Path, section: ClassifySection, overrides: Overrides) -> Classification:
+    """Read the first records, then open the classifier. Raises as :func:`classify`."""
+    label_space_of(model)
+    config = config_of(model, overrides)
+    stream = TextStream([section.input], config.data.labels, config.model.tokenizer, config.data.ingest)
+    chunks = stream.parts(CHUNK_CHARACTERS)
+    first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
+    if not first:
+        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
+    from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
+
+    pipeline = ClassifierPipeline.load(model, data=config.data, **section.options())
+    return Classification(pipeline, stream, chain(first, chunks), config.data.labels.separator)
+
+
+def classify(
+    model: str | Path, input: str | Path, *, config: Mapping[str, Any] | None = None, **settings: Any
+) -> "pd.DataFrame":
+    """Predict the labels of a file by a trained classifier, as ``esmeray classify predict``.
+
+    Args:
+        model: folder of a run, or of an export of one.
+        input: FASTA file or table, folder or glob, or a URI. For a list of sequences see ``ClassifierPipeline``.
+        config: settings that override the run's, by the names of docs/config.md, such as ``data.labels.id_column``.
+        settings: others of the command: ``device``, ``precision``, ``tokens``, ``stream`` and ``weights``.
+
+    Returns a row for each record: ``id``, ``label`` and ``probability_NAME`` of each class, an array for labels of
+    residues; for regression ``predicted_NAME`` in place of these. Raises EsmerayError for what the command refuses.
+
+    >>> table = esmeray.classify("classifier", "proteins.fasta", device="cpu")
+    >>> table["id"].tolist(), [*table.columns][:2]
+    (['first', 'second', 'third'], ['id', 'label'])
+    """
+    begun = opened_classification(model, ClassifySection.of(input=str(input), **settings), overrides_of(config))
+    from esmeray.inference.classify.prediction_table import predict_all, prediction_frame  # here: they load torch
+    from esmeray.inference.classify.report import pd
+
+    frames: list[pd.DataFrame] = []
+    predict_all(
+        begun.pipeline,
+        begun.chunks,
+        lambda ids, predictions: frames.append(prediction_frame(ids, predictions, begun.separator)),
+    )
+    return pd.concat(frames, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class ClassifierEvaluation:
+    """Metrics of a classifier.
+
+    Attributes:
+        records: number of records that were evaluated.
+        content: the content of evaluation.json: metrics, their intervals, and the baselines' metrics.
+        counts: numbers of records that were changed or left out, by name.
+        best_of: the metric that chose the model, or None.
+        training_known: whether it is known which of the records the model was trained on.
+    """
+
+    records: int
+    content: dict[str, Any] = field(repr=False)
+    counts: dict[str, int] = field(repr=False)
+    best_of: str | None = None
+    training_known: bool = True
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """A row for each metric, a column for the model and for each baseline."""
+        from esmeray.inference.classify.report import pd
+
+        columns = {"model": self.content, **self.content["baselines"]}
+        return pd.DataFrame({name: column["metrics"] for name, column in columns.items()})
+
+
+def evaluate(
+    model: str | Path,
+    input: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> ClassifierEvaluation:
+    """Evaluate a trained classifier on a labelled file, or on what its run held out, as ``esmeray classify evaluate``.
+
+    Args:
+        model: folder of a run, or of an export of one.
+        input: labelled file, folder or glob, or a URI; by default the run's own records.
+        overwrite: replace an output that an evaluation made.
+        config: settings that override the run's, by the names of docs/config.md, such as ``data.labels.label_columns``.
+        settings: others of the command: ``output``, a folder for the report (by default nothing is written), ``part``,
+            ``baselines``, ``device`` ...
+
+    Raises EsmerayError for what the command refuses.
+
+    >>> evaluation = esmeray.evaluate("classifier", "labelled.fasta", config={"data.labels.header_field": 1})
+    >>> evaluation
+    ClassifierEvaluation(records=3, best_of=None, training_known=False)
+    >>> "accuracy" in evaluation.metrics.index
+    True
+    """
+    section = ClassifyEvaluateSection.of(input=None if input is None else str(input), **settings)
+    space = label_space_of(model)
+    overrides = overrides_of(config)
+    # Options on the command line are for the file: records of the run are found by the settings that it had.
+    recorded, own = config_of(model), config_of(model, overrides)
+    part = section.own_part()
+    if section.output is not None:
+        refuse_existing(section.output, EVALUATED_BY, overwrite)
+    trained_N = None  # as long as it is not known
+    if section.input is None:
+        texts = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part)
+    else:
+        texts = read_texts([section.input], own.data, own.model.tokenizer, space, part, overrides)
+        trained_N = in_training(recorded.run, recorded.data, texts.texts)
+    training = None
+    if section.baselines:
+        known = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, "training")
+        # A baseline that was fitted to what it is evaluated on would look better than it is.
+        training = without_texts(known, set(texts.texts))
+    from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
+
+    pipeline = ClassifierPipeline.load(model, data=own.data, **section.options())
+    from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
+
+    scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
+    classifier = own.model.classifier
+    content = evaluation_of(scored, baselines, trained_N=trained_N, samples=classifier.bootstrap, seed=own.run.seed)
+    best_of = None if classifier.best_metric == "auto" else classifier.best_metric
+    training_known = section.input is None or trained_N is not None
+    if section.output is not None:
+        facts = {
+            "model": str(model),
+            "data": section.input or f"the run's own ({', '.join(own.data.source)})",
+            "part": part,
+            # In the report: who reads it later does not see what was printed.
+            **({} if training_known else {"trained on its records": "not known"}),
+            "device": str(pipeline.model.device),
+            "precision": pipeline.model.facts.precision,
+        }
+        with made_folder(section.output.absolute(), EVALUATED_BY, overwrite) as building:
+            write_report(building, scored, content, best_of=best_of, counts=counts, facts=facts)
+    return ClassifierEvaluation(len(texts.ids), content, counts, best_of, training_known)
