@@ -52,8 +52,10 @@ from esmeray.cluster.section import RaySection
 
 class Probe:
     def has_the_code(self):
-        here = pathlib.Path.cwd()
-        return ["runtime_resources" in here.parts, (here / "train_config" / "loading.py").exists()]
+        import esmeray
+
+        package = pathlib.Path(esmeray.__file__).parent
+        return ["runtime_resources" in package.parts, (package / "train_config" / "loading.py").exists()]
 
 with connected(RaySection()):
     probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()

@@ -38,7 +38,7 @@ class SpaceSection(Section):
     compile: list[bool] | None = None
     """Compile the model (true) or not (false)."""
     stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """ZeRO stages."""
+    """Stages of ZeRO to try."""
     workers: list[PositiveInt] | None = None
     """Numbers of training workers, with one device each."""
 
