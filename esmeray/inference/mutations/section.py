@@ -159,7 +159,7 @@ class MutationCampaignSection(MutationLearningSection):
     rounds: PositiveInt = 5
     """Number of plates to measure, one after the other."""
     number: PositiveInt = 96
-    """Mutants per plate."""
+    """Number of mutants per plate."""
     strategy: Strategy = "ucb"
     """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
     repeats: PositiveInt = 3
