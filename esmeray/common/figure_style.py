@@ -1,5 +1,4 @@
-"""Style of the project's figures: colours, axes, legends, and atomic writing of a PNG.
-"""
+"""Style of the project's figures: colours, axes, legends, and atomic writing of a PNG."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -27,6 +27,7 @@ try:
 except ResourceError as error:
     print(str(error).partition(" You can")[0])
 """
+ERRORS = REPOSITORY / "esmeray" / "common" / "errors.py"
 
 
 PRECISION = """
@@ -65,9 +66,13 @@ def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: P
     shared, metadata, code = tmp_path / "shared", tmp_path / "METADATA", tmp_path / "errors.py"
     shared.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
-    code.write_text((REPOSITORY / "esmeray" / "common" / "errors.py").read_text() + "\n")
+    code.write_text((ERRORS).read_text() + "\n")
     (installed,) = [file for file in importlib.metadata.files("torch") if file.match("*.dist-info/METADATA")]
-    mounts = {installed.locate(): metadata, REPOSITORY / "esmeray" / "common" / "errors.py": code, shared: tmp_path / "other"}
+    mounts = {
+        installed.locate(): metadata,
+        ERRORS: code,
+        shared: tmp_path / "other",
+    }
     (tmp_path / "other").mkdir()
     for target, source in mounts.items():
         subprocess.run([*slurm_job.inside, "mount", "--bind", source, target], check=True)

@@ -51,7 +51,7 @@ class Lock:
 def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> Lock:
     """Lock a file, and create it and its folder if needed.
 
-    ``shared``: several processes may hold the lock at once. The last holder may remove the file while it holds the lock.
+    ``shared``: several processes may hold the lock at once. The last holder may remove the file while it holds it.
     Raises BlockingIOError if the lock is not free within ``patience_s`` seconds, ConfigError if the file is a link or
     belongs to another user.
     """

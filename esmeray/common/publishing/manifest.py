@@ -53,7 +53,7 @@ def write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
 
 
 def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
-    """Reason why a target is not an unchanged output of the tool, or None. ``read``: compare checksums, not names alone."""
+    """Reason why a target is not an unchanged output of the tool, or None. ``read``: compare checksums, too."""
     manifest = manifest_of(target)
     files = listed(manifest, made_by)
     if not files:
@@ -95,7 +95,7 @@ def inner_name(name: object) -> str:
 
 
 def file_xxh128(path: Path) -> str:
-    """XXH3-128 of a file's bytes, hex: detects damage as reliably as SHA-256 at ten times its speed, but is no signature."""
+    """XXH3-128 of a file's bytes, hex: detects damage like SHA-256 at ten times its speed; no signature."""
     refuse_special(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
