@@ -31,7 +31,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + the number of SIGINT, as shells report it."""
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals, next to Ctrl-C's SIGINT, that ask a command to end. They come from Kubernetes and Slurm, a terminal that
-closes, batch systems before a time limit (Slurm's ``--signal=USR1@120``, SGE, LSF), or the kernel at a CPU limit."""
+closes, batch systems before a time limit (Slurm's ``--signal=USR1@120``, SGE, LSF), or the kernel at its CPU limit."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}
 """Error numbers of disk failures, which are reported without a traceback."""
 _UNWRAPPED_WIDTH = 10_000

@@ -42,7 +42,7 @@ def counts_reaching(
 
     ``records`` is the record of each prediction; ``reached`` is how many thresholds its score reaches, from the lowest
     up. Fmax is CAFA's (Radivojac et al. 2013, equations 1 to 3): precision is the mean over the records with at least
-    one prediction, recall the mean over all records; F is their harmonic mean, and Fmax the highest F of all.
+    one prediction, recall the mean over all records; F is their harmonic mean, and Fmax the highest F.
     """
     # A histogram by thresholds reached, summed from the highest down: an array of predictions by thresholds would run
     # out of memory.

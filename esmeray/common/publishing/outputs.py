@@ -76,7 +76,7 @@ def refuse_existing(
 
 @contextmanager
 def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``target`` with a manifest at the end; see :func:`refuse_existing`."""
+    """Yield a temporary folder, which becomes ``target`` with its manifest at the end; see :func:`refuse_existing`."""
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
