@@ -1,4 +1,4 @@
-"""Arguments of public functions, checked by their annotations, so that a wrong one is a refusal of one line."""
+"""Validation of public functions' arguments by their annotations; a wrong one is a one-line ConfigError."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 def checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which raises ConfigError for arguments of other types than it names: None, a str for a list ...
+    """Decorate a function to raise ConfigError for arguments of a wrong type, e.g. None, or a str for a list.
 
-    A path may be a str.
+    Paths may be strings.
     """
     validated: Callable[..., T] = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
 

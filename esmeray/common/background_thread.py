@@ -1,9 +1,9 @@
-"""A thread that does one thing at a time beside the main one, which may be interrupted at any point.
+"""A background thread that runs one task at a time, safe against interrupts of the main thread.
 
 Ctrl-C raises KeyboardInterrupt in the main thread between any two calls, also within Python's own
 ``Condition.__enter__`` once its lock is taken: the thread of an executor, or one that :mod:`threading` is about to
-start, then waits for that lock for ever, and the process for the thread (cpython issue 29988). Here the two share
-nothing but queues written in C.
+start, then waits for that lock forever, and the process waits for the thread (cpython issue 29988). The two
+threads here share only queues written in C.
 """
 
 import _thread
@@ -15,7 +15,7 @@ _Returned = TypeVar("_Returned")
 
 
 class BackgroundThread(Generic[_Returned]):
-    """One thread, one task at a time. To be closed."""
+    """One thread that runs one task at a time. Call :meth:`close` at the end."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], _Returned] | None] = queue.SimpleQueue()
@@ -26,9 +26,9 @@ class BackgroundThread(Generic[_Returned]):
         self._last: tuple[Any, BaseException | None] = (None, None)
 
     def begin(self, task: Callable[[], _Returned]) -> None:
-        """Have ``task`` done, once the one before it is; raises what that one raised."""
+        """Start ``task`` after the previous one has ended; raise the previous task's error."""
         if self._started:
-            self.wait()  # for the one before, whose failure must not be lost
+            self.wait()  # the previous task's failure must not be lost
         else:
             _thread.start_new_thread(_work, (self._tasks, self._outcomes, self._ended))
             self._started = True
@@ -36,7 +36,7 @@ class BackgroundThread(Generic[_Returned]):
         self._tasks.put(task)
 
     def wait(self) -> _Returned:
-        """Return, or raise, what the last task did, once it is done."""
+        """Wait for the last task; return its result or raise its error."""
         if self._busy:  # the outcome is kept: a second wait gives, or raises, the same
             self._last = self._outcomes.get()
             self._busy = False
@@ -46,9 +46,9 @@ class BackgroundThread(Generic[_Returned]):
         return value
 
     def close(self) -> None:
-        """End the thread, after the task that it is at."""
+        """End the thread after its current task."""
         if self._started:
-            self._started = False  # before the waiting: when that is interrupted, nobody must wait again
+            self._started = False  # before the wait: if it is interrupted, a second close must not wait
             self._tasks.put(None)
             self._ended.get()
 
@@ -57,7 +57,7 @@ def _work(tasks: queue.SimpleQueue, outcomes: queue.SimpleQueue, ended: queue.Si
     while (task := tasks.get()) is not None:
         try:
             outcomes.put((task(), None))
-        except BaseException as error:  # noqa: BLE001 - the other thread's to deal with
+        except BaseException as error:  # noqa: BLE001 - wait() raises it in the other thread
             outcomes.put((None, error))
-        del task  # what it holds would stay until the next
+        del task  # otherwise its objects would live until the next task
     ended.put(None)  # no join: this thread has no object of threading's, whose locks an interrupt can break

@@ -1,8 +1,13 @@
-"""Output and end of every command: a line for each thing to mend, and an exit code that scripts can act on.
+"""Output and end of every command: one line per problem, and an exit code that scripts can act on.
 
-In: a ``main(argv) -> int``. Out: its exit code; that of the :class:`~esmeray.common.errors.EsmerayError` that it
-raised; or 128 + the number of the signal that ended it. Anything else that is raised is a fault of the program, keeps
-its traceback and leaves with code 1. No command fails because its output can't be written: its work comes first.
+In: a ``main(argv) -> int``. Out: one of these exit codes:
+
+- the one that ``main`` returned
+- the exit code of the :class:`~esmeray.common.errors.EsmerayError` that it raised
+- 128 + the number of the signal that ended it
+- 1 for any other exception, which is a bug and keeps its traceback
+
+A command finishes its work even if its output can't be written.
 """
 
 import errno
@@ -25,13 +30,13 @@ from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + the number of SIGINT, as shells report it."""
 CLUSTER_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Signals, next to Ctrl-C's SIGINT, that ask a command to end: from Kubernetes and Slurm; a terminal that closes; batch
-systems before a time limit (``--signal=USR1@120`` of Slurm, SGE, LSF); the kernel at a limit of CPU time."""
+"""Signals, next to Ctrl-C's SIGINT, that ask a command to end. They come from Kubernetes and Slurm, a terminal that
+closes, batch systems before a time limit (Slurm's ``--signal=USR1@120``, SGE, LSF), or the kernel at its CPU limit."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE}
-"""Errors of a disk, which are no faults of the program wherever they are met."""
+"""Error numbers of disk failures, which are reported without a traceback."""
 _UNWRAPPED_WIDTH = 10_000
 LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers")
-"""Loggers that write to the terminal, whoever uses the library."""
+"""Loggers that write to the terminal by default."""
 
 
 class _Output(io.FileIO):
@@ -48,7 +53,7 @@ class _Output(io.FileIO):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that ends no command: the first error is a warning, and the lines after it are lost."""
+    """A log file whose write errors don't end the command: the first one is a warning, and later lines are dropped."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         warn(f"{self.baseFilename}: can't be written any more: {sys.exc_info()[1]}")
@@ -58,20 +63,19 @@ class _LogFile(logging.FileHandler):
 def end_process(main: Callable[[list[str]], int]) -> NoReturn:
     """Run this process's command line and exit with its code.
 
-    What could not be written to stdout is reported after the work, with the exit code of ResourceError. A reader that
-    has seen enough (``... | head``) is no error.
+    If stdout can't be written, the error is reported after the work, with the exit code of ResourceError. A closed pipe
+    (``... | head``) is no error.
     """
     if sys.getfilesystemencoding() == "ascii":
-        # Other people's file names can't be encoded in an ASCII locale. UTF-8 mode, also of child processes, reads and
-        # prints them.
+        # An ASCII locale can't encode all file names. UTF-8 mode can, here and in child processes.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     output = _open_streams()
     received = []
 
     def end(signum: int, frame: FrameType | None) -> None:
-        # Once: the kernel repeats SIGXCPU every second, and some tools signal a process and then its group. Ctrl-C
-        # still breaks off the clean-up. Ray's waits (2.60) pass on nothing else that a handler raises.
+        # Handle the first signal only: the kernel repeats SIGXCPU every second, and some tools signal a process and
+        # then its group. Ctrl-C still interrupts the clean-up. Ray's waits (2.60) pass on KeyboardInterrupt only.
         signal.signal(signum, signal.SIG_IGN)
         received.append(signum)
         raise KeyboardInterrupt
@@ -93,11 +97,11 @@ def end_process(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _open_streams() -> _Output:
-    """Open stdin, stdout and stderr if they are closed, and guard stdout and stderr; returns stdout's file."""
+    """Reopen closed standard streams, and guard stdout and stderr against write errors; return stdout's file."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest free descriptor is the closed one. The next file to be opened would get it otherwise, and with
-            # it what libraries print.
+            # The lowest free descriptor is the closed one. Otherwise the next opened file would get it, and with it
+            # the output of libraries.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
@@ -105,7 +109,7 @@ def _open_streams() -> _Output:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         files.append(_Output(stream.fileno(), "w", closefd=False))
-        # A file name that the encoding lacks is no reason to fail either. write_through: of python -u.
+        # backslashreplace: a file name that can't be encoded must not fail. write_through is set by python -u.
         text = io.TextIOWrapper(
             io.BufferedWriter(files[-1]),
             stream.encoding,
@@ -120,8 +124,8 @@ def _open_streams() -> _Output:
 def kept_from_children() -> Iterator[None]:
     """Keep the signals of clusters from processes that are started in the block.
 
-    A whole process group or job gets them, but this process answers them, after the block, and ends its children in
-    order. Ctrl-C is answered at once; whoever starts a process keeps it from that otherwise.
+    These signals often go to a whole process group or job. This process handles them after the block, and ends its
+    children in order. Ctrl-C is not blocked; the code that starts a process has to shield it from Ctrl-C.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, CLUSTER_SIGNALS)  # children inherit the mask
     try:
@@ -131,7 +135,7 @@ def kept_from_children() -> Iterator[None]:
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-    """Call ``main`` (default: with this process's arguments); what it raises becomes a line and an exit code."""
+    """Call ``main`` (default: with this process's arguments); errors become one line and an exit code."""
     try:
         return main(sys.argv[1:] if argv is None else argv)
     except EsmerayError as error:
@@ -157,7 +161,7 @@ def say(text: str) -> None:
 
 
 def next_command(*words: object) -> str:
-    """The line at the end of a command that has the command to type next, quoted as a shell needs it."""
+    """Last line of a command's output: the command to run next, quoted for the shell."""
     return f"next: esmeray {shlex.join(map(str, words))}"
 
 
@@ -166,7 +170,7 @@ def warn(text: str) -> None:
 
 
 def program_of(command: str) -> str:
-    """The words that start a command, as this process was started."""
+    """How the user starts this command, e.g. ``esmeray train`` or ``python train_ray.py``."""
     name = Path(sys.argv[0]).name
     if name in ("train_ray.py", "serve_ray.py"):
         return f"python {name}"
@@ -177,12 +181,12 @@ def program_of(command: str) -> str:
 
 @contextmanager
 def logged_to(path: Path, line: str) -> Iterator[None]:
-    """Append all that is logged in the block, at INFO or above, to a file, in lines of this format, and to no terminal.
+    """Append log records of level INFO or above to a file instead of the terminal; ``line`` is their format.
 
-    So with Python's warnings, and with libraries whose loggers write to the terminal by handlers of their own, which
-    they have made when they were imported: whoever enters the block has imported them.
+    This covers Python's warnings and :data:`LIBRARIES`, which install their own handlers on import. Import them before
+    the block.
     """
-    handler = _LogFile(path, delay=True)  # no file where nothing is logged
+    handler = _LogFile(path, delay=True)  # no file if nothing is logged
     handler.setFormatter(logging.Formatter(line))
     root = logging.getLogger()
     level = root.level
@@ -206,5 +210,5 @@ def logged_to(path: Path, line: str) -> Iterator[None]:
 
 
 def result_console() -> Console:
-    """A console for the results of a command; into a file or pipe nothing is wrapped."""
+    """Console for the results of a command; lines are not wrapped in a file or pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED_WIDTH)

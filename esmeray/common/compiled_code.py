@@ -1,7 +1,7 @@
-"""C++ sources compiled on the machine that runs them, once; the libraries are kept.
+"""Compile C++ sources on the machine that runs them, once, and cache the libraries.
 
-Where there is no compiler the caller has a slower way, and one warning says what is missing. A source includes no
-header of torch, so that it compiles in seconds; OpenMP's threads are torch's, whose library the loader finds.
+If there is no compiler, one warning is logged and the caller uses a slower implementation. The sources include no torch
+headers, so that they compile in seconds. They share OpenMP's threads with torch, whose library the loader finds.
 """
 
 import ctypes
@@ -23,15 +23,15 @@ _LOG = logging.getLogger(__name__)
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
 _OPENMP_FLAGS = ("-fopenmp",)
 _MACHINE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
-"""From the fastest to what any compiler takes; the first that compiles is used."""
+"""Machine flags from the fastest to the most portable; the first set that compiles is used."""
 
 
 @functools.cache
 def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL | None:
-    """The library compiled from a source with these macros, from the cache where it is there; None without a compiler.
+    """Return the library compiled from a source with these macros, or None if it can't be compiled.
 
-    The cache is ``esmeray/kernels`` in the user's cache folder, one file for each source, set of macros, compiler and
-    processor, so that machines which share a home folder don't share machine code.
+    Libraries are cached in ``esmeray/kernels`` in the user's cache folder, one per source, set of macros, compiler and
+    processor: machines that share a home folder must not share machine code.
     """
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -49,12 +49,12 @@ def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL
 
 def _reason(error: Exception) -> str:
     lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-    # Compilers begin with warnings and with where a file was included from.
+    # Compilers print warnings and include paths first.
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
 
 
 def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[str, int]) -> str:
-    # The text, not the time of the file: a checkout sets that anew.
+    # Hash the text instead of the file's time, which every checkout changes.
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     parts = [
         source.read_text(encoding="utf-8"),
@@ -66,24 +66,24 @@ def _fingerprint(source: Path, compiler: str, openmp: bool, constants: Mapping[s
 
 
 def processor() -> str:
-    """Facts of the processor that decide on the machine code."""
+    """Processor model and flags, on which the machine code depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    # A set: each of a hundred cores has the same lines.
+    # A set, since every core repeats the same lines.
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
 def _compile(compiler: str, source: Path, library: Path, openmp: bool, constants: Mapping[str, int]) -> None:
-    """Compile with the first set of flags that the compiler takes; several processes may do so at once."""
+    """Compile with the first set of flags that works; safe for several processes at once."""
     macros = [f"-D{name}={value}" for name, value in constants.items()]
-    # With OpenMP at any instructions before without it: clang lacks its library on many machines.
+    # All sets with OpenMP first, then without it: clang lacks the OpenMP library on many machines.
     tries = [(*flags, *_OPENMP_FLAGS) for flags in _MACHINE_FLAGS if openmp] + list(_MACHINE_FLAGS)
     with atomic_file(library) as partial:
         for number, flags in enumerate(tries, start=1):
             command = [compiler, *_FLAGS, *flags, *macros, str(source), "-o", str(partial)]
-            last = number == len(tries)  # whose failure is raised, with what the compiler said
+            last = number == len(tries)  # its failure is raised, with the compiler's message
             done = subprocess.run(command, capture_output=True, text=True, check=last, timeout=120)
             if done.returncode == 0:
                 break

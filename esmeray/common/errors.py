@@ -1,8 +1,7 @@
-"""The errors that a user can mend, each with its exit code, and how files are read so that they raise these.
+"""Errors that a user can fix, each with its exit code, and helpers that read files and raise them.
 
-A refusal is raised where the fact is known, says in one line what was wrong, where (file, record, line, key) and
-what to do, and is caught once, at the command line (:mod:`esmeray.common.command_line`). Anything else that is raised
-is a fault of the program and leaves with code 1.
+A message is one line: the problem, its location (file, record, line, key) and the remedy. The errors are caught once,
+at the command line (:mod:`esmeray.common.command_line`). Any other exception is a bug and exits with code 1.
 """
 
 import errno
@@ -20,18 +19,18 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 class EsmerayError(Exception):
-    """Base of every refusal, meant for the person at the terminal, with a line for each problem."""
+    """Base class of all errors for the user, with one line per problem."""
 
     exit_code = 1
     retryable = False
 
     def __init__(self, *problems: str) -> None:
-        # Libraries' messages have line breaks, and quote a file's text of any length: here, once for all refusals.
+        # Messages of libraries have line breaks, and may quote long text from a file.
         self.problems = tuple(shortened(" ".join(problem.splitlines()), _LONGEST_PROBLEM) for problem in problems)
         super().__init__("; ".join(self.problems))
 
     def __reduce__(self) -> tuple[type["EsmerayError"], tuple[str, ...], dict[str, object]]:
-        """Pickled with each problem: workers' errors travel to the driver."""
+        """Pickle every problem: workers' errors travel to the driver."""
         return type(self), self.problems, self.__dict__
 
 
@@ -42,13 +41,13 @@ class ConfigError(EsmerayError):
 
 
 class DataError(EsmerayError):
-    """Input or store that can't be read as it is (exit code 3)."""
+    """Unreadable or invalid input or store (exit code 3)."""
 
     exit_code = 3
 
 
 class UnknownRecordError(DataError, KeyError, IndexError):
-    """An id or a number that a collection of records does not have, for callers who expect Python's own error, too."""
+    """Unknown id or row number of a collection of records; also a KeyError and an IndexError."""
 
     __str__ = Exception.__str__  # KeyError's would show the quoted message
 
@@ -58,17 +57,17 @@ class ForkedError(ConfigError, RuntimeError):
 
 
 FORKED = "opened before this process was forked: open it after the fork, or spawn the process"
-"""Text of a :class:`ForkedError`, after the name of what was opened."""
+"""Message of a :class:`ForkedError`, after the name of the store, model or client."""
 
 
 def check_path(path: object, name: str) -> None:
-    """Raise ConfigError for an argument of Python that can't be a path, such as None."""
+    """Raise ConfigError if an argument can't be a path, e.g. None."""
     if not isinstance(path, (str, PathLike)):
         raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
 
 
 def expanded(path: str | PathLike[str]) -> Path:
-    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if this machine knows no such user."""
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if the user is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -77,9 +76,9 @@ def expanded(path: str | PathLike[str]) -> Path:
 
 @contextmanager
 def naming_variables() -> Iterator[None]:
-    """Errors of a new HTTP client, which reads proxies and CA files from the environment, as ConfigErrors.
+    """Turn errors of creating an HTTP client into ConfigErrors; it reads proxies and CA files from the environment.
 
-    They name the variables and not their values, which may hold a password.
+    Messages name the variables without their values, which may contain a password.
     """
     import httpx  # here: few need it
 
@@ -88,7 +87,7 @@ def naming_variables() -> Iterator[None]:
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         names = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXIES
         variables = " or ".join(name for name in os.environ if name.lower() in names)
-        # httpx quotes what it takes for the port, which may be part of a password.
+        # httpx quotes the supposed port, which may be part of a password.
         reason = (
             "no URL; in no_proxy, addresses have no []" if isinstance(error, httpx.InvalidURL) else first_line(error)
         )
@@ -96,12 +95,12 @@ def naming_variables() -> Iterator[None]:
 
 
 def refuse_special(path: Path | str) -> None:
-    """Raise OSError for a FIFO, a socket or a device in place of a file: opening or reading it may never end.
+    """Raise OSError for a FIFO, a socket or a device that is given as a file: opening or reading it may block forever.
 
     A pipe of the shell, ``<(COMMAND)`` or /dev/stdin, has no name in a folder and is accepted.
     """
     path = Path(path)
-    if path.is_file() or path.is_dir() or not path.exists():  # what is missing, or a URI, is for whoever opens it
+    if path.is_file() or path.is_dir() or not path.exists():  # the caller reports missing files and opens URIs
         return
     if not path.is_fifo() or path.resolve().exists():
         raise OSError(errno.EINVAL, "a named pipe, a socket or a device, not a file", str(path))
@@ -118,35 +117,35 @@ def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
         raise DataError(f"{path}: can't be read: {error.strerror or error}{advice}") from error
 
 
-# What parsers raise at bytes that they do not expect, deep nesting (RecursionError) and lengths beyond memory included.
+# Exceptions that parsers raise on unexpected bytes, deep nesting (RecursionError) and lengths beyond memory included.
 _UNREADABLE = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _LONGEST_PROBLEM = 1500
 _LONGEST_REASON = 200
-"""Characters: some parsers quote what they read."""
+"""Maximum length in characters: some parsers quote their input."""
 
 
 @contextmanager
 def parsing(path: Path | str, remedy: str, *others: type[Exception]) -> Iterator[None]:
-    """Whatever a parser raises at a file that is damaged, as a DataError of one line; ``others`` are a library's own.
+    """Turn a parser's errors into a one-line DataError; ``others`` are further exceptions of the parser's library.
 
-    For no more than the parsing itself: a fault of the program in the block would be called damage, too.
+    Put only the parsing in the block: a bug in it would be reported as a damaged file, too.
     """
     unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *others)  # mypy takes no tuple that is made in the clause
     try:
-        with reading(path, remedy):  # inside: what the system refuses is no damage
+        with reading(path, remedy):  # inside: an OSError means unreadable, not damaged
             yield
     except unreadable as error:
         raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The dictionary of a JSON file, which may be damaged, or made by others to do harm: it is read as data.
+    """Return the dictionary of a JSON file, which may be damaged or untrusted.
 
-    Raises DataError, with the remedy, where it can't be read or is none.
+    Raises DataError, with the remedy, if the file can't be read or holds no dictionary.
     """
     with parsing(path, remedy):
         content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):  # else each reader would fail in its own way at the first key
+        if not isinstance(content, dict):  # otherwise each caller would fail differently at the first key
             raise ValueError(f"a {type(content).__name__} where a dictionary belongs")
     return content
 
@@ -158,7 +157,7 @@ class ResourceError(EsmerayError):
 
 
 class DiskFullError(ResourceError):
-    """A disk, or a user's share of it, has no room left."""
+    """Disk full, or the user's quota exceeded."""
 
 
 class DivergenceError(EsmerayError):

@@ -1,7 +1,4 @@
-"""Style of the project's pictures: colours, axes, legends and the writing of a PNG.
-
-In: a Matplotlib figure. Out: a PNG that is complete or not there.
-"""
+"""Style of the project's figures: colours, axes, legends, and atomic writing of a PNG."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,17 +21,17 @@ GRID = "#e6e8eb"
 def picture(path: Path | str, width: float, height: float, title: str) -> Iterator[Figure]:
     """An empty figure, inches wide and high, with a heading; written as PNG when the block ends.
 
-    The file is replaced only when the new one is complete; its folder is made if need be. Nothing of pyplot's global
-    state is touched.
+    The file is replaced only when the new one is complete; its folder is created if needed. pyplot's global
+    state is not touched.
     """
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)  # by itself: pyplot would keep each figure, and choose a backend that may want a display
-    # Names of files and runs are shown as they are: two dollars in one are no formula.
+    FigureCanvasAgg(figure)  # without pyplot, which keeps every figure and may choose a backend that needs a display
+    # Names of files and runs are shown as they are: two dollar signs are no formula.
     figure.suptitle(title, fontsize=14, fontweight="bold", color=INK, x=0.01, ha="left", parse_math=False)
     yield figure
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as temporary:  # a run's curves are looked at while they are drawn anew
+    with atomic_file(path) as temporary:  # users look at a run's curves while they are redrawn
         figure.savefig(temporary, format="png")
 
 
@@ -43,7 +40,7 @@ def heading(axes: Axes, text: str) -> None:
 
 
 def style(axes: Axes, title: str = "") -> None:
-    """Quiet axes, with lines to read heights by, and a heading where one is given."""
+    """Style axes with light horizontal grid lines, and add a heading if one is given."""
     if title:
         heading(axes, title)
     axes.spines[["top", "right"]].set_visible(False)
@@ -55,13 +52,13 @@ def style(axes: Axes, title: str = "") -> None:
 
 
 def style_steps(axes: Axes) -> None:
-    """:func:`style`, with whole numbers below."""
+    """:func:`style` with integer ticks on the x axis."""
     style(axes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def number_text(value: float, _position: float = 0) -> str:
-    """A number as people write it, such as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
+    """Format a number, e.g. as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
     if value == 0 or abs(value) >= 0.01:  # Python's own "g" turns to exponents below 0.0001, and pads them (1e-05)
         return f"{value:g}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
@@ -69,7 +66,7 @@ def number_text(value: float, _position: float = 0) -> str:
 
 
 def legend(axes: Axes, over_curves: bool = False) -> None:
-    """A legend, where anything has a label; over curves it has a white ground."""
+    """Add a legend if anything has a label; over curves it gets a white background."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=over_curves, fontsize=9, labelcolor=INK).get_frame().set(
             facecolor="white", edgecolor="none", alpha=0.85

@@ -1,6 +1,6 @@
-"""Folders of this user's own: for what is kept between commands, and for what no other user may see or plant.
+"""Private folders of this user: caches between commands, and files that no other user may read or plant.
 
-A container's user may have no entry in passwd, no HOME, or a home that can't be written: nothing here fails for that.
+They also work in containers, whose user may have no passwd entry, no HOME, or a read-only home.
 """
 
 import os
@@ -19,7 +19,7 @@ def cache_folder(name: str) -> Path:
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
     with suppress(OSError):
-        # 0700: code from it is executed, and whoever else could write there would have his code executed.
+        # 0700: code from it is executed, so no other user may write there.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(folder, os.W_OK | os.X_OK):
         folder = own_folder(tempfile.gettempdir()) / name
@@ -29,7 +29,7 @@ def cache_folder(name: str) -> Path:
 
 
 def own_folder(parent: str | Path) -> Path:
-    """Folder of this user alone in another one, which may be everybody's.
+    """Folder that only this user can enter, in a parent that may be shared, e.g. /tmp.
 
     Raises ResourceError if it is a link, or another user owns it or may enter it.
     """

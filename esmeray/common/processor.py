@@ -1,6 +1,6 @@
-"""The machine at hand, as far as a default of the settings depends on it, and the cgroups that limit this process.
+"""Properties of this machine that defaults of settings depend on, and the cgroups that limit this process.
 
-Imports nothing heavy.
+Imports only the standard library.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 _BF16 = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
-"""Flags of x86 and, the last, of Arm processors."""
+"""CPU flags of bf16 support: the first two on x86, the last on Arm."""
 
 
 def has_gpu_driver() -> bool:
@@ -27,7 +27,7 @@ def has_gpu_driver() -> bool:
 
 
 def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
-    """Precision of a computation on this machine that was given none: bf16 if there are instructions for it."""
+    """Default precision on this machine: bf16 on CUDA and on CPUs with bf16 instructions, otherwise fp32."""
     return "bf16" if on_cuda or cpu_computes_bf16() else "fp32"
 
 
@@ -49,7 +49,7 @@ def usable_cpus() -> int:
     A quota of half a core counts as one: nothing can be placed on less.
     """
     cpus = [float(len(os.sched_getaffinity(0)))]
-    # The tightest quota of all groups up to the root holds: a job's own may have none where the one above it has.
+    # The tightest quota of all groups up to the root holds: a job's group may have none while its parent has one.
     for folder, is_v2 in cgroup_folders("cpu"):
         names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         # The file is missing, or says "max": no quota.
@@ -72,7 +72,7 @@ def cgroup_folders(controller: str) -> list[tuple[Path, bool]]:
         if controllers and controller not in controllers.split(","):
             continue
         root = CGROUPS / controller if controllers else CGROUPS
-        # In a container that sees its own cgroup as the root, the path is the machine's and leads nowhere.
+        # In a container that sees its own cgroup as the root, the path is the host's and does not exist.
         folder = root / path.lstrip("/")
         folders += [(group, not controllers) for group in (folder, *folder.parents) if group.is_relative_to(root)]
     return folders

@@ -1,6 +1,6 @@
-"""Progress on stderr: of a conversion, by its bytes, of records that are computed, and a status line.
+"""Progress on stderr: bars for conversions (in bytes) and for computed records, and a status line.
 
-A terminal has a bar; a log a line after two seconds and then now and then, also while a long step reports nothing.
+A terminal shows a bar. A log gets a line after 2 s and then every 30 s, also while a long step reports nothing.
 """
 
 import sys
@@ -31,13 +31,13 @@ _SPEED_S = 300.0
 """Seconds over which speed is averaged, for the time left: updates of a slow job are minutes apart."""
 
 _lines: list[Callable[[], str] | None] = []
-"""Text of each open display for a log, the innermost last; None if rich draws it on a terminal."""
+"""Functions that return the log line of each open display, the innermost last; None if rich draws it on a terminal."""
 _changed = Event()
 """Set when a display begins or ends."""
 
 
 class ConversionProgress(NamedTuple):
-    """Bytes of the source as it lies on disk (0 in all where it is no file), and records."""
+    """Bytes of the source on disk (``bytes_total`` is 0 if it is no file), and number of records."""
 
     bytes_read: int
     bytes_total: int
@@ -53,25 +53,25 @@ def no_progress(_progress: ConversionProgress) -> None:
 
 @contextmanager
 def conversion_bar(title: str) -> Iterator[ProgressCallback]:
-    """A progress bar on stderr for as long as the block lasts; lines where stderr is no terminal."""
+    """A progress bar on stderr during the block; lines if stderr is no terminal."""
     with _bar(title, DownloadColumn()) as update:
         yield lambda progress: update(progress.bytes_read, progress.bytes_total or None, progress.records)
 
 
 @contextmanager
 def record_bar(title: str) -> Iterator[Callable[[float, int], None]]:
-    """A progress bar as :func:`conversion_bar`; called with the share that is done, 0 to 1, and with the records."""
+    """Progress bar like :func:`conversion_bar`, updated with the completed fraction (0 to 1) and the records."""
     with _bar(title, TaskProgressColumn()) as update:
         yield lambda share, records: update(share, 1.0, records)
 
 
 @contextmanager
 def status_line(title: str = "starting") -> Iterator[Callable[[str], None]]:
-    """A line on stderr that each call replaces; where stderr is no terminal, the newest text now and then."""
+    """Status line on stderr that each call replaces; if stderr is no terminal, the latest text is logged every 30 s."""
     console = Console(file=sys.stderr)  # stdout is for results, which may go through a pipe
     if console.is_terminal:
         with _display(None), console.status(Text(title)) as status:
-            yield lambda text: status.update(Text(text))  # Text: brackets in a name are no markup of rich's
+            yield lambda text: status.update(Text(text))  # Text: brackets in a name are no rich markup
         return
     newest = deque([title], maxlen=1)
     with _display(lambda: newest[0]):
@@ -80,9 +80,9 @@ def status_line(title: str = "starting") -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Lines with the title while nothing in the block shows its own progress: importing torch takes seconds.
+    """Print the title now and then while the block shows no progress of its own, e.g. while torch is imported.
 
-    Lines on a terminal as well: rich's displays would send to stderr what the block prints to stdout.
+    A terminal gets lines, too: rich's displays would redirect the block's stdout to stderr.
     """
     with _display(lambda: title):
         yield
@@ -99,7 +99,7 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
     )
     console = Console(file=sys.stderr)
     is_log = not console.is_terminal
-    # In a log it draws nothing, but estimates the time left.
+    # For a log the bar is disabled, and only estimates the time left.
     bar = Progress(*columns, console=console, transient=True, disable=is_log, speed_estimate_period=_SPEED_S)
     number = bar.add_task(title, total=None, records=0)
     (task,) = bar.tasks
@@ -136,5 +136,5 @@ def _write_log() -> None:
         _changed.clear()
 
 
-# A thread, since a step of minutes may report nothing; one, so that only the innermost display writes.
+# A thread, since a step may report nothing for minutes. Only one, so that only the innermost display writes.
 _start_log = cache(Thread(target=_write_log, daemon=True).start)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, the ending of whose plural stands in braces: ``counted(2, "packed batch{es}")``."""
+    """A number and its noun, with the plural ending in braces: ``counted(2, "packed batch{es}")``."""
     endings = {"s": "", "es": "", "ies": "y"} if number == 1 else {"s": "s", "es": "es", "ies": "ies"}
     return f"{number:,} {noun.format(**endings)}"
 
@@ -16,14 +16,14 @@ UNUSABLE: dict[str, str] = {}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint in brackets about a name that is not known: the one that is most like it, in any case; empty if none is.
+    """Hint in brackets for an unknown name: the most similar known one, ignoring case; empty if none is similar.
 
-    Of the name of another package's addition, or an option of one, the reason why it can't be used.
+    For an unusable addition of another package, or an option of it, the hint is the reason.
     """
     reasons = [UNUSABLE[part] for part in name.lstrip("-").split(".") if part in UNUSABLE]
     if reasons:
         return f" ({reasons[0]})"
-    spelled = {word.lower(): word for word in sorted(known)}  # sorted: of two that are as near, always the same
+    spelled = {word.lower(): word for word in sorted(known)}  # sorted: ties always give the same hint
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" (did you mean {spelled[near[0]]}?)" if near else ""
 
@@ -47,7 +47,7 @@ def amount(value: float) -> str:
 
 
 def refusal(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in words, with the value that is refused unless the message is our own."""
+    """Message of one pydantic error, with the rejected value unless the message is Esmeray's own."""
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "literal_error":
         message += did_you_mean(str(error["input"]), ())
@@ -57,17 +57,17 @@ def refusal(error: Mapping[str, Any]) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, without its middle where it has more characters: what is wrong comes first, what to do last."""
+    """Cut the middle of a text longer than ``longest`` characters: problem first, remedy last."""
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or its type where it says nothing."""
+    """First line of an error's message, or its type if the message is empty."""
     return _lines(error)[0]
 
 
 def last_line(error: BaseException) -> str:
-    """Last line of an error's message, where Ray passes on a traceback before it."""
+    """Last line of an error's message; Ray puts a traceback before it."""
     return _lines(error)[-1]
 
 

@@ -1,7 +1,7 @@
-"""The measuring harness: warm up, measure contenders in turns, compare them with an interval.
+"""Benchmark harness: warm up, measure contenders in rounds, compare them with a 95 % interval.
 
-All contenders are measured once a round, in an order that rotates, so that what disturbs the machine affects them alike
-and a ratio can be taken within each round.
+Each round measures every contender once, in rotating order: disturbances affect all alike, and a ratio can be taken
+within each round.
 """
 
 import sys
@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple, TypeVar
 T = TypeVar("T")
 
 AGREEMENT = 0.02
-"""Two medians that differ by no more than this share of the larger agree."""
+"""Maximum relative difference of two medians that agree, as a fraction of the larger."""
 
 REPEATS_PER_MEDIAN = 3
 MAX_MEDIANS = 6
 MAX_WARM_UP_S = 30.0
-"""Bounds of a warm-up, whichever is met first. Two medians are always taken."""
+"""Maximum duration of a warm-up in seconds. Two medians are always taken."""
 
 
 class Ratio(NamedTuple):
@@ -39,9 +39,9 @@ def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
 
 
 def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> bool:
-    """Repeat until the medians of two successive threes agree, at most six medians or so many seconds.
+    """Repeat until the medians of two successive threes agree, up to six medians or ``max_s`` seconds.
 
-    Returns whether the last two agree.
+    Returns True if the last two agree.
     """
     medians: list[float] = []
     start_s = time.perf_counter()
@@ -55,7 +55,7 @@ def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> bool:
 def measure(
     contenders: Mapping[str, Callable[[], T]], rounds: int, show: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[T]]:
-    """Samples of each contender, one a round, in rotating order; ``show`` receives what is being measured."""
+    """Samples per contender, one per round, in rotating order; ``show`` receives the current contender and round."""
     names = list(contenders)
     samples: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds):
@@ -68,7 +68,7 @@ def measure(
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
     """Return the result of a piece of work and the seconds that it took, the GPU's work included."""
-    wait_for_device()  # or work that was launched before would count
+    wait_for_device()  # otherwise work launched earlier would count
     start_s = time.perf_counter()
     result = work()
     wait_for_device()
@@ -83,8 +83,8 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def wait_for_device() -> None:
-    """Wait for the GPU, where torch is loaded and has used one."""
-    torch = sys.modules.get("torch")  # not imported here: a benchmark of reading needs none of its seconds
+    """Wait for the GPU if torch is loaded and has used one."""
+    torch = sys.modules.get("torch")  # not imported here: it takes seconds, and benchmarks of reading don't need it
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -92,7 +92,7 @@ def wait_for_device() -> None:
 def round_ratios(
     ours: Sequence[float], other: Sequence[float], better: Literal["higher", "lower"] = "higher"
 ) -> list[float]:
-    """One ratio for each round in which both were measured, larger where ours is better."""
+    """Ratio per round that measured both; above 1 if ours is better."""
     if better == "lower":
         ours, other = other, ours
     # Not strict: one of them may have been measured in fewer rounds.

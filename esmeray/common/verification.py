@@ -1,9 +1,9 @@
-"""Read back what Esmeray wrote: the bytes that were written, or a refusal in one line.
+"""Verify the checksums of files that Esmeray wrote, before they are read.
 
-A file is compared with its checksum when a process first reads it, whole, and not again while it is the same file.
-``check_file`` has the checksum from whoever keeps it (a store's manifest, a shard's row); ``verified`` finds it in the
-manifest that every tool leaves with what it makes (:mod:`esmeray.common.publishing`). Files without one are read as
-they are: those of others, and those that were taken out of their folder.
+A process compares a whole file with its checksum before the first read, and again only if the file changes.
+``check_file`` gets the checksum from its caller (a store's manifest, a shard's row). ``verified`` finds it in the
+manifest that every tool writes with its output (:mod:`esmeray.common.publishing`). Files without a manifest are not
+verified.
 """
 
 import time
@@ -14,10 +14,11 @@ from esmeray.common.errors import DataError, parsing, read_json, reading
 from esmeray.common.publishing import MADE_FILE, file_xxh128
 
 _DEPTH = 3
-"""Folders up to the one with the manifest: a file of an output of one of several models (``OUT/model/residues``)."""
+"""Maximum number of parent folders that are searched for the manifest; outputs of several models need three
+(``OUT/model/residues``)."""
 _SETTLED_S = 1.0
-"""A file that was written since this may be written again without another time of change: the system's clock of files
-is coarse (Linux 10 ms, some network file systems a second)."""
+"""Seconds since its last write after which a file's time identifies its content. File clocks are coarse (Linux 10 ms,
+some network file systems 1 s), so a second write may leave the time as it is."""
 
 _verified: dict[Path, tuple[str | None, int, int, int, int]] = {}
 
@@ -41,9 +42,9 @@ def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128:
 
 
 def verified(path: Path) -> Path:
-    """The path of a file whose bytes are those that its folder's manifest lists; see the module for files without one.
+    """Return the path after comparing the file with its folder's manifest; a file without one is not verified.
 
-    Raises DataError where they are others, or the manifest is damaged.
+    Raises DataError if the bytes differ, or the manifest is damaged.
     """
     whole = path.absolute()  # not resolved: a link in the folder is listed by its own name
     for folder in whole.parents[:_DEPTH]:
@@ -63,9 +64,9 @@ def verified(path: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, str], dict[str, str]]:
-    """XXH3-128 by name, and those before of files that may not be replaced yet.
+    """XXH3-128 by file name, and the previous checksums of files that may not be replaced yet.
 
-    Read once while the manifest is the same, since it may list thousands of shards.
+    Cached while the manifest is unchanged, since it may list thousands of shards.
     """
     remedy = f"make or copy {manifest.parent} again, or remove this file, by which the others are verified"
     made = read_json(manifest, remedy)

@@ -1,7 +1,8 @@
-"""Locks by files, which processes of a machine, or of a shared file system, hold one at a time.
+"""File locks between processes of one machine or one shared file system.
 
-A lock is flock's, which the system releases when its process ends. A file system without flock gets a file that names
-host and process instead. What another user prepared is never opened: it could lead to a file of this user's.
+Locks use flock, which the system releases when the process ends. On a file system without flock, a file that names
+host and process is used instead. Files and links of other users are never opened: a link could lead to a file of this
+user.
 """
 
 import errno
@@ -21,13 +22,13 @@ from esmeray.common.errors import ConfigError, ResourceError
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-"""Answers of a file system without flock, such as Lustre mounted without ``-o flock``."""
+"""Error numbers of a file system without flock, e.g. Lustre mounted without ``-o flock``."""
 
 
 def lock_path_of(target: Path) -> Path:
-    """Path of the lock of a target. Raises ConfigError if something else has this name."""
+    """Path of a target's lock file. Raises ConfigError if another kind of file has this name."""
     path = target.with_name(f".{target.name}.lock")
-    # Most often it is not there, and its holder may end at any time. Earlier versions wrote a process into it.
+    # The file is usually missing, and its holder may remove it at any time. Earlier versions wrote a process id.
     with suppress(OSError):
         if path.is_file() and not (path.read_text(errors="replace") or "0").isdigit():
             raise ConfigError(f"{path}: is no lock of Esmeray's; move it away, or choose another name")
@@ -35,7 +36,7 @@ def lock_path_of(target: Path) -> Path:
 
 
 class Lock:
-    """A lock that is held until it is closed."""
+    """A lock, held until :meth:`close`."""
 
     def __init__(self, descriptor: int, release: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -48,10 +49,11 @@ class Lock:
 
 
 def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) -> Lock:
-    """Lock a file, which is made with its folder.
+    """Lock a file, and create it and its folder if needed.
 
-    ``shared``: other processes may share it. The last holder may remove the file while it holds it. Raises
-    BlockingIOError where another process holds it longer, ConfigError if the file is a link or another user's.
+    ``shared``: several processes may hold the lock at once. The last holder may remove the file while it holds it.
+    Raises BlockingIOError if the lock is not free within ``patience_s`` seconds, ConfigError if the file is a link or
+    belongs to another user.
     """
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -60,7 +62,7 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
             descriptor = _open_lock(path)
             stack.callback(os.close, descriptor)
             try:
-                # LOCK_NB and a sleep: a wait within flock has no time-out.
+                # LOCK_NB and a sleep, since flock itself has no timeout.
                 fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline_s:
@@ -78,7 +80,7 @@ def take_lock(path: Path, patience_s: float = math.inf, shared: bool = False) ->
 
 
 def _open_lock(path: Path) -> int:
-    """Open or make the file of a lock. Another user could have made it a link to a file of this user's."""
+    """Open or create a lock file. Links are refused: another user could point one at a file of this user."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileExistsError):
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
@@ -90,10 +92,10 @@ def _open_lock(path: Path) -> int:
 
 
 def refuse_other_user(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigError if a file or folder to continue with belongs to another user."""
+    """Raise ConfigError if an existing file or folder belongs to another user."""
     if status.st_uid == os.geteuid():
         return
-    # A file system may map users, as NFS does root: there what this process makes has the same owner.
+    # A file system may map users, as NFS does for root: compare with the owner of a new file.
     with tempfile.TemporaryFile(dir=path.parent) as probe:
         owner = os.fstat(probe.fileno()).st_uid
     if status.st_uid != owner:
@@ -104,8 +106,8 @@ def refuse_other_user(path: Path, status: os.stat_result) -> None:
 
 
 def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> Callable[[], None]:
-    """Lock by a file that names host and process, for a file system without flock; returns its release."""
-    from filelock import SoftFileLock, Timeout  # here: few file systems need it
+    """Lock by a file that names host and process, for a file system without flock; return the release function."""
+    from filelock import SoftFileLock, Timeout  # imported here: few file systems need it
 
     if shared:
         raise ResourceError(

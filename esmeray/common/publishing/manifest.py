@@ -1,6 +1,6 @@
-"""The manifest of what a tool made: ``esmeray.json`` in a folder, ``.NAME.esmeray.json`` next to a file.
+"""Manifest of a tool's output: ``esmeray.json`` in a folder, ``.NAME.esmeray.json`` next to a file.
 
-It names the tool and the XXH3-128 of each file. Manifests come from others, too: their names are checked.
+It lists the tool and the XXH3-128 of each file. Manifests may be untrusted, so the file names in them are checked.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from esmeray.common.text import shortened
 
 MADE_FILE = "esmeray.json"
 PARTS = "part-*"
-"""Folders by which a folder grows, each with its own manifest: nothing of what was there before is written again."""
+"""Subfolders that are added to a growing folder, each with its own manifest; existing files are not rewritten."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 2000
-"""Bytes of a name, and characters of a path below a folder, that file systems take."""
+"""Maximum length of a name in bytes, and of a path below a folder in characters."""
 
 
 def list_files(folder: Path, made_by: str) -> None:
-    """Write the manifest of a folder, with the checksums of all that is in it."""
+    """Write the manifest of a folder, with the checksums of all its files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MADE_FILE)
     write_manifest(manifest_of(folder), made_by, {str(path.relative_to(folder)): file_xxh128(path) for path in paths})
 
@@ -33,13 +33,13 @@ def listed_names(folder: Path, made_by: str) -> set[str]:
 
 
 def listed(manifest: Path, made_by: str) -> dict[str, str]:
-    """XXH3-128 by name, of a manifest of the tool; nothing of any other."""
+    """Return the XXH3-128 by file name; empty if another tool wrote the manifest."""
     try:
         refuse_special(manifest)
         made = json.loads(manifest.read_text(encoding="utf-8"))
         files = dict(made["files"]) if made["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        files = {}  # a damaged manifest says nothing: what it is of is not replaced
+        files = {}  # with a damaged manifest the output counts as another tool's, and is not replaced
     check_names(files, manifest)
     return files
 
@@ -53,13 +53,13 @@ def write_manifest(path: Path, made_by: str, files: dict[str, str]) -> None:
 
 
 def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
-    """The part of the target that the tool did not make, by its manifest; unless ``read`` by the names alone."""
+    """Reason why a target is not an unchanged output of the tool, or None. ``read``: compare checksums, too."""
     manifest = manifest_of(target)
     files = listed(manifest, made_by)
     if not files:
         return f"was not made by {made_by}"
     folder = target if target.is_dir() else target.parent
-    # Parts alone: another output that lies in this folder is not replaced with it.
+    # Only manifests of parts: other outputs inside this folder must not be replaced with it.
     of_parts = {path: listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
     for path, checksums in of_parts.items():
         files |= {str((path.parent / name).relative_to(folder)): checksum for name, checksum in checksums.items()}
@@ -75,7 +75,7 @@ def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
 
 
 def check_names(names: Iterable[object], manifest: Path | str) -> None:
-    """Raise DataError where a manifest lists what can't be a file of its folder; see :func:`inner_name`."""
+    """Raise DataError if a manifest lists a name that can't be in its folder; see :func:`inner_name`."""
     try:
         list(map(inner_name, names))
     except ValueError as error:
@@ -83,9 +83,9 @@ def check_names(names: Iterable[object], manifest: Path | str) -> None:
 
 
 def inner_name(name: object) -> str:
-    """Return the name of a file in a manifest's folder; ValueError where it is absolute, empty, climbs or is too long.
+    """Return a file name of a manifest; ValueError if it is absolute, empty, too long or contains ``..``.
 
-    Manifests come from others, too, and what they list is read, replaced and removed.
+    Manifests may be untrusted, and the files that they list are read, replaced and removed.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
     is_long = any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts) or len(str(name)) > _LONGEST_PATH
@@ -95,7 +95,7 @@ def inner_name(name: object) -> str:
 
 
 def file_xxh128(path: Path) -> str:
-    """XXH3-128 of a file's bytes, hex: notices damage as surely as SHA-256 at ten times its speed; no signature."""
+    """XXH3-128 of a file's bytes, hex: detects damage like SHA-256 at ten times its speed; no signature."""
     refuse_special(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

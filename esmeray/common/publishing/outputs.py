@@ -1,13 +1,12 @@
-"""A folder or file that appears complete or not at all: built in a scratch folder next to the target, then renamed.
+"""Atomic output of folders and files: they are built in a scratch folder next to the target, then renamed.
 
-A reader sees the old output or the new one at every moment: an existing folder and the new one exchange their names in
-one system call. Whoever builds holds a lock on the target, and first removes the scratch folders that killed commands
-left (:func:`sweep`), which are recognised by their names.
+Readers always see the old output or the new one: an existing folder and the new one exchange their names in one system
+call. The builder holds a lock on the target. It first removes scratch folders of killed commands (:func:`sweep`), which
+are recognised by their names.
 
-What a tool writes is listed in a manifest, ``esmeray.json`` in a folder and ``.NAME.esmeray.json`` next to a file: the
-tool that made it, and the XXH3-128 of each file. Only the same tool replaces it, and only when asked. An output path is
-resolved first: what is behind a symbolic link is written there, and the link stays. OSErrors of writing become
-ResourceErrors with the path and the remedy.
+Each output has a manifest, ``esmeray.json`` in a folder or ``.NAME.esmeray.json`` next to a file, with the tool and the
+XXH3-128 of each file. Only the same tool replaces an output, and only on request. Symbolic links of an output path are
+followed and stay. OSErrors of writing become ResourceErrors with the path and the remedy.
 """
 
 import ctypes
@@ -40,9 +39,9 @@ log = logging.getLogger(__name__)
 RECORD_FILE = "made_by.txt"
 """Name of the file that records which command created an unfinished or scratch folder."""
 FINISHED_FILE = "finished.txt"
-"""In unfinished work: the manifest of the output that was published from it."""
+"""Name, in a folder of unfinished work, of a copy of the manifest of the output published from it."""
 _REPLACED = "replaced"
-"""In a scratch folder: the output before, while there is none of its name."""
+"""Name, in a scratch folder, of the previous output while it is being replaced."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -53,11 +52,11 @@ def refuse_existing(
     not_made: Callable[[Path, str], str | None] | None = None,
     remedy: str = "choose another name",
 ) -> None:
-    """Refuse a target that can't be written or that exists, unless it may be replaced. An empty folder may be taken.
+    """Refuse a target that can't be written, or that exists and may not be replaced. An empty folder may be used.
 
-    With ``overwrite``, what the same tool made and nobody changed since may be replaced; ``not_made`` finds what is not
-    so, or None (default: by the manifest). Raises ConfigError for what exists, ResourceError for a place that is
-    read-only.
+    With ``overwrite``, an unchanged output of the same tool may be replaced. ``not_made`` returns the reason why a
+    target is no such output, or None (default: by the manifest). Raises ConfigError if the target exists, ResourceError
+    if its folder is missing or read-only.
     """
     target = resolved(target)
     recover(target)  # first: a killed command may have left the only complete output in a scratch folder
@@ -77,24 +76,25 @@ def refuse_existing(
 
 @contextmanager
 def made_folder(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder, renamed to ``target`` with its manifest when the block ends; see :func:`refuse_existing`."""
+    """Yield a temporary folder, which becomes ``target`` with its manifest at the end; see :func:`refuse_existing`."""
     refuse_existing(target, made_by, overwrite)
     with exclusive(target), published(target) as building:
         yield building
         list_files(building, made_by)
-        refuse_existing(target, made_by, overwrite)  # something else may stand there by now
+        refuse_existing(target, made_by, overwrite)  # another process may have created it since
 
 
 @contextmanager
 def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
-    """As :func:`made_folder`, from links to all files of ``base``, which the same tool made: their checksums stay.
+    """Yield a folder like :func:`made_folder` that starts with hard links to all files of ``base``, of the same tool.
 
-    What is to change is replaced in the block, never written to. Raises ConfigError where ``base`` holds anything else.
+    The block replaces files that change and never writes into them; unchanged files keep their checksums. Raises
+    ConfigError if ``base`` holds files that the tool did not make.
     """
     if problem := not_made_by(base, made_by, read=False):
         raise ConfigError(f"{base}: {problem}; move it away")
     files = listed(manifest_of(base), made_by)
-    # A folder that grows may be as large as the disk: what is there is neither read nor copied.
+    # A growing folder may be as large as the disk, so existing files are neither read nor copied.
     with exclusive(target), published(target) as building:
         for name in files:
             link(base / name, building / name)
@@ -109,18 +109,18 @@ def grown_folder(target: Path, base: Path, made_by: str) -> Iterator[Path]:
 
 @contextmanager
 def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
-    """A temporary name next to ``target``, renamed to it when the block ends, with its manifest."""
+    """Yield a temporary path, which is renamed to ``target`` and gets a manifest when the block ends."""
     refuse_file(target, made_by, overwrite)
     with exclusive(target), published(target, is_folder=False) as temporary:
         yield temporary
         refuse_file(target, made_by, overwrite)
-        manifest = temporary.with_name(MADE_FILE)  # once the file has its name, the manifest gets its own; see _clear
+        manifest = temporary.with_name(MADE_FILE)  # the manifest is renamed after the file; see _clear
         write_manifest(manifest, made_by, {temporary.name: file_xxh128(temporary)})
         sync(manifest)
 
 
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
-    """:func:`refuse_existing` for a single file, whose folder has to be there."""
+    """:func:`refuse_existing` for a single file, whose folder has to exist."""
     if target.is_dir():
         raise ConfigError(f"{target}: is a folder; name a file in it")
     if not resolved(target).parent.exists():
@@ -130,14 +130,14 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
 
 @contextmanager
 def exclusive(target: Path) -> Iterator[None]:
-    """Hold the lock on a target, waiting for another process that builds it; sweep what a killed one left."""
+    """Hold the lock on a target, after waiting for other builders, and sweep scratch folders of killed ones."""
     target = resolved(target)
     with writing(target):
         lock_path = lock_path_of(target)
         try:
             lock = take_lock(lock_path, 0)
         except BlockingIOError:
-            # Said before it waits: a conversion may take an hour.
+            # Logged before the wait, since a conversion may take an hour.
             log.warning("waiting for another process that is preparing %s", target)
             lock = take_lock(lock_path)
     try:
@@ -145,16 +145,15 @@ def exclusive(target: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            lock_path.unlink()  # while it is held: whoever waits sees the file gone and makes a new one
+            lock_path.unlink()  # removed while locked: waiting processes notice it and create a new file
         lock.close()
 
 
 @contextmanager
 def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
-    """A temporary folder, or the name of a file, to build in; when the block ends it replaces ``target``, whose mode
-    it gets.
+    """Yield a temporary folder, or a file's path, that replaces ``target`` and gets its mode when the block ends.
 
-    Removed when the block raises. The caller holds :func:`exclusive`.
+    If the block raises, it is removed. The caller holds :func:`exclusive`.
     """
     target = resolved(target)
     scratch = scratch_path(target)
@@ -172,7 +171,7 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
                 if path.is_file():  # safetensors writes 0600: readable as the folder is
                     path.chmod(mode & 0o666)
                 sync(path)
-            # By it the unfinished work that an output is published from is known to be done.
+            # This copy marks the unfinished work as done.
             if manifest.exists() and (partial / RECORD_FILE).is_file():
                 shutil.copyfile(manifest, partial / FINISHED_FILE)
             _replace(target, building)
@@ -182,10 +181,10 @@ def published(target: Path, is_folder: bool = True) -> Iterator[Path]:
 
 
 def _replace(target: Path, building: Path) -> None:
-    """Put what was built in the place of the target, which is then in the place of what was built.
+    """Exchange the target and the new output.
 
-    One system call, so that no reader finds nothing. File systems that cannot exchange two folders, such as NFS, take
-    two renames; :func:`_clear` undoes the first if the second fails or never comes.
+    One system call, so that the target always exists. File systems that can't exchange two folders, e.g. NFS, take two
+    renames; :func:`_clear` undoes the first if the second fails or the process is killed.
     """
     if not target.is_dir() or not any(target.iterdir()):
         building.replace(target)
@@ -218,7 +217,7 @@ def _scratch_folders(target: Path) -> list[Path]:
 
 
 def sweep(target: Path) -> None:
-    """Remove the scratch folders that killed commands left, and put back an output that one had set aside.
+    """Remove the scratch folders that killed commands left, and restore an output that one had set aside.
 
     The caller holds :func:`exclusive`, so that none of them belongs to a running process.
     """
@@ -227,10 +226,10 @@ def sweep(target: Path) -> None:
 
 
 def _clear(scratch: Path, target: Path) -> None:
-    """Remove a scratch folder, once an output that was set aside in it, or the manifest of a new file, has its name."""
+    """Remove a scratch folder, after moving a previous output or a new file's manifest from it to its final name."""
     replaced = scratch / _REPLACED
     manifest = scratch / MADE_FILE
-    with suppress(OSError):  # the folder stays, for the next command
+    with suppress(OSError):  # on failure the next command tries again
         if replaced.exists() and not target.exists():
             replaced.rename(target)
         if manifest.exists() and target.exists() and _lists(manifest, target):
@@ -239,14 +238,14 @@ def _clear(scratch: Path, target: Path) -> None:
 
 
 def _lists(manifest: Path, target: Path) -> bool:
-    """Test for the manifest, which may be cut short, of a file as it is."""
+    """Return True if the manifest, which may be truncated, matches the file's current content."""
     with suppress(ValueError):
         return bool(json.loads(manifest.read_text(encoding="utf-8"))["files"] == {target.name: file_xxh128(target)})
     return False
 
 
 def recover(target: Path) -> None:
-    """Sweep what killed commands left of a target, unless a running one holds it or its folder is read-only."""
+    """Sweep the remains of killed commands, unless a running one holds the lock or the folder is read-only."""
     lock_path = lock_path_of(target)
     partial = target.with_name(target.name + PARTIAL)
     with suppress(OSError):
@@ -255,12 +254,12 @@ def recover(target: Path) -> None:
                 sweep(target)
                 lock_path.unlink()
         if (partial / FINISHED_FILE).read_bytes() == manifest_of(target).read_bytes():
-            discard(partial, target)  # killed since: nothing is left to resume
+            discard(partial, target)  # published already: nothing is left to resume
 
 
 def discard(folder: Path, target: Path) -> None:
-    """Remove a folder of unfinished work: first its name, so that no part of it is resumed."""
+    """Remove a folder of unfinished work; it is renamed first, so that a half-removed one is never resumed."""
     scratch = scratch_path(target)
-    with suppress(OSError):  # it stays, for the next command
+    with suppress(OSError):  # on failure the next command removes it
         folder.rename(scratch)
         shutil.rmtree(scratch)

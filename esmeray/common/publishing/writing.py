@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the system's refusals to write, in one line."""
+"""Atomic writing of files, and one-line errors if the system refuses to write."""
 
 import errno
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 from esmeray.common.errors import DiskFullError, ResourceError
 
 PARTIAL = ".partial"
-"""Suffix of the folder of unfinished work, which lies next to its output."""
+"""Suffix of the folder of unfinished work, next to the output."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def resolved(target: Path) -> Path:
-    """Return the absolute path of an output, with the symbolic links of its path and its own followed."""
+    """Return the absolute path of an output, with all symbolic links followed."""
     return Path(os.path.realpath(target))
 
 
@@ -26,7 +26,7 @@ def existing_parent(target: Path) -> Path:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to errors of the system that have none, such as those of ``write`` and ``close``."""
+    """Add the file's name to OSErrors without one, e.g. from ``write`` and ``close``."""
     try:
         yield
     except OSError as error:
@@ -37,9 +37,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary name next to ``path``; synced and renamed to it when the block ends, removed if the block raises.
+    """Yield a temporary path next to ``path``, which is synced and renamed to it when the block ends.
 
-    A reader sees the old file or the new one, never a part.
+    Readers see the old file or the complete new one. If the block raises, the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -50,20 +50,20 @@ def atomic_file(path: Path) -> Iterator[Path]:
             )  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
             temporary.replace(path)
     finally:
-        with suppress(OSError):  # a read-only file system refuses also where there is nothing
+        with suppress(OSError):  # a read-only file system raises even if the file is missing
             temporary.unlink()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a whole file or nothing; text as UTF-8."""
+    """Write a file atomically; text as UTF-8."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file another name, whose folder is made; a copy where the file system has no hard links."""
+    """Hard-link a file, and create the target's folder; copy it if the file system has no hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)  # never written to: it may be another name of a file that is published
+    target.unlink(missing_ok=True)  # not overwritten in place: it may be a hard link to a published file
     try:
         os.link(source, target)
     except OSError:
@@ -72,7 +72,7 @@ def link(source: Path, target: Path) -> None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """The system's refusals to write, as ResourceErrors. An error that names another file is left as it is."""
+    """Turn OSErrors of writing ``target`` into ResourceErrors. Errors that name other files pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -84,7 +84,7 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, target: Path) -> bool:
-    """Test for an error at a target, its content or its temporary names, or for one without a file name."""
+    """Return True if the error names the target, its content, parents or temporary files, or no file."""
     if not isinstance(error.filename, (str, bytes)):
         return True
     target = target.absolute()
@@ -97,7 +97,7 @@ def _concerns(error: OSError, target: Path) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Test for an error of a disk, or of a user's share of it, that has no room left."""
+    """Return True if the disk is full or the user's quota is exceeded."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
