@@ -62,7 +62,7 @@ LETTERS = scoring().letters
 REFUSED = {
     "empty": ("", "has no column A"),
     "not text": ("Ä", "damaged ..ascii"),
-    "rows": (" A R\nA 1 0\n", "letters of its rows"),
+    "rows": (" A R\nA 1 0\n", "rows and columns have different letters"),
     "fraction": (" A R\nA 1 0.5\nR 0 1\n", "line 2: 2 whole numbers"),
     "no X": (" A R\nA 1 0\nR 0 1\n", "has no column C"),
     "lopsided": (" ".join(LETTERS) + "\n" + "".join(f"{a} {'2 1 0 ' * 7}2 1\n" for a in LETTERS), "is not symmetric"),
