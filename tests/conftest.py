@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Clusters that tests start have a token of their own, and the user's file of it stays as it is.
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
+
+
+# An example may take seconds on a busy machine.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 RAY_FILES: set[Path] = set()
