@@ -298,12 +298,18 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
     is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
-    if MADE_FILE in items:  # a kill at the end of the upload leaves its record
-        retried(lambda: remove(f"{uri}{PARTIAL}", RECORD_FILE), uri)
+    retried(lambda: _discard_finished(uri, items), uri)
     # Without its manifest a folder is the start of an upload that was cut short.
     settled = {name: item for name, item in items.items() if MADE_FILE in items and name.endswith(".json")}
     retried(lambda: download(uri, settled, work), uri)
     return work
+
+
+def _discard_finished(uri: str, items: Items) -> None:
+    """Remove the record of an upload that was killed after its manifest; unfinished work of other jobs stays."""
+    record = f"{uri}{PARTIAL}/{RECORD_FILE}"
+    if MADE_FILE in items and listing(record) and read(record) == read(f"{current(uri)}/{MADE_FILE}"):
+        remove(f"{uri}{PARTIAL}", RECORD_FILE)
 
 
 def publish(target: Path) -> None:
@@ -343,7 +349,8 @@ def _publish_folder(work: Path, uri: str) -> None:
     kept = {name for name in new.keys() & items.keys() if old.get(name) == new[name]}
     changed = (new.keys() & old.keys()) - kept
     if MADE_FILE not in items:
-        write(f"{uri}{PARTIAL}/{RECORD_FILE}", made["made_by"])  # by it the same command resumes a killed upload
+        # The same command resumes a killed upload by this copy of the manifest, or recognizes a finished one.
+        upload(work / MADE_FILE, f"{uri}{PARTIAL}/{RECORD_FILE}")
         upload_folder(work, uri, MADE_FILE)
     elif len(changed) > 1:
         version = f"version-{uuid.uuid4().hex[:8]}"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import RECORD_FILE
+from esmeray.common.publishing import MADE_FILE, RECORD_FILE
 from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
 from esmeray.dataset.embeddings.reader import Embeddings
@@ -191,12 +191,14 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     make_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
-    # As a kill at the end of the first upload leaves it.
+    # As a kill at the end of the first upload leaves it. Work of another job, with its own record, stays.
     record = tmp_path / "bucket" / "index.partial" / RECORD_FILE
     record.parent.mkdir()
-    record.touch()
-    make_index([sources[1]], section(uri))
-    assert not record.exists()
+    (record.parent / "shard").touch()
+    for content, is_kept in (("embed", True), ((tmp_path / "bucket" / "index" / MADE_FILE).read_text(), False)):
+        record.write_text(content)
+        make_index([sources[1]], section(uri))
+        assert record.exists() == (record.parent / "shard").exists() == is_kept
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
     with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
         make_index([other], section(uri))
