@@ -14,7 +14,7 @@ from esmeray.common.errors import expanded
 from esmeray.common.remote import uri_of
 from esmeray.train_config.section import Section, is_section
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent.parent
 
 Settings = TypeVar("Settings", bound=Section)
 Nature = TypeVar("Nature", bound=Enum)
@@ -37,7 +37,7 @@ class PathKind(Enum):
 
     PATH = "of the current folder"
     PATH_OR_NAME = "of the current folder, where it is one; else a name"
-    SHIPPED_PATH = "of the current folder, where it is there; else of the repository"
+    SHIPPED_PATH = "of the current folder, where it is there; else of the package"
     LINKED_PATH = "of the current folder; links stay, as Kubernetes mounts a secret by links that differ between nodes"
 
 
@@ -82,7 +82,7 @@ def absolute_path(value: str, kind: PathKind = PATH) -> str:
     if kind is PATH_OR_NAME and not path.exists():
         return value
     if kind is SHIPPED_PATH and not path.exists():
-        return str(REPOSITORY / path)
+        return str(PACKAGE / path)
     return str(path.absolute() if kind is LINKED_PATH else path.resolve())
 
 

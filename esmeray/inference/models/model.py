@@ -1,6 +1,4 @@
-"""A model on a device: it packs texts into batches and computes the rows of its outputs.
-
-All inference uses one forward loop (:mod:`esmeray.model.forward_loop`).
+"""A model on a device, with the only forward loop of inference: packed batches of texts to rows of its outputs.
 
 Shape legend: T tokens of a batch, N sequences, n sequences of a batch, R residues of all of them, L residues of one
 sequence, C channels.

@@ -115,8 +115,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             if position.step > saver.saved_step:
                 saver.save(position, None)
             return stopped(worker.run, position)
-        # The divisor is the number of targets of all workers, known before the pass: gradients only need to be added
-        # up.
+        # Divide by the number of targets of all workers, which is known before the pass: gradients are only summed.
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, course.total_steps, training)
         with clock.phase("optimizer"):
