@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
+from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, TypeVar
 
 import xxhash
@@ -44,6 +45,7 @@ from esmeray.common.publishing import (
     inner_name,
     is_disk_full,
     published,
+    recover,
     resolved,
     take_lock,
     write_atomically,
@@ -146,6 +148,7 @@ def cached_folder(name: str, state: str, size: int, make: Callable[[Path], None]
     folder = _cache() / "files" / hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]
     if folder not in _locks:
         _locks[folder] = take_lock(folder.with_suffix(".used"), shared=True)
+    recover(folder)  # a kill after it got its name leaves a scratch folder
     if not folder.is_dir():
         with exclusive(folder):  # the processes of a node wait here for the one that makes it
             if not folder.is_dir():
@@ -253,12 +256,9 @@ def upload(path: Path, uri: str) -> None:
 
 
 def write(uri: str, text: str) -> None:
-    files, target = _opened(uri)
-    if "file" not in files.protocol:
-        files.pipe_file(target, text.encode())
-        return
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(target), text)
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_text(text, encoding="utf-8")
+        upload(Path(file.name), uri)
 
 
 def upload_folder(folder: Path, uri: str, last: str, kept: Collection[str] = ()) -> None:

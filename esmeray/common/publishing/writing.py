@@ -25,7 +25,7 @@ def existing_parent(target: Path) -> Path:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Add the file's name to OSErrors without one, e.g. from ``write`` and ``close``."""
     try:
         yield
@@ -43,11 +43,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with naming(path):
+        with named_errors(path):
             yield temporary
-            sync(
-                temporary
-            )  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
+            # A rename may reach the disk before the bytes do: after a power cut the file would be empty.
+            sync(temporary)
             temporary.replace(path)
     finally:
         with suppress(OSError):  # a read-only file system raises even if the file is missing
