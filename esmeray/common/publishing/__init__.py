@@ -56,7 +56,6 @@ __all__ = [
     "listed_names",
     "made_file",
     "made_folder",
-    "named_errors",
     "published",
     "recover",
     "refuse_existing",
