@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from esmeray.common.errors import ResourceError
 from esmeray.common.figure_style import picture
@@ -53,11 +56,11 @@ def with_clusters(folder: Path) -> Callable[[], Any]:
     return lambda: write_lists(folder / "lists", folder / "trained", VECTORS, 0)
 
 
-def make_by(making: Any, name: str) -> Callable[[Path], Callable[[], Any]]:
+def make_by(making: Any, fill: Callable[[Path], Any]) -> Callable[[Path], Callable[[], Any]]:
     def prepare(folder: Path) -> Callable[[], Any]:
         def write() -> None:
             with making(folder / "out", "test", False) as building:
-                (building / name).write_text("text")
+                fill(building)
 
         return write
 
@@ -73,8 +76,10 @@ WRITERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
     "metrics": with_log,
     "journal": with_journal,
     "lists": with_clusters,
-    "folder": make_by(made_folder, "file"),
-    "file": make_by(made_file, ""),
+    "folder": make_by(made_folder, lambda folder: (folder / "file").write_text("text")),
+    "file": make_by(made_file, lambda path: path.write_text("text")),
+    "tensors": make_by(made_folder, lambda folder: save_file({"a": VECTORS}, folder / "a.safetensors")),
+    "tokenizer": make_by(made_folder, lambda folder: Tokenizer(BPE()).save(str(folder / "tokenizer.json"))),
     "picture": lambda folder: lambda: draw(folder),
     "text": lambda folder: lambda: write_atomically(folder / "config.yaml", "text"),
     "arrays": lambda folder: lambda: write_arrays(folder / "a.safetensors", {"a": VECTORS}),

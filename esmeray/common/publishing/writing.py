@@ -2,13 +2,14 @@
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from esmeray.common.errors import DiskFullError, ResourceError
+from esmeray.common.errors import DiskFullError, EsmerayError, ResourceError
 
 PARTIAL = ".partial"
 """Suffix of the folder of unfinished work, next to the output."""
@@ -74,12 +75,23 @@ def writing(target: Path) -> Iterator[None]:
     """Turn OSErrors of writing ``target`` into ResourceErrors. Errors that name other files pass unchanged."""
     try:
         yield
-    except OSError as error:
+    except Exception as raised:
+        error = _system_error(raised)
+        if error is None:
+            raise
         if is_disk_full(error):
-            raise disk_full(target, str(error)) from error
+            raise disk_full(target, str(error)) from raised
         if isinstance(error, (ConnectionError, TimeoutError)) or not _concerns(error, target):
             raise
-        raise ResourceError(f"{target}: can't be written: {error.strerror or error}") from error
+        raise ResourceError(f"{target}: can't be written: {error.strerror or error}") from raised
+
+
+def _system_error(error: Exception) -> OSError | None:
+    """Return the OSError of an exception. Rust libraries (safetensors, tokenizers) raise their own with its number."""
+    if isinstance(error, (OSError, EsmerayError)):
+        return error if isinstance(error, OSError) else None
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def _concerns(error: OSError, target: Path) -> bool:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from safetensors import SafetensorError
 
-from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
+from esmeray.common.errors import DataError, expanded, parsing, read_json
 from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
@@ -54,13 +53,7 @@ def exported_folder(
     """
     target = expanded(folder).absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
-        try:
-            yield building, target
-        # safetensors has an error of its own for a full disk, which the folder's maker does not know.
-        except SafetensorError as error:
-            raise ResourceError(
-                f"the model can't be exported to {target} ({error}); free space or choose another folder"
-            ) from error
+        yield building, target
         # Written here for every task: without it the folder would be opened as one of transformers.
         write_settings(building / MODEL_FILE, {"task": task})
         if resolved_config is not None:
