@@ -1,9 +1,7 @@
 """What the system refuses to write is an error that names the file, whichever writer it was."""
 
 import errno
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +23,6 @@ from esmeray.training.checkpoints.writer import _write_shard
 from tests.embeddings import INSTALLED, make_embeddings, random_vectors
 
 VECTORS = random_vectors(64, 8)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow, which is an error of each write as that of a full disk is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def with_log(folder: Path) -> Callable[[], Any]:
@@ -100,9 +87,9 @@ WRITERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_an_error_of_writing_names_the_file(tmp_path: Path, writer: str):
+def test_an_error_of_writing_names_the_file(tmp_path: Path, full_disk, writer: str):
     write = WRITERS[writer](tmp_path)
-    with pytest.raises((OSError, ResourceError)) as refused, full_disk():
+    with pytest.raises((OSError, ResourceError)) as refused, full_disk(0):
         write()
     error = refused.value
     assert str(tmp_path) in str(error)
