@@ -1,4 +1,4 @@
-"""docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
+"""docs/config.md: every setting with type, default and description. ``make docs`` generates it from the schemas."""
 
 import typing
 from importlib import import_module
@@ -43,26 +43,26 @@ stands in a file that `--config` names. Sections that an experiment has as well 
 
 
 def config_reference() -> str:
-    """The page as Markdown."""
+    """Return docs/config.md as Markdown."""
     page = HEAD + _sections(Config, "") + TUNE_HEAD + _sections(TuneConfig, "tune") + COMMANDS_HEAD
     for command, schema in command_schemas().items():
         page += f"\n`esmeray {command}`\n"
         for name, field in schema.model_fields.items():
-            # An experiment's mean the same here, and stand above.
+            # Sections of an experiment have the same meaning here, and are described above.
             if is_section(field.annotation) and name not in Config.model_fields:
                 page += _sections(field.annotation, name)
     return page
 
 
 def command_schemas() -> dict[str, type[Command]]:
-    """Settings of each command that has sections of its own, by its name."""
+    """Schemas of the commands that have sections of their own, by command name."""
     schemas = {}
     for command in COMMANDS:
         alone = ["run"] if command in ALONE else []
         for module in alone + subcommands(command):
             loaded = import_module(f"esmeray.tools.{command}.{module}")
             schema = getattr(loaded.main, "schema", getattr(loaded, "Arguments", Command))
-            # Commands that take a run, or nothing, have no settings to describe.
+            # Commands without sections of their own have no settings to describe.
             sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
             if sections - Config.model_fields.keys():
                 schemas[command if module in alone else f"{command} {module}"] = schema
@@ -70,7 +70,7 @@ def command_schemas() -> dict[str, type[Command]]:
 
 
 def _sections(schema: type[Section], name: str) -> str:
-    """The tables of a schema and of the sections in it."""
+    """Tables of a schema and of the sections in it."""
     page = ""
     for path, section in sections_of(schema).items():
         title = ".".join((name, *path)).lstrip(".")
@@ -88,13 +88,13 @@ def _type(field: FieldInfo) -> str:
 
 
 def _bounds(item: Any) -> list[str]:
-    """Limits of a setting's value, also of those in a list or beside none."""
+    """Limits of a setting's value, including the limits of list items and of optional values."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     bounds = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name)]
-    # Pydantic keeps them in a field's metadata, Annotated in its own, and unions hold Annotated in turn.
+    # pydantic keeps limits in a field's ``metadata``, Annotated in ``__metadata__``, and unions contain Annotated.
     for inner in (*getattr(item, "metadata", ()), *getattr(item, "__metadata__", ()), *typing.get_args(item)):
         bounds += _bounds(inner)
-    return list(dict.fromkeys(bounds))  # members of a union repeat them
+    return list(dict.fromkeys(bounds))  # members of a union repeat limits
 
 
 def _default(field: FieldInfo) -> str:
@@ -105,7 +105,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")  # a bare one would end the cell
+    return text.replace("|", "\\|")  # an unescaped | would end the cell
 
 
 if __name__ == "__main__":
