@@ -3,7 +3,6 @@
 Searches over token budgets only, as described in train_config/tune_tokens.yaml. Takes about a minute and prints the
 options to set. --tune.inference true measures forward passes only, without gradients and optimizer.
 
-
 Example:
   esmeray tune tokens --config masked_lm
 """
