@@ -36,7 +36,7 @@ def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, override
     settings = {**dict(evaluate), "output": output}
     config = {".".join(key): value for key, value in overrides.items()}
     evaluation = evaluate_classifier(model, **settings, config=config, overwrite=made.overwrite)
-    from esmeray.inference.classify.report import metrics_lines  # here: it loads torch
+    from esmeray.inference.classify.report import metrics_lines  # imported here: it loads torch
 
     print("\n".join(metrics_lines(evaluation.content, evaluation.best_of)))
     if not evaluation.training_known:

@@ -57,7 +57,7 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
     with made.folder(Path(profile.output)) as building:
-        import torch  # here: it takes seconds
+        import torch  # imported here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
         from esmeray.inference.profile.report import draw_devices

@@ -63,7 +63,7 @@ def main(
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
-    import pandas as pd  # here: it takes a moment
+    import pandas as pd  # imported here: it takes a moment
 
     from esmeray.inference.profile.report import draw_batches, draw_heatmap, draw_stages, report
 

@@ -28,7 +28,7 @@ def main(
     if repeated:  # the legend would have two lines with the same name
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, run, strict=True)}
-    from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
+    from esmeray.monitoring.watch.curves import draw_comparison  # imported here: it loads Matplotlib
 
     with made.file(output.absolute()) as building:
         draw_comparison(runs, building)

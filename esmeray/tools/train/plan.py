@@ -24,7 +24,7 @@ from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
 LEAST_TOKENS = 1024
-"""Minimum token budget: the longest proteins of ESM-2's training exceed any smaller one."""
+"""Minimum token budget, so that the longest proteins of ESM-2's training fit into a batch."""
 
 
 @command("train plan", __doc__, made_by="train plan")
