@@ -104,7 +104,7 @@ class ControlGroup:
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
-        """Return whether any worker was out of memory, and the maximum number of tokens with which it happened."""
+        """Return whether any worker was out of memory, and the maximum ``tokens`` of these workers."""
         # Workers with enough memory pass 0 tokens.
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
@@ -124,11 +124,11 @@ class ControlGroup:
         return {name: total.reshape(values[name].shape) for name, total in zip(names, parts, strict=True)}
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows (n, ...) of all workers in host memory, rank after rank, on every worker; n may differ."""
+        """Return the rows (n, ...) of all workers, concatenated by rank in host memory. n may differ by worker."""
         return torch.cat(self.gather(rows))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all workers, by rank, on every worker."""
+        """Return the values of all workers, by rank, on every worker."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
@@ -137,14 +137,14 @@ class ControlGroup:
         return all(self.gather(value))
 
     def from_rank_0(self, value: Value) -> Value:
-        """The value of rank 0, on every worker: what it sees of a file system decides."""
+        """Return the value of rank 0 on every worker, e.g. if workers may see different states of a file system."""
         values = [value]
         dist.broadcast_object_list(values, 0, group=self._group)
         return values[0]
 
 
 class MetricSums:
-    """This worker's sums of metrics over batches (``own``), float64 on the device: additive, and no mean of means."""
+    """Sums of this worker's metrics over batches (``own``), float64 on the device. They are additive, unlike means."""
 
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}

@@ -214,7 +214,7 @@ def _start_local(section: RaySection) -> BaseContext:
             num_cpus=cpus,
             num_gpus=gpus,
             object_store_memory=OBJECT_STORE_BYTES,
-            # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
+            # Without a dashboard, Ray Train's cleaner (Ray 2.60) warns every second.
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             dashboard_port=section.dashboard_port,

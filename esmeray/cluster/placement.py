@@ -55,7 +55,7 @@ class Workers:
 
     @property
     def numbers(self) -> str:
-        """The allowed numbers in words."""
+        """Allowed numbers of workers, in words."""
         return f"{self.sizes[0]} to {self.sizes[-1]}" if self.sizes else f"{self.count:,}"
 
     def largest(self, nodes: list[NodeResources]) -> int:

@@ -22,7 +22,7 @@ class LoraSection(Section):
     rank: NonNegativeInt = 0
     """Rank of the update of each matrix; 0 disables LoRA."""
     alpha: PositiveFloat = 16.0
-    """The update is scaled by alpha / rank."""
+    """Scale of the update, which is multiplied by alpha / rank."""
     dropout: Share = 0.0
     """Dropout before the update."""
     targets: list[str] = Field(default=["attention"], min_length=1)

@@ -68,7 +68,7 @@ class TaskModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of one batch."""
+        """Return loss and metric sums of one batch."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Files with which sentence-transformers pools an export as Esmeray does: mean over residues, without special tokens.
+"""Files that make sentence-transformers pool an export as Esmeray does: mean over residues, without special tokens.
 
     modules.json                sequence of modules: network, token weights, pooling
     sentence_bert_config.json   maximum length of the network's input

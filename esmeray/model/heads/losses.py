@@ -23,7 +23,7 @@ from esmeray.model.section import ClassifierSection
 
 
 def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
-    """Return (K,) fp32 weights with which rare classes count as much as frequent ones.
+    """Return (K,) fp32 weights that make rare classes count as much as frequent ones.
 
     - Classes of sequences or residues: n / (K count), like scikit-learn's ``class_weight="balanced"``; 1 for a class
       without targets.
@@ -83,7 +83,7 @@ class TargetLoss(Float32Buffers):
 def _class_losses(
     logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None, gamma: float | None, label_smoothing: float
 ) -> Tensor:
-    """Return (M,) focal losses -w (1 - p)^gamma log p, where p is the true class's (Lin et al. 2017, equation 5).
+    """Return (M,) focal losses -w (1 - p)^gamma log p for p of the true class (Lin et al. 2017, equation 5).
 
     Without ``gamma``, return cross entropy with ``label_smoothing`` (Szegedy et al. 2016).
     """

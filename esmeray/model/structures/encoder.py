@@ -27,7 +27,7 @@ from esmeray.model.structures.geometry import (
 
 
 class StructureEncoder(nn.Module):
-    """Message passing on the graph of the nearest neighbours (Dauparas et al. 2022, without their decoder)."""
+    """Message passing on the graph of nearest neighbours (the encoder of Dauparas et al. 2022)."""
 
     def __init__(self, section: StructureEncoderSection, *, checkpointing: bool = False) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ from esmeray.train_config.section import PositiveInt
 
 
 class DesignEvaluateSection(DesignModelSection):
-    """Structures to evaluate on, and how the model runs."""
+    """Structures to evaluate on, and settings of the model."""
 
     store: Path
     """Structure store of the native structures."""

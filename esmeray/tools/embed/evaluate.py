@@ -50,7 +50,7 @@ class RetrievalSection(Section):
     labels: Path
     """CSV, TSV or Parquet file of labels, with a column id."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     level_names: list[str] = Field(default=["label"], min_length=1)
     """Names of the levels of labels, closest first. Each further level drops the last part of the label."""
     queries: Path | None = None

@@ -43,11 +43,11 @@ class FitSection(Section):
     """Labelled proteins, and the size of the model."""
 
     input: str
-    """FASTA file, folder or quoted glob, or a store, of the proteins."""
+    """Proteins as a FASTA file, folder or quoted glob, or as a store."""
     labels: Path
     """CSV, TSV or Parquet file of labels, with a column id; proteins without a label are left out."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     not_missing: list[str] = Field(default=[])
     """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     level: NonNegativeInt = 0

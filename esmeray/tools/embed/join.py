@@ -24,7 +24,7 @@ from esmeray.train_config.section import Section
 
 
 class JoinSection(Section):
-    """Folders to join, and the folder to make."""
+    """Folders to join, and output folder."""
 
     folders: list[Path] = Field(min_length=2)
     """Folders of embeddings, at least two."""

@@ -36,9 +36,9 @@ class PlotSection(Section):
     labels: Path | None = None
     """CSV, TSV or Parquet file of labels. Default: colours show lengths."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     id_column: str = "id"
-    """Column of the ids in the file of labels."""
+    """Name of the column of ids in the file of labels."""
     not_missing: list[str] = Field(default=[])
     """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     method: Literal["pca", "umap"] = "pca"

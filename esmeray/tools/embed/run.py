@@ -56,7 +56,7 @@ def main(
         bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
     ] = False,
 ) -> None:
-    """Plan, compute, publish, and print the table of performance."""
+    """Plan the job, compute and publish the embeddings, and print the table of performance."""
     storage.apply()
     # A finished output may belong to this job: run_job compares them, and extends or keeps it.
     if made.overwrite or not any(embed.output.glob("**/embeddings.json")):

@@ -38,7 +38,7 @@ class SearchFileSection(SearchSection):
     """Queries, the kind of search, and the file to write."""
 
     output: Path
-    """TSV file of the results to write."""
+    """TSV file to write the hits to."""
 
 
 @command("embed search", __doc__, made_by="search")

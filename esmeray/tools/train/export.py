@@ -19,7 +19,7 @@ from esmeray.train_config.section import Section
 
 
 class ExportSection(Section):
-    """Checkpoint to export, and the folder to make."""
+    """Checkpoint to export, and output folder."""
 
     checkpoint: str = "latest"
     """Checkpoint to export: latest; best (lowest validation loss); or a name such as step-00000100."""

@@ -12,7 +12,7 @@ class Arguments(Command, Config):
     """Options of the command."""
 
     tune_: str | None = None
-    """YAML file of the search."""
+    """YAML file that describes the search."""
     dry_run: bool = False
     """Print the resolved settings and the plan without starting anything."""
     tune: TuneConfig = TuneConfig()
