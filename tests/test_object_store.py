@@ -387,7 +387,7 @@ def test_a_folder_whose_upload_was_cut_short_is_named_as_the_user_gave_it(
             open_folder("s3://bucket/short")
     words = f"search s3://bucket/short --search.output {tmp_path / 'hits'} --storage.cache_folder {tmp_path / 'copies'}"
     assert command_line.run(lambda _: esmeray.main(["embed", *words.split()])) == 3
-    assert "error: s3://bucket/short: no embeddings there" in capsys.readouterr().err
+    assert "error: s3://bucket/short: no embeddings found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failing", [2, 4, 5])

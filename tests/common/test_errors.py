@@ -57,5 +57,5 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path, monkeypatch: pytest.
         file.write(b"id\n")
         file.truncate(1 << 40)
     for read in (lambda: [*numbered_lines(path)], lambda: Table(path, {"id": ""}).columns()):
-        with pytest.raises(DataError, match=r"a\.tsv: a line of 1,000 characters or more"):
+        with pytest.raises(DataError, match=r"a\.tsv: a line has 1,000 characters or more"):
             read()

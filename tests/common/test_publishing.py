@@ -298,7 +298,7 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_place_that_is_no_folder_is_refused_before_the_work(tmp_path, make):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ResourceError, match=r"can't be written: .*/file is no folder"):
+    with pytest.raises(ResourceError, match=r"can't be written: .*/file is neither a folder"):
         make(tmp_path / "file" / "target", "a")
     assert names(tmp_path) == ["file"]
 

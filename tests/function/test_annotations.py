@@ -79,7 +79,7 @@ BAD_ANNOTATIONS = {
     "GPAD 1.1": ("!gpa-version: 1.1\nUniProtKB\tA\n", r"is GPAD \('!gpa-version: 1.1'\); get the GAF"),
     "GPAD 2.0": ("! gpad-version: 2.0\nUniProtKB:A\n", r"is GPAD \('! gpad-version: 2.0'\); get the GAF"),
     "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI .*; get the GAF"),
-    "GPAD without a header": (
+    "GPAD without the record has no": (
         "UniProtKB\tA\tenables\tGO:1\tPMID:1\tECO:0000353\t\t\t2020\tX\t\t\n",
         "is GPAD .*; get the",
     ),
@@ -135,7 +135,9 @@ def test_an_id_that_is_no_annotated_protein_is_refused_with_its_line(ontology, t
     path = written(tmp_path, "A\tGO:1\t0.5\nX\tGO:1\t0.5\n")
     with pytest.raises(DataError, match=r"some.tsv, line 2: the protein 'X' has no annotation to evaluate it by"):
         read_scores(path, ontology, {MF: ["A"]})
-    with pytest.raises(DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' on one"):
+    with pytest.raises(
+        DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' compared with"
+    ):
         read_scores(path, ontology, {MF: ["B", "C", "D"]})
 
 

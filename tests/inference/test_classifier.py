@@ -70,7 +70,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
 def test_proteins_are_cleaned_and_refused_as_commands_do_it_and_texts_are_not():
     of_proteins, of_texts = pipeline(kind="per_residue"), pipeline("qwen2")
     expected = of_proteins.predict(["MKTAYIAKQR"])
-    with pytest.warns(UserWarning, match="texts: 1 record with lower-case letters, upper-cased; 1 final"):
+    with pytest.warns(UserWarning, match="texts: 1 record with lower-case letters, converted to upper case; 1 final"):
         found = of_proteins.predict(["mktayiakqr*"])
     np.testing.assert_array_equal(found.probabilities, expected.probabilities)
     assert found.labels() == expected.labels()
@@ -80,7 +80,7 @@ def test_proteins_are_cleaned_and_refused_as_commands_do_it_and_texts_are_not():
     upper, lower = of_texts.predict(["LOST CARD - 1", "lost card - 1"]).probabilities
     assert not np.array_equal(upper, lower)
     for model in (of_proteins, of_texts):
-        with pytest.raises(ConfigError, match="texts: a list of str is needed, not "):
+        with pytest.raises(ConfigError, match="texts: expected a list of str, found "):
             model.predict("MKT")
 
 

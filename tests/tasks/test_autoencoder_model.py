@@ -94,7 +94,7 @@ def test_encode_cleans_and_refuses_sequences_as_commands_do():
     for sequence in ("", "M<mask>", "MKÉ", "M-K"):
         with pytest.raises(DataError, match=r"sequences\[1\]"):
             model.encode(["MK", sequence])
-    with pytest.raises(ConfigError, match="sequences: a list of str is needed"):
+    with pytest.raises(ConfigError, match="sequences: expected a list of str, found"):
         model.encode("MKT")
 
 
@@ -109,5 +109,5 @@ def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
     assert_near(features[2], segments(wanted, batch)[2][1:-1])
     with pytest.raises(DataError, match=r"\(5, 7\), not \(residues, 8\)"):
         model.decode([torch.zeros(5, 7)])
-    with pytest.raises(ConfigError, match="latents: a list of tensors is needed"):
+    with pytest.raises(ConfigError, match="latents: expected a list of tensors, found"):
         model.decode(torch.zeros(5, 8))

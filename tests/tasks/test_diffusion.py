@@ -56,7 +56,7 @@ def test_a_least_confidence_is_refused_of_structures_without_one(tmp_path: Path)
     changes["data"]["structures"] = {"predicted": True}
     config, store = diffusion_config(tmp_path / "predicted", **changes)
     size = task_plan(config.data, config.model).measure(Path(store)).data
-    assert size.counts is not None and "1 structure read as predicted" in size.counts.lines()[0]
+    assert size.counts is not None and "1 structure read as predictions" in size.counts.lines()[0]
     source = StructureSource(StructureStore(store), config.model.diffusion, max_length=150, seed=0, training=False)
     coordinates = source.batch(0, np.array([0])).batch.by_token["coordinates"]
     assert coordinates[:, 1, 0].isnan().nonzero()[:-1].flatten().tolist() == list(range(20))

@@ -86,7 +86,7 @@ def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(fi
         prepared(tmp_path, files | {"annotations": str(tmp_path / "more.tsv")})
     assert "1 protein without a sequence" in caplog.text
     (tmp_path / "none.tsv").write_text("P1\tEX:0000001\n")
-    with pytest.raises(DataError, match=r"only 0 of 1 ids match the sequences: 'P1' on one side, 'family"):
+    with pytest.raises(DataError, match="only 0 of 1 ids match the sequences: 'P1' compared with 'family; use"):
         prepared(tmp_path, files | {"annotations": str(tmp_path / "none.tsv")})
 
 
@@ -94,7 +94,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
     for given, words in (
         ({("data", "terms", "annotations"): "a.tsv"}, "set both"),
         ({("data", "terms", "since"): "2024"}, "since"),
-        ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "exclude each other"),
+        ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "are mutually exclusive"),
         ({("model", "terms", "parts"): ["guess"]}, "parts"),
         ({("model", "terms", "embeddings", "store"): "embeddings"}, "set model"),
     ):

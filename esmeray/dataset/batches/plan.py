@@ -124,8 +124,8 @@ def plan_epoch(
     if too_long.size:
         first = too_long[0]
         raise DataError(
-            f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
-            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
+            f"record {names_N[first]} has {lengths_N[first]} tokens, but a batch holds only {budget} "
+            f"({counted(too_long.size, 'record{s}')} too long): raise batch.tokens or lower data.max_length"
         )
     # The seed depends only on seed and epoch, so all ranks shuffle equally without communication.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))

@@ -143,5 +143,5 @@ def damage(path: Path, error: Exception) -> str:
     # If no line can be read, a wrong suffix is more likely than damage.
     if last is None:
         kind = path.suffix.lstrip(".") or "compressed"
-        return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
+        return f"{path}: not a {kind} file despite its name, or damaged ({error}); rename it or download it again"
     return f"{path}: the compressed data is damaged {where} ({error}); copy or download it again"

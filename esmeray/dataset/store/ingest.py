@@ -157,7 +157,7 @@ class Ingest:
             self.counts.records_like_nucleotides += 1
             if is_refused:
                 self.faults.add(
-                    "record{s} like DNA or RNA",
+                    "record{s} that look like DNA or RNA",
                     batch,
                     index,
                     "nearly all letters are A, C, G, T, U or N, as in DNA or RNA; translate it to protein, or give "
@@ -184,7 +184,7 @@ class Ingest:
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
                 self.faults.add(
-                    "header{s} without an id", batch, index, "a header without an id; write one right after '>'"
+                    "header{s} without an id", batch, index, "the header has no id; write one directly after '>'"
                 )
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
@@ -200,8 +200,7 @@ class Ingest:
                     "header{s} without a sequence",
                     batch,
                     index,
-                    "a header without a sequence; complete or remove the record, or give "
-                    "--data.ingest.empty_sequences skip",
+                    "the record has no sequence; complete or remove it, or give --data.ingest.empty_sequences skip",
                 )
             kept.append(index)
             sequences.append(residues)
@@ -222,7 +221,7 @@ class Ingest:
                     f"'{chr(mark)}' inside a sequence line",
                     batch,
                     index,
-                    f"'{chr(mark)}' inside a sequence line; put the {meaning} on a line of its own",
+                    f"'{chr(mark)}' inside a sequence line; move the {meaning} to a line of its own",
                     residue=cleaned.residues.index(mark),
                 )
                 return bad_to_x(cleaned.residues)
@@ -260,7 +259,7 @@ class Ingest:
             if first is not None and f"{batch.location(index)},".startswith(f"{first},"):
                 return  # two ids with one hash: this is the first record with its id
         self.faults.add(
-            "id{s} that stood before",
+            "duplicate id{s}",
             batch,
             index,
             "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
@@ -283,8 +282,11 @@ def _share_of_nucleotides(letters: bytes) -> float:
 
 def _bad_character(character: str, remedy: str) -> str:
     if character in GAPS:
-        return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
-    where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
+        return (
+            f"the gap character {character!r} of an alignment; remove the gaps, because models read unaligned "
+            f"sequences, or {remedy}"
+        )
+    where = " inside a sequence (only a final '*' is dropped)" if character == "*" else ""
     return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; fix the record, or {remedy}"
 
 
@@ -341,8 +343,8 @@ class Faults:
         if number == 1:
             return lines
         kinds = [counted(count, kind) for kind, count in self._counts.most_common()]
-        kinds += [f"{counted(len(ended_by), 'fault{s}')} that ended the reading"] if ended_by else []
-        shown = "" if len(lines) == number else f"; the first {len(lines) - len(ended_by)}"
+        kinds += [f"{counted(len(ended_by), 'fault{s}')} that stopped reading"] if ended_by else []
+        shown = "" if len(lines) == number else f"; the first {len(lines) - len(ended_by)} follow"
         return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
 
     def _placed(self) -> list[str]:
@@ -362,7 +364,7 @@ class Faults:
             where = next(located[origin[0]]) if origin else fault.batch.location(fault.index, fault.residue)
             if fault.repeats is not None:
                 first_record = before.get(fault.repeats, "an earlier record")
-                lines.append(f"{where}: the id {fault.repeats!r} stands already in {first_record}; {fault.problem}")
+                lines.append(f"{where}: duplicate id {fault.repeats!r}, first at {first_record}; {fault.problem}")
             else:
                 lines.append(f"{where}: {fault.problem}")
         return lines

@@ -70,8 +70,9 @@ def chain_of(
     for number, times in Counter(anchors.tolist()).most_common(1):
         if times > 1:
             raise DataError(
-                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
-                "them; if not, give them insertion codes or identifiers of alternate locations"
+                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if these are several "
+                "chains, give each its own name; otherwise add insertion codes or alternate location "
+                "identifiers"
             )
     residues = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - sum(map(len, residues))
@@ -96,8 +97,8 @@ def chain_of(
     if has_ca.any() and not whole.any():
         if section.ca_only == "error":
             raise DataError(
-                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --data.structures.ca_only "
-                "complete places them, skip leaves such chains out"
+                f"{path}: chain {name}: only CA atoms, but a backbone needs N, CA and C; to place the missing "
+                "atoms give --data.structures.ca_only complete, to leave such chains out give skip"
             )
         if section.ca_only == "skip":
             counts.ca_only_chains += 1

@@ -79,12 +79,12 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     twice = [name for name, count in runs.items() if count > 1]
     if twice:
-        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
+        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} occurs twice in the file; rename one of them")
     read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
     # Read all chains: rules refer to protein chains, and messages list all.
     chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
-        raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
+        raise DataError(f"{path}: no protein chain with at least {section.min_residues} residues that have N, CA and C")
     rules = {"each": [*chains], "complex": [*chains], "first": [*chains][:1]}
     names = rules.get(section.chains) or list(map(str.strip, section.chains.split(",")))
     missing = [name for name in names if name not in chains]
@@ -92,7 +92,7 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
         raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
     chosen = [chains[name] for name in names]
     if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
-        raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
+        raise DataError(f"{path}: {len(chosen)} chains, more than the maximum of {_MOST_CHAINS}")
     counts.chains += len(chosen)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
     if section.chains != "complex":
@@ -135,7 +135,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
         raise
     # biotite's parsers raise arbitrary Python exceptions for unexpected content.
     except Exception as error:
-        raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
+        raise DataError(f"{path}: damaged or truncated ({first_line(error)})") from error
     counts.other_models += models - 1
     atoms.set_annotation("confidence", _confidence(atoms, path, section, counts, predicted))
     return atoms
@@ -149,8 +149,9 @@ def _confidence(
     if section.predicted is True or (section.predicted == "auto" and titled and values.any()):
         if not 0 <= values.min() <= values.max() <= 100 or not values.any():
             raise DataError(
-                f"{path}: no confidence: its B-factors are missing, or from {values.min():g} to {values.max():g}, not "
-                "0 to 100; leave it out, or set data.structures.predicted false to take all its coordinates"
+                f"{path}: no confidence: its B-factors are missing, or range from {values.min():g} to "
+                f"{values.max():g} instead of 0 to 100; leave the file out, or set data.structures.predicted to "
+                "false to use all coordinates"
             )
         counts.predicted += 1
         # Some files of ESMFold and OmegaFold have pLDDT from 0 to 1, AlphaFold's files from 0 to 100.
@@ -173,7 +174,7 @@ def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
         if len(atoms) > section.max_atoms:
             raise _too_large(path, section)
     if not atoms:
-        raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
+        raise DataError(f"{path}: not a PDB, mmCIF or BinaryCIF file: it has no atoms")
     if min(map(len, atoms)) < _COORDINATES_END:
         raise ValueError("a line ends before its coordinates")
     # One byte per character, so that a column of all lines is read at once.
@@ -215,10 +216,10 @@ def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
     if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
     if len(set(columns)) < len(columns):
-        raise DataError(f"{path}: several blocks with atoms; save each as a file of its own")
+        raise DataError(f"{path}: several data blocks have atoms; save each in a separate file")
     longest = max(rows, key=len)
     if len(longest) > _LONGEST_ROW:
-        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
+        raise DataError(f"{path}: a line has more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
     # Parse in parts: biotite needs 1,500 bytes per atom for parsing, its arrays 110. Rows that span lines stay whole.
     size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
     parts = []
@@ -256,7 +257,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     }
     # NumPy pads every string to the longest, at four bytes per letter, so one long name would fill memory.
     if max(values.itemsize for values in typed.values()) > 4 * 32:
-        raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
+        raise DataError(f"{path}: the name of an atom, residue or chain has more than 32 characters; shorten it")
     atoms = struc.AtomArray(len(typed["x"]))
     atoms.coord = np.stack([typed.pop(axis) for axis in "xyz"], axis=1)
     typed["hetero"] = typed["hetero"] == "HETATM"
@@ -283,6 +284,6 @@ def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _R
 
 def _too_large(path: Path, section: StructuresSection) -> DataError:
     return DataError(
-        f"{path}: more than {section.max_bytes:,} bytes, uncompressed, or {section.max_atoms:,} atoms; if that is "
-        "right, raise data.structures.max_bytes or max_atoms"
+        f"{path}: more than {section.max_bytes:,} bytes (uncompressed) or {section.max_atoms:,} atoms; if this "
+        "is intended, raise data.structures.max_bytes or max_atoms"
     )

@@ -154,7 +154,7 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(smal
     next(replaced)
     current = with_processes.epoch(1)
     first = contents([next(current)])
-    with pytest.raises(RuntimeError, match="another iteration"):
+    with pytest.raises(RuntimeError, match="this iteration ended because another one"):
         list(replaced)
     assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
 

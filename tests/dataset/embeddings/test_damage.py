@@ -153,7 +153,7 @@ HEADERS = [
 
 
 def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
-    path, words = tmp_path / "shard-a.safetensors", r"safetensors: damaged \(.+\); remove it, and compute it again$"
+    path, words = tmp_path / "shard-a.safetensors", r"safetensors: damaged \(.+\); remove it and compute it again$"
     sizes_and_headers = [(2**63, b""), (2**40, b"{}"), *((len(header), header) for header in HEADERS)]
     for size, header in sizes_and_headers:
         path.write_bytes(size.to_bytes(8, "little") + header + b"0" * 64)

@@ -167,7 +167,7 @@ def test_an_existing_target_is_kept_unless_told_otherwise_and_what_is_no_store_a
     (tmp_path / "other" / "manifest.json").write_text('{"name": "a thesis"}')
     for target in (tmp_path / "store", tmp_path / "other"):
         before = sorted(target.iterdir())
-        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
+        with pytest.raises(ConfigError, match=r"is not a store|contains thesis.txt, which does not belong to a store"):
             convert([str(source)], target, IngestSection(), overwrite=True)
         assert sorted(target.iterdir()) == before
 
@@ -222,7 +222,9 @@ def test_a_file_that_was_changed_in_place_makes_another_default_store(tmp_path):
     source.chmod(0o600)
     assert ensure_store(section(source, named), tmp_path) == named, "the same content"
     change_in_place(source, "MK", "MA")
-    with pytest.raises(DataError, match=r"named: made of .*in\.fasta, not of .*in\.fasta as it is"):
+    with pytest.raises(
+        DataError, match=r"named: built from .*in\.fasta, not from the current .*from the current in\.fasta"
+    ):
         ensure_store(section(source, named), tmp_path)
     with pytest.raises(ConfigError, match="its input was"):
         job_store([str(source)], IngestSection(), made_before(tmp_path / "job", source))
@@ -245,10 +247,10 @@ def test_a_named_store_must_be_made_of_the_source(tmp_path):
     assert ensure_store(section(tmp_path / "copy.fasta", store), tmp_path) == store, "moved, with the same content"
     with pytest.raises(DataError, match=r"made with other data\.ingest settings"):
         ensure_store(section(source, store, bad_characters="to_x"), tmp_path)
-    with pytest.raises(DataError, match="not of sample"):
+    with pytest.raises(DataError, match="not from the current sample"):
         ensure_store(DataSection(store=str(store)), tmp_path)
     write_fasta(source, [("a", "ML")])
-    with pytest.raises(DataError, match=r"made of .*in\.fasta, not of .*choose another data\.store"):
+    with pytest.raises(DataError, match=r"built from .*in\.fasta, not from the current .*choose another data\.store"):
         ensure_store(section(source, store), tmp_path)
 
 
@@ -261,7 +263,7 @@ def test_a_store_may_be_given_as_the_source_but_none_of_texts(tmp_path):
     (tmp_path / "in.csv").write_text("id,sequence,label\né,Grüße,x\nö,Tschüs,y\n", encoding="utf-8")
     store = made(data_of(tmp_path / "in.csv", share=0.0, id_column="id"), tmp_path, TEXT).store
     assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7, 7])
-    with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
+    with pytest.raises(DataError, match="a store of texts, which only classifiers can read"):
         ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
 
 

@@ -148,7 +148,7 @@ def test_a_store_without_its_parts_is_refused(store_path):
     (store_path / MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match=r"not a store, it has no manifest\.json"):
         Store(store_path)
-    with pytest.raises(DataError, match="no such folder; make one with: esmeray data convert"):
+    with pytest.raises(DataError, match="no such folder; build one with: esmeray data convert"):
         Store(store_path / "absent")
 
 
@@ -200,5 +200,5 @@ def test_a_manifest_of_another_version_says_so(store_path):
     path = store_path / "manifest.json"
     content = json.loads(path.read_text()) | {"format_version": FORMAT_VERSION + 1}
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
+    with pytest.raises(DataError, match=f"format version {FORMAT_VERSION + 1}, but this version of Esmeray reads"):
         Store(store_path)

@@ -142,7 +142,7 @@ def test_an_id_with_another_sequence_is_refused_before_anything_is_computed_or_w
     there = sorted(tmp_path.rglob("*"))
     before = final_bytes(job.output)
     monkeypatch.setattr(ModelJob, "compute", lambda self: pytest.fail("a model was loaded"))
-    with pytest.raises(DataError, match=r"out: 'P1' is another sequence than in .*more\.fasta; give it another id"):
+    with pytest.raises(DataError, match=r"out: 'P1' has a different sequence in .*more\.fasta; give it another id"):
         run_job(more)
     assert sorted(tmp_path.rglob("*")) == there and final_bytes(job.output) == before
 
@@ -238,5 +238,5 @@ def test_sequences_of_one_hash_get_vectors_of_their_own(tmp_path: Path):
         other = replace(job, output=tmp_path / "other", input=[str(second)], known=[str(known.output)])
         assert run_job(other)[0]["computed_sequences"] == 3
         assert np.array_equal([*vectors(other.output).values()], expected[3:6])
-        with pytest.raises(DataError, match=r"'P0000.' is another sequence than in .*second\.fasta"):
+        with pytest.raises(DataError, match=r"'P0000.' has a different sequence in .*second\.fasta"):
             run_job(replace(known, input=other.input))

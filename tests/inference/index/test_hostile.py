@@ -277,7 +277,7 @@ COMPRESSED = OF_BOTH | {
     ),
     "clusters missing": lambda folder: (folder / "trained.faiss").unlink(),
     "lists missing": lambda folder: (folder / f"{PART}.lists").unlink(),
-    "checksums of a block less": content(f"{PART}.lists{BLOCKS}", lambda b: b[:-8]),
+    "checksums for a block less": content(f"{PART}.lists{BLOCKS}", lambda b: b[:-8]),
     "ids + 1000": lists(lambda ids: ids + 1000),
     "ids of the first part": lists(lambda ids: ids - 300),
     "ids negative": lists(lambda ids: -ids),

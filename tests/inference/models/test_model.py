@@ -183,14 +183,16 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_a
 def test_sequences_are_cleaned_and_refused_as_commands_do_it(tmp_path: Path):
     model = opened(model_folder(tmp_path, "ESM-2")[0])
     expected = model.embed(["MKTAYIAKQR", "MSILX"])
-    with pytest.warns(UserWarning, match="sequences: 1 record with lower-case letters, upper-cased; 1 final"):
+    with pytest.warns(
+        UserWarning, match="sequences: 1 record with lower-case letters, converted to upper case; 1 final"
+    ):
         vectors = model.embed(np.array(["mktayiakqr", "MSI\nLX*"]))
     np.testing.assert_array_equal(vectors, expected)
     np.testing.assert_array_equal(model.embed(pd.Series(["MKTAYIAKQR", "MSILX"], index=[4, 2])), expected)
     for sequence in ("MK1", "MK-T", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT"):
         with pytest.raises(DataError, match=r"sequences\[1\]"):
             model.embed(["MKT", sequence])
-    with pytest.raises(ConfigError, match="sequences: a list of str is needed, not "):
+    with pytest.raises(ConfigError, match="sequences: expected a list of str, found "):
         model.embed("MKTAYIAKQR")
     short = opened(model_folder(tmp_path / "short", "ProtBERT")[0])
     longest = short.facts.longest

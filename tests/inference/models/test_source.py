@@ -57,7 +57,7 @@ def test_a_name_beside_runs_is_none_of_the_hub(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "runs" / "labels").mkdir(parents=True)
     (tmp_path / "runs" / "labels" / "metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"there is no run runs/label \(did you mean labels\?\)"):
+    with pytest.raises(ConfigError, match=r"run  not foundruns/label \(did you mean labels\?\)"):
         find_model("runs/label")
     monkeypatch.chdir(tmp_path / "runs")
     assert local_folder("esm2_t6_8M", "model") is None

@@ -185,7 +185,7 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
     with pytest.raises(DataError, match="are no pickle of tensors alone"):
         build(folder)
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(ConfigError, match=r"only optimizer\.pt, a pickle"):
+    with pytest.raises(ConfigError, match=r"only optimizer\.pt, a Python pickle"):
         build(folder)
     assert not planted.exists()
 

@@ -129,7 +129,7 @@ def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metri
         "kind": "alert",
         "step": 3,
         "name": "memory",
-        "subject": "GPU 0 on a",
+        "subject": "GPU 0 to a",
         "state": "raised",
         "message": "full",
     }
@@ -157,7 +157,7 @@ def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metri
         kind = record.WhichOneof("record_type")
         records.get(kind, []).append(getattr(record, kind))
     sent = [(alert.title, alert.text, alert.level, alert.wait_duration) for alert in records["alert"]]
-    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "that of before the start is history"
+    assert sent == [("memory: GPU 0 to a", "full", "WARN", 300_000)], "that of before the start is history"
     (model,) = records["artifact"]
     assert (model.name, model.type, [*model.aliases]) == ("run", "model", ["latest"])
     assert json.loads(model.metadata) == {"step": 100, "validation/loss": 2.5}

@@ -18,14 +18,14 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     first, nucleotides, *counts, _ = outcome.out.splitlines()
     assert next_words(outcome.out) == ["train", "--config", "masked_lm", "--data.source", str(tmp_path / "store")]
     assert first.startswith(f"{tmp_path / 'store'}: 3 records, 406 residues, ")
-    assert nucleotides.strip().startswith("1 record like DNA or RNA, not protein")
+    assert nucleotides.strip().startswith("1 record that look like DNA or RNA")
     assert [line.strip() for line in counts] == [
-        "1 record with lower-case letters, upper-cased",
+        "1 record with lower-case letters, converted to upper case",
         "1 final '*' dropped",
         "1 J replaced by X",
         "1 character outside the alphabet replaced by X",
-        "1 record skipped for want of a sequence",
-        "1 record skipped for an id that stood before",
+        "1 record without a sequence skipped",
+        "1 record skipped because of a duplicate id",
     ]
 
 

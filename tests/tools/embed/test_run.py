@@ -25,7 +25,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     outcome = command.done(
         *given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy"
     )
-    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}\n  every record taken as it" in outcome.out
+    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}\n  all records read unchanged" in outcome.out
     assert read_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
     again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
@@ -37,8 +37,13 @@ def test_letters_that_were_changed_are_counted_beside_the_result(command, given:
     write_proteins(tmp_path / "proteins.fasta", ["mktay", "MKV*", "MKV"])
     lines = command.done(*given).out.splitlines()
     at = lines.index(f"written: {tmp_path / 'out'}")
-    assert lines[at + 1 : at + 3] == ["  1 record with lower-case letters, upper-cased", "  1 final '*' dropped"]
-    assert "1 record with lower-case letters, upper-cased" in command(*given).out, "also where nothing was left to do"
+    assert lines[at + 1 : at + 3] == [
+        "  1 record with lower-case letters, converted to upper case",
+        "  1 final '*' dropped",
+    ]
+    assert "1 record with lower-case letters, converted to upper case" in command(*given).out, (
+        "also where nothing was left to do"
+    )
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
@@ -60,5 +65,5 @@ def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[st
     ]:
         command.refused(code, words, *given, *options.split())
     (tmp_path / "proteins.fasta").write_text("")
-    command.refused(3, "holds no records", *given)
+    command.refused(3, "no FASTA records (the file is empty, or has", *given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]

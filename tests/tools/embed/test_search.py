@@ -126,12 +126,12 @@ def test_mistakes_are_one_line(command, here):
     vectors[150, 2] = np.nan
     make_embeddings(here / "nan", vectors, IDS)
     for arguments, code, words in [
-        ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, database 8"),
-        ("residues --search.output h.tsv", 3, "has values for each residue"),
+        ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, but database has 8"),
+        ("residues --search.output h.tsv", 3, "has values per residue"),
         ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
         ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
         ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are compared exactly"),
-        ("database --search.output no/h.tsv", 2, "there is no folder no"),
+        ("database --search.output no/h.tsv", 2, "folder no"),
     ]:
         command.refused(code, words, f"embed search {arguments}")
     assert not (here / "h.tsv").exists()
@@ -143,8 +143,8 @@ def test_vectors_meet_where_models_poolings_and_layers_are_the_same_joined_ones_
     make_embeddings(here / "other", outputs, IDS, model="large")
     make_embeddings(here / "same", outputs, IDS)
     refused = (
-        "error: other has vectors of model large (mean over residues), database of model small (mean over residues), "
-        "which can't be compared; give embeddings of the same model, pooling and layer\n"
+        "error: other has vectors of model large (mean over residues), but database of model small (mean over "
+        "residues), which are not comparable; give embeddings of the same model, pooling and layer\n"
     )
     command.refused(3, refused, "embed search database --search.output h.tsv --search.queries other")
     command.done("embed search database --search.output h.tsv --search.queries same")
@@ -156,5 +156,5 @@ def test_vectors_meet_where_models_poolings_and_layers_are_the_same_joined_ones_
         command.done(f"embed join --join.folders {folders} --join.output {output}")
     for queries, code in {"yy": 0, "yx": 3, "max": 3}.items():
         outcome = command(f"embed search xx --search.output {queries}.tsv --search.queries {queries}")
-        assert (outcome.code, outcome.err.count("which can't be compared")) == (code, code // 3), outcome.err
+        assert (outcome.code, outcome.err.count("which are not comparable")) == (code, code // 3), outcome.err
     assert read_embeddings(here / "deep").manifest.space("joined").count("small | large") == 2

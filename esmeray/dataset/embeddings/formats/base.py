@@ -135,7 +135,7 @@ class TableRows(Rows):
         with parsing(self.path, REMEDY):
             self.file = index.open(output.files[0])
         if output.dtype == "int8" and len(output.scales or ()) != output.channels:
-            raise DataError(f"{index.where(MANIFEST_FILE)}: has no scale of each int8 channel; {REMEDY}")
+            raise DataError(f"{index.where(MANIFEST_FILE)}: lacks the scales of the int8 channels; {REMEDY}")
         self.shape = index.num_records, output.channels
         self.dtype = np.dtype(NUMPY_DTYPES[output.dtype])
         self._scales = scales_array(output)
