@@ -37,7 +37,7 @@ MISTAKES = [
 ]
 
 # Refused where the model is counted: what builds one is then loaded.
-MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split over 7 heads")]
+MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split into 7 heads")]
 
 TOOLS = [
     ("tune tokens --config esm2ae --data.source none.fasta --run.storage_path refused", 3, "none.fasta"),

@@ -157,13 +157,13 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
         return
     address = find(section)
     variables = _authentication(address)
-    remark = " (for its token, run 'ray get-auth-token --generate' before)" if "RAY_AUTH_TOKEN" in variables else ""
+    remark = " (dashboard login: run 'ray get-auth-token --generate' first)" if "RAY_AUTH_TOKEN" in variables else ""
     with _environment(variables):
         try:
             try:
                 context = _start_local(section) if address == LOCAL else _join(address)
             except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
-                where = "can be started here" if address == LOCAL else f"can be used at {address}"
+                where = "could be started" if address == LOCAL else f"could be used at {address}"
                 raise ResourceError(
                     f"ray.address: no Ray cluster {where} ({shorten(str(error), MOST_CHARACTERS)})"
                 ) from error

@@ -106,9 +106,9 @@ def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     except RayError:
         return []
     differing = [name for name, version in here.versions.items() if there.versions.get(name) != version]
-    lacks = [f"has {name} {there.versions.get(name)} ({here.versions[name]} here)" for name in differing]
+    lacks = [f"has {name} {there.versions.get(name)} (this machine: {here.versions[name]})" for name in differing]
     if there.code != here.code:
-        lacks.append("has other code of Esmeray ('ray job submit --working-dir' sends it)")
+        lacks.append("has different Esmeray code (to send yours, use 'ray job submit --working-dir')")
     if not there.sees:
-        lacks.append(f"sees another folder at {shared}, or can't write to it (mount the same one on every node)")
+        lacks.append(f"has another folder at {shared}, or can't write to it (mount the same folder on every node)")
     return lacks

@@ -34,7 +34,7 @@ class EmbeddingsSection(Section):
     @model_validator(mode="after")
     def _names_the_model(self) -> "EmbeddingsSection":
         if self.store is not None and self.model == COMPOSITION:
-            raise ValueError("store has vectors of a model: set model to the one that computed them")
+            raise ValueError("store contains vectors of a model: set model to the model that computed them")
         return self
 
 
@@ -56,7 +56,7 @@ class PredictTermsSection(Section):
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
         if self.format == "cafa6" and self.most_terms > MOST_TERMS:
-            raise ValueError(f"terms: cafa6 takes {MOST_TERMS:,} of a protein: lower it")
+            raise ValueError(f"terms: cafa6 allows at most {MOST_TERMS:,} per protein: lower it")
         return self
 
     @property

@@ -30,10 +30,10 @@ class BoundedLoader(yaml.SafeLoader):
             # Counted before construction: until then, a billion nodes of aliases are only nine lines.
             node = super().compose_node(parent, index)
             if is_alias and node not in self._nodes_of_anchored:
-                raise yaml.composer.ComposerError(None, None, "an alias of what it stands in", mark)
+                raise yaml.composer.ComposerError(None, None, "an alias inside its own anchor", mark)
             self._num_nodes += self._nodes_of_anchored[node] if is_alias else 0
         if self._depth > _DEEPEST or self._num_nodes > _MOST_NODES:
-            problem = f"more than {_MOST_NODES:,} values, aliases written out, or {_DEEPEST} levels"
+            problem = f"more than {_MOST_NODES:,} values (with aliases expanded) or {_DEEPEST} levels"
             raise yaml.composer.ComposerError(None, None, problem, mark)
         self._depth -= 1
         self._nodes_of_anchored[node] = self._num_nodes - before

@@ -143,8 +143,8 @@ def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
     with pytest.raises(DataError, match=r"vectors: 'p3' has a different sequence in align\.queries"):
         near("p3", b"M" * 29, 5)
     refused = {
-        ("fewer", "fewer"): "or another order",
-        ("longer", "longer"): "'p39' is another sequence than in",
+        ("fewer", "fewer"): "or their order differ from",
+        ("longer", "longer"): "'p39' has a different sequence in",
         ("vectors", "other"): r"vectors of model large .* of model small",
     }
     for (records, queries), words in refused.items():

@@ -69,10 +69,7 @@ def attacks() -> dict[str, Attack]:
     piece = 2**16 * b"a"
     wide, many = {"ids": ["P00000"], "top_k": PROTEINS - 1}, {"ids": [f"P{n:05d}" for n in range(1000)], "top_k": 20}
     return {
-        **{
-            f"its header claims {size} MB": Attack(4, [get + b"X: ", *16 * size * [piece], b"\r\n\r\n"])
-            for size in (5, 122)
-        },
+        **{f"a header of {size} MB": Attack(4, [get + b"X: ", *16 * size * [piece], b"\r\n\r\n"]) for size in (5, 122)},
         "a header, a byte a second": Attack(400, [get + b"X: ", *999 * [b"a"]], 1.0),
         "a header after a request": Attack(4, [get + b"\r\n" + get + b"X: ", *800 * [piece], b"\r\n\r\n"]),
         "an address of 50 MB": Attack(4, [b"GET /", *800 * [piece], b" HTTP/1.1\r\n\r\n"]),

@@ -47,7 +47,7 @@ FAULTS = {
     "worker SIGSTOP": Fault("worker", signal.SIGSTOP, (*STEPPING, "publishing")),
     "driver SIGKILL": Fault("driver", signal.SIGKILL, (*ALL, "search")),
     "driver SIGTERM": Fault("driver", signal.SIGTERM, (*ALL, "search")),
-    "GIL held": Fault("act", "is too small for GIL", ("forward", "update")),
+    "GIL held": Fault("act", "hold the GIL", ("forward", "update")),
     "asynchronous exception": Fault("act", "raise", (*STEPPING, "checkpoint")),
     "slow rank": Fault("act", "be slow", ("forward",)),
     "clock +1 h": Fault("act", "clock forward", ("forward", "checkpoint")),

@@ -100,7 +100,7 @@ def _slow_disk(*_: Any) -> None:
 
 ACTS: dict[str, Callable[[Observer, Path], Any]] = {
     "wait": _wait,
-    "is too small for GIL": lambda *_: ctypes.PyDLL(None).sleep(3600),
+    "hold the GIL": lambda *_: ctypes.PyDLL(None).sleep(3600),
     "raise": _raise_from_outside,
     "be slow": lambda *_: time.sleep(3),
     "slow disk": _slow_disk,

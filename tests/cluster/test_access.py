@@ -95,9 +95,11 @@ def refusal(code: int, said: str, line: str) -> str:
 def test_a_wrong_token_is_one_line_and_so_is_a_missing_one(ray_address: str, replies):
     for reply in replies["wrong token"]:
         line = refusal(*reply)
-        assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
+        assert line.startswith(
+            f"error: ray.address: the cluster at {ray_address} requires a token, but the token on this"
+        )
         assert "'ray get-auth-token'" in line
-    assert "none was found here" in refusal(*replies["no token"][0])
+    assert "no token was found on this machine" in refusal(*replies["no token"][0])
 
 
 def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(replies):

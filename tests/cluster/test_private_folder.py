@@ -52,6 +52,6 @@ def test_one_that_others_could_have_made_or_may_enter_is_refused_in_one_line(fol
     else:
         pytest.skip("needs another user")
     with pytest.raises(
-        ResourceError, match=f"^{folder}: is a link, or another user owns it or has access to it; remove"
+        ResourceError, match=rf"^{folder}: is a symbolic link, or another user owns it or has access to it; remove"
     ):
         ray_folder()

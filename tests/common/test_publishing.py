@@ -47,7 +47,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "no room left.* GB free"), (errno.EDQUOT, "no room left"), (errno.EROFS, "can't be")],
+    [(errno.ENOSPC, "no space left.* GB free"), (errno.EDQUOT, "no space left"), (errno.EROFS, "can't be")],
 )
 def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words):
     with (
@@ -104,7 +104,7 @@ def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sw
     assert len([name for name in left if name.startswith(".target.scratch-")]) == 2
     assert moment == "renamed" or (target / "deep" / "file").exists()
     # The same command without --overwrite is refused, since the output is there, old or new; what was left is gone.
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_folder(target, "new")
     text = (target / "deep" / "file").read_text()
     assert text == ("new" if moment in ("exchanged", "removing") else "old")
@@ -155,7 +155,7 @@ def test_a_lock_that_leads_to_a_file_of_the_user_is_refused_and_the_file_stays(t
     {"link": lock.symlink_to, "hard link": lock.hardlink_to, "pipe": os.mkfifo, "folder": Path.mkdir}[kind](
         *{"pipe": [lock], "folder": [lock]}.get(kind, [victim])
     )
-    with pytest.raises(ConfigError, match=r"\.lock: is a link or no regular file"):
+    with pytest.raises(ConfigError, match=r"\.lock: is not a regular file"):
         take_lock(lock, 0)
     assert victim.read_text() == "a thesis"
 
@@ -193,7 +193,7 @@ def test_without_flock_a_file_keeps_the_second_process_away_and_a_killed_one_doe
     lock.close()
     in_a_fork(lambda: (take_lock(tmp_path / ".lock", 0), die()))
     make_folder(tmp_path / "target", "a")
-    assert "the file system has no locks (flock)" in caplog.text
+    assert "the file system does not support locks (flock)" in caplog.text
     take_lock(tmp_path / ".lock", 0).close()
     assert names(tmp_path) == [".lock", "target"]
     with pytest.raises(ResourceError, match=r"no locks \(flock\), which shared files need; choose a local folder"):
@@ -209,7 +209,7 @@ def test_an_error_at_another_file_is_not_called_one_of_writing(tmp_path):
 
 def test_a_lock_of_others_is_refused(tmp_path):
     (tmp_path / ".target.lock").write_text("a thesis")
-    with pytest.raises(ConfigError, match=r"\.target\.lock: is no lock of Esmeray's; move it away"):
+    with pytest.raises(ConfigError, match=r"\.target\.lock: is not an Esmeray lock file; move it away"):
         build(tmp_path / "target", "b")
     assert (tmp_path / ".target.lock").read_text() == "a thesis"
 
@@ -234,9 +234,9 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
     if make is make_folder:
         target.mkdir()  # an empty one may be taken
     make(target, "a")
-    with pytest.raises(ConfigError, match="exists already; choose another name or pass --overwrite"):
+    with pytest.raises(ConfigError, match="already exists; choose another name or pass --overwrite"):
         make(target, "b")
-    with pytest.raises(ConfigError, match="was not made by predict, so it is not overwritten"):
+    with pytest.raises(ConfigError, match="was not written by predict, so it is not overwritten"):
         make(target, "b", overwrite=True, made_by="predict")
     assert (target / MAKERS[make]).read_text() == "a"
     make(target, "c", overwrite=True)
@@ -280,16 +280,16 @@ def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
     make_folder(tmp_path / "target", "a")
     manifest = tmp_path / "target" / "esmeray.json"
     manifest.write_text(json.dumps({"made_by": "export", "files": {name: "0"}}))
-    with pytest.raises(DataError, match="is no name of a file in its folder"):
+    with pytest.raises(DataError, match="is not the name of a file in its folder"):
         make_folder(tmp_path / "target", "b", overwrite=True)
-    with pytest.raises(DataError, match="3 is no name of a file in its folder"):
+    with pytest.raises(DataError, match="3 is not the name of a file in its folder"):
         check_names(["a/b", 3], manifest)
 
 
 @pytest.mark.parametrize("made", [made_folder, made_file])
 def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
     target = tmp_path / "target"
-    with pytest.raises(ConfigError, match="exists already"), made(target, "export", False) as building:
+    with pytest.raises(ConfigError, match="already exists"), made(target, "export", False) as building:
         (building / "file" if building.is_dir() else building).write_text("a")
         target.write_text("a thesis")
     assert target.read_text() == "a thesis" and names(tmp_path) == ["target"]

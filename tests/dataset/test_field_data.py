@@ -47,7 +47,11 @@ def test_tables_give_their_classes_and_counts(field, tmp_path, name, settings, n
     ("name", "settings", "words"),
     [
         ("missing_sequences", {}, "row 1: column 'sequence' is empty ('NaN' means a missing value)"),
-        ("labels_na", {}, "row 1: label missing in column 'label' ('NA' means a missing value; if it is a name, give"),
+        (
+            "labels_na",
+            {},
+            "row 1: label missing in column 'label' ('NA' means a missing value; if it is a real value, give",
+        ),
         ("labels_pipe", SETS, "give --data.labels.separator '|'"),
         ("labels_comma", SETS, "give --data.labels.separator ','"),
     ],

@@ -96,7 +96,7 @@ def test_every_refused_item_is_named_and_texts_are_read_as_they_are():
     )
     assert lines[2].startswith("record 'sequences[3]', residue 1: '>'")
     assert lines[3].startswith("record 'sequences[4]', residue 2: the character '1' is not in the alphabet")
-    with pytest.raises(DataError, match=r"sequences\[0\]: 1,000,001 residues, more than 1,000,000"):
+    with pytest.raises(DataError, match=r"sequences\[0\]: 1,000,001 residues, more than the maximum of 1,000,000"):
         clean_list(["A" * 1_000_001], "sequences")
     texts = ["Lost my card!", "größer > 1-2", "\ud800"]
     assert clean_list(texts, "texts", "text") == texts

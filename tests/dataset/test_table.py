@@ -31,7 +31,7 @@ WANTED = {"text": "data.labels.text_column", "label": "data.labels.label_columns
 def test_a_column_of_ids_is_never_suggested_as_another(tmp_path, column):
     message = refusal(tmp_path / "in.csv", f"text,{column}\na,b\n")
     assert message.endswith(f"no column 'label'; it has 'text', '{column}': set data.labels.label_columns")
-    with pytest.raises(DataError, match=r"as --data.labels.id_column id"):
+    with pytest.raises(DataError, match=r"e\.g\. --data.labels.id_column id"):
         Table(write_table(tmp_path / "ids.csv", ("id", "text"), ("a", "b")), {"ids": "data.labels.id_column"}).columns()
 
 

@@ -22,7 +22,9 @@ from tests.tasks.test_diffusion_model import trained
 def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
     export(trained(), tmp_path / "run" / "export")
     served = ServedModel(name="designs", source=str(tmp_path / "run"))
-    with pytest.raises(ConfigError, match=rf"sequence diffusion is not served.*design generate {served.source}'"):
+    with pytest.raises(
+        ConfigError, match=rf"sequence diffusion models can't be served.*design generate {served.source}'"
+    ):
         Computer(served, "cpu")
 
 

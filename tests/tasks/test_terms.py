@@ -62,7 +62,7 @@ def test_listed_proteins_and_whole_clusters_are_held_out(files, tmp_path):
     families = {name.partition("_")[0] for name in chosen}
     assert chosen == {name for name in names if name.partition("_")[0] in families}
     (tmp_path / "clusters.tsv").write_text("".join(rows[1:]))
-    with pytest.raises(DataError, match=f"no cluster of {names[0]}"):
+    with pytest.raises(DataError, match=rf"no cluster contains {names[0]}"):
         prepared(tmp_path, terms, validation_share=0.3)
 
 
@@ -100,7 +100,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(None, given)
-    with pytest.raises(ConfigError, match="set all three"):
+    with pytest.raises(ConfigError, match="must all be set"):
         prepare(DataSection(source=["a.fasta"]), tmp_path)
 
 

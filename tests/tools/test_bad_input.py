@@ -14,18 +14,18 @@ UTF8_E = "é".encode()
 REFUSED = {
     "empty": (b"", "no FASTA records (the file is empty, or has"),
     "FASTQ": (b"@read1\nMKV\n+\n#III\n", "line 1: looks like FASTQ"),
-    "comment before no header": (b"; MKV, by hand\nMKV\n", "line 2: a FASTA file starts with '>'"),
-    "sequence before the record has no": (b"\n\nMKV\n>a\nMKV\n", "line 3: a FASTA file starts with '>'"),
+    "comment before no header": (b"; MKV, by hand\nMKV\n", "line 2: text before the first header"),
+    "sequence before a header": (b"\n\nMKV\n>a\nMKV\n", "line 3: text before the first header"),
     "HTML": (b"<!DOCTYPE html>\n<html>\n", "line 1: looks like HTML"),
     "no sequence": (FIRST + b">empty\n>b\nMKV\n", "line 4, record 2 'empty': the record has no sequence"),
     "empty id": (FIRST + b">\nMKV\n", "line 4, record 2: the header has no id"),
     "duplicate id": (
         FIRST + b">b\nMKV\n>ok again\nMKV\n",
-        "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give "
+        "line 6, record 3 'ok': duplicate id 'ok', first at {path}, line 1; make ids unique, or give "
         "--data.ingest.duplicate_ids "
         "first (or rename)",
     ),
-    "UTF-8 in the record has no": (
+    "UTF-8 in a header": (
         FIRST + b">a caf" + UTF8_E + b"\nMKV\n",
         "line 4, record 2 'a': contains a non-ASCII character; replace",
     ),
@@ -90,7 +90,7 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
     assert (outcome.code, outcome.out) == (3, "")
     assert first == (
         "error: 5 faults: 2 records with characters outside the alphabet, 1 header without an id, 1 header without a "
-        "sequence, 1 id that stood before"
+        "sequence, 1 duplicate id"
     )
     places = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
     places += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
@@ -128,7 +128,7 @@ SOURCES = {
         lambda path: path.mkdir(),
         "the folder",
     ),
-    "a pipe": (os.mkfifo, "a named pipe, a socket or a device, not a file"),
+    "a pipe": (os.mkfifo, "a named pipe, socket or device, not a regular file"),
     **{kind: (lambda path: path.write_bytes(FIRST), f"not a {kind} file despite its name") for kind in COMPRESSED},
 }
 

@@ -54,7 +54,7 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(command, tmp_path):
         ("", 2, "error: missing: --config; for example: esmeray train --config"),
         ("--config none.yaml", 2, "none.yaml: can't be read"),
         ("--config esm2ae --tune.search.seed 1", 2, "unknown option --tune.search.seed"),
-        ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers asked"),
+        ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers with"),
         ("--config esm2ae --data.source none.fasta", 3, "none.fasta"),
         ("--config esm2ae --run.resume must", 6, "no such run"),
     ]:

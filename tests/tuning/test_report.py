@@ -78,7 +78,7 @@ def test_page_needs_nothing_else_and_lists_every_trial_with_its_reason(tmp_path:
     assert "7 configurations tried of 3: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in page
     assert "12,000 tokens/s with token budget 4,096" in page
     assert "1.50× the experiment" in page
-    assert "Loading limits: 30%" in page
+    assert "Loading is the bottleneck: 30%" in page
     assert {path.name for path in folder.path.iterdir()} == {"tune_report.html", "tune_report.png"}
 
 
@@ -120,7 +120,7 @@ def test_loading_limits_where_steps_wait_for_it_and_only_what_was_not_tried_is_a
     waits = ok(1, 100.0, shares=WAITING)
     topic, advice = limits_of(waits)
     assert topic == "loading"
-    assert advice.startswith("Loading limits: 30% o")
+    assert advice.startswith("Loading is the bottleneck: 30% o")
     assert "data.num_workers" in advice
     assert "data.num_workers" not in limits_of(waits, ok(2, 90.0, num_workers=0))[1]
     assert shares_text(waits).startswith("Of a step: waiting for batches 30%")
@@ -130,7 +130,7 @@ def test_memory_limits_where_the_next_budget_did_not_fit_and_speed_was_rising():
     trials = [ok(1, 150.0), ok(2, 100.0, tokens=1024), failed(3, "out_of_memory", tokens=4096)]
     topic, advice = limits_of(*trials)
     assert topic == "memory"
-    assert "2,048 tokens is the largest budget that fits" in advice
+    assert "2,048 tokens is the largest token budget that fits" in advice
     assert "gradient_checkpointing: true" in advice
     assert limits_of(ok(1, 101.0), *trials[1:])[0] == "compute", "speed was not rising"
     assert limits_of(*trials[:2])[0] == "compute", "a larger one may fit"

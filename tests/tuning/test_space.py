@@ -104,7 +104,7 @@ def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_pat
 def test_space_without_any_configuration_or_room_is_refused_with_the_reasons(tmp_path):
     with pytest.raises(ConfigError, match=r"is left of 12: 12 because of a budget under the 64 tokens"):
         space_of(tmp_path, {"tokens": [32]})
-    with pytest.raises(ResourceError, match="9 workers asked"):
+    with pytest.raises(ResourceError, match="9 workers with"):
         space_of(tmp_path, ray={"num_workers": 9})
 
 

@@ -125,7 +125,7 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
             if not (made_with.ingest == ingest and _is_made_of(made_with.source, data, find_files)):
-                raise other_job(folder, f"its input was {_described(made_with.source)} in an earlier version", REMEDY)
+                raise other_job(folder, f"its input {_described(made_with.source)} has changed", REMEDY)
     with conversion_bar("reading sequences") as progress:
         return Store(ensure_store(data, folder, progress))
 

@@ -34,7 +34,7 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
     for regression, which has no classes.
     """
     if kind == "regression":
-        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+        raise ConfigError("model.classifier.class_weights: regression has no classes; set it to none")
     if kind == "multilabel":
         # Sum block by block, because with thousands of terms the targets of all records may not fit into memory.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)

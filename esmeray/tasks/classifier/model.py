@@ -215,7 +215,7 @@ class Classifier(LabelModel):
             if not self.per_residue:
                 features_MD = self.pool(features_MD, batch)
         elif self.per_residue or self.light_attention is not None:
-            raise ValueError("features of sequences were given, but this head takes features of tokens")
+            raise ValueError("expected features per token, found features per sequence")
         outputs_MK = self.head(features_MD)
         return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
 

@@ -181,7 +181,7 @@ def test_a_part_of_another_model_layer_pooling_precision_or_manifest_is_refused(
     if words is None:
         assert len(read_embeddings(tmp_path / "out")) == 12, "as earlier versions wrote it"
         return
-    with pytest.raises(DataError, match=rf"part-00001: is no part of this output \({words}.*\); remove it"):
+    with pytest.raises(DataError, match=rf"part-00001: does not belong to this output \({words}.*\); remove it"):
         read_embeddings(tmp_path / "out")
 
 

@@ -142,10 +142,10 @@ def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, ta
     assert made(data_of(table, store=store, **files), tmp_path).path == store
     with pytest.raises(DataError, match=r"built with another labels .*choose another data\.store"):
         made(data_of(table, store=store, **files, missing_labels="skip"), tmp_path)
-    with pytest.raises(DataError, match=r"built from .*in\.csv, not from the current .*from the current valid\.csv"):
+    with pytest.raises(DataError, match=r"built from .*in\.csv, not from the current .*valid\.csv"):
         made(data_of(held_out, store=store, **files), tmp_path)
     proteins(tmp_path, *"yx", name="valid.csv")
-    with pytest.raises(DataError, match=r"other files of data\.labels\.validation_source"):
+    with pytest.raises(DataError, match=r"other files in data\.labels\.validation_source"):
         made(data_of(table, store=store, **files), tmp_path)
 
 
@@ -153,9 +153,9 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
     path = made(data_of(table), tmp_path).path
     assert made(data_of(path), tmp_path / "elsewhere").path == path
     assert not (tmp_path / "elsewhere").exists()
-    with pytest.raises(DataError, match=r"holds multiclass where data\.labels\.kind says binary"):
+    with pytest.raises(DataError, match=r"built with data\.labels\.kind multiclass, not binary"):
         made(data_of(path, kind="binary"), tmp_path)
-    with pytest.raises(DataError, match=r"holds protein where model\.tokenizer\.content says text"):
+    with pytest.raises(DataError, match=r"built with model\.tokenizer\.content protein, not text"):
         made(data_of(path), tmp_path, TEXT)
 
 
@@ -186,9 +186,9 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
 @pytest.mark.parametrize(
     ("labels", "settings", "message"),
     [
-        ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
+        ("abcdefgh", {}, "occurs only in held-out records; add training records with it, or give --data.labels.unseen"),
         ("abcdefgh", {"split": "stratified"}, "no class has two distinct sequences or groups (8 records)"),
-        ("aa", {"share": 0.0}, "the label is 'a' in every one 2 training records"),
+        ("aa", {"share": 0.0}, "the label is 'a' in all 2 training records"),
         (("HH", "H.-"), RESIDUES, "the label is 'H' in all"),
         (("??", ".-?"), RESIDUES, "the label is missing in all"),
         ("abc", {"share": 0.0, "kind": "binary"}, "3 classes (a, b, c), but data.labels.kind binary needs two: set"),

@@ -266,7 +266,7 @@ def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_fact
 def test_a_text_that_looks_like_several_names_is_refused(tmp_path, texts, words):
     path = write_table(tmp_path / "in.csv", TABLE, *(("MK", text) for text in texts))
     assert words in read(path, kind="multilabel").doubt
-    with pytest.raises(DataError, match="is read as"):
+    with pytest.raises(DataError, match="is read as a single multilabel name"):
         made(data_of(path, kind="multilabel"), tmp_path)
 
 
@@ -341,7 +341,7 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
     with pytest.raises(DataError) as raised:
         read(path, kind="regression", header_field=1)
     summary, *lines = raised.value.problems
-    assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1")
+    assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 invalid label, 1")
     found_at = ("4, column 2, record 2 'id1'", "5, record 3 'id2'", "7, record 4 'id3'")
     for line, where in zip(lines, found_at, strict=True):
         assert line.startswith(f"{path}, line {where}")
@@ -377,12 +377,12 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (
             {"content": "text"},
             ["MK x", "NA x"],
-            "('NA' means a missing value; if it is a name, give --data.labels.not_",
+            "('NA' means a missing value; if it is a real value, give --data.labels.not_",
         ),
         (
             {},
             ["MK x", "ML n/a"],
-            "row 2: label missing in column 'label' ('n/a' means a missing value; if it is a name, give",
+            "row 2: label missing in column 'label' ('n/a' means a missing value; if it is a real value, give",
         ),
         (
             {"header_field": 1},
@@ -394,7 +394,7 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
             ["MK a", "ML NA"],
             "row 2: the id in column 'label' is empty or contains a line break ('",
         ),
-        (NUMBERS, ["MK 0,5"], "row 1: column 'label': '0,5' is not a number (decimals have a point)"),
+        (NUMBERS, ["MK 0,5"], "row 1: column 'label': '0,5' is not a number (use a decimal point)"),
         (SETS, ["MK ['a' 'b']"], "row 1: \"['a' 'b']\" looks like a list but is not valid JSON; write"),
         (SETS, ["MK [a,b]"], "row 1: '[a,b]' looks like a list but is not valid JSON"),
         (SETS, ["MK frozenset({'a'})"], "looks like a list but is not valid JSON"),
@@ -407,7 +407,7 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (
             {"missing_labels": "skip"},
             ["MK "],
-            "no records left after the data.ingest settings were applied of data.ingest and da",
+            "no records left after data.ingest and data.labels were applied",
         ),
         (
             {"header_pattern": "loc=(.)"},
@@ -451,7 +451,7 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
             {"header_field": 1, "weight_column": "w"},
             "data.labels.weight_column applies to tables, but in.fasta is read as",
         ),
-        (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns is for tables"),
+        (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns applies to tables"),
         ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' is listed twice"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),
     ],
@@ -489,15 +489,19 @@ def test_labels_find_their_sequences_by_id_with_masks_and_who_is_held_out(tmp_pa
 @pytest.mark.parametrize(
     ("labels", "mask", "message"),
     [
-        (LETTERS[:2], None, "sequences.fasta, line 5, record 3 'c': labels has no labels for this id.fasta; complete"),
-        ([*LETTERS, ("d SET=test", "HH"), ("e SET=test", "H")], None, "labels.fasta, line 7, record 4 'd': no seq"),
+        (LETTERS[:2], None, "sequences.fasta, line 5, record 3 'c': labels.fasta has no labels for this id; complete"),
+        (
+            [*LETTERS, ("d SET=test", "HH"), ("e SET=test", "H")],
+            None,
+            "labels.fasta, line 7, record 4 'd': data.source has no",
+        ),
         ([*LETTERS[:2], ("c SET=test", "E")], None, "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta"),
         ([*LETTERS, ("a SET=test", "CCC")], None, "labels.fasta, line 7, record 4 'a': duplicate id 'a', first at"),
         (LETTERS, MASK[:2], "labels.fasta, line 5, record 3 'c': mask.fasta has no mask for this id; add one, e.g."),
         (
             LETTERS,
             [*MASK[:2], ("c", "1x")],
-            "mask.fasta, line 5, record 3 'c': the mask must have 2 letters (labels.fasta",
+            "mask.fasta, line 5, record 3 'c': the mask must have 2 letters, like the labels (labels.fasta",
         ),
         ([*LETTERS[:2], ("c VALIDATION=x", "EE")], None, "labels.fasta, line 5, record 3 'c': no SET= in the header"),
         ([*LETTERS[:2], ("c SET=x", "EE")], None, "labels.fasta, line 5, record 3 'c': SET: unknown split 'x'; use"),
@@ -530,5 +534,5 @@ def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):
     assert ensure_labelled_store(unnamed, TokenizerSection(), stores) == first
     write_fasta(tmp_path / "mask.fasta", [("a", "110"), *MASK[1:]])
     assert ensure_labelled_store(unnamed, TokenizerSection(), stores) != first
-    with pytest.raises(DataError, match=r"made with other data\.labels\.labels_file or mask_file"):
+    with pytest.raises(DataError, match=r"built with another data\.labels\.labels_file or mask_file"):
         made(named, stores)

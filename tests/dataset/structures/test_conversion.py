@@ -83,16 +83,17 @@ def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_
     cache = tmp_path / "predictions"
     keep(cache / "model-1", [fold.residues for fold in given[:2]], found[:2])
     with pytest.raises(
-        DataError, match=r"have no structures: predict them with 'esmeray design fold --fold.input \S+fa"
+        DataError,
+        match=r"sequences without structures: predict structures with 'esmeray design fold --fold.input \S+fa",
     ):
         convert_structures([str(fasta)], tmp_path / "store", DataSection())
-    with pytest.raises(DataError, match="no structures for"):
+    with pytest.raises(DataError, match="no structures for 1 of 3 proteins"):
         convert_structures([str(fasta)], tmp_path / "store", DataSection(predictions={"folder": str(cache)}))
     assert not (tmp_path / "store").exists()
     path = ensure_structure_store(DataSection(source=[str(fasta)]), tmp_path)
     unknown = StructureStore(path)
     assert np.isnan(unknown.atoms(1, 0, 30)[0]).all() and unknown.unknown_records.tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match="no structures for"):
+    with pytest.raises(DataError, match="no structures for 1 of 3 proteins"):
         PredictedStructures(cache, "error").check(unknown.store.sequence_keys(np.arange(len(unknown))))
     store = StructureStore(path, predictions=PredictedStructures(cache, "null"))
     atoms, confidence, _ = store.atoms(1, 4, 30)

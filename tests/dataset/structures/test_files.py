@@ -135,7 +135,9 @@ def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, su
     packed = tmp_path / "packed.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert read(packed, **{bound: size})[0][0].residues == FOLD.residues
-    with pytest.raises(DataError, match=r"packed\.gz: more than .*; if that is right, raise data.structures.max_bytes"):
+    with pytest.raises(
+        DataError, match=r"packed\.gz: more than .*; if this is intended, raise data.structures.max_bytes"
+    ):
         read(packed, **{bound: size // 5})
 
 

@@ -118,7 +118,7 @@ def test_an_output_that_is_killed_while_it_grows_is_the_old_one_and_resumes(
     with stopped_after(2):
         run_job(more)
     assert final_bytes(job.output) == before and len(read_embeddings(job.output)) == FIRST
-    with pytest.raises(ConfigError, match=r"out\.grown\.partial: holds the work of another job"):
+    with pytest.raises(ConfigError, match=r"out\.grown\.partial: contains the work of another job"):
         run_job(job)
 
     def killed_late(_: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_part_that_was_copied_from_another_output_is_refused_when_it_is_opened
     run_job(replace(other, input=[str(write_proteins(tmp_path / "o.fasta", SEQUENCES[:4]))]))
     shutil.copytree(tmp_path / "other" / "part-00001", job.output / "part-00002")
     for use in (lambda: read_embeddings(job.output), lambda: run_job(more)):
-        with pytest.raises(DataError, match=r"part-00002.*: is no part of this output \(continues was"):
+        with pytest.raises(DataError, match=r"part-00002.*: does not belong to this output \(continues was"):
             use()
     shutil.rmtree(job.output / "part-00002")
     assert len(read_embeddings(job.output)) == len(SEQUENCES) + 2

@@ -109,7 +109,7 @@ def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: P
 
     job = request(tmp_path)
     monkeypatch.setattr(Assembly, "write", damaged)
-    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; start the same command again"):
+    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; run the same command again"):
         run_job(job)
     assert not job.output.exists()
 
@@ -199,7 +199,9 @@ def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk:
     run_job(replace(job, output=tmp_path / "undisturbed"))
     with (
         full_disk(20_000),
-        pytest.raises(ResourceError, match=r"no room left.*out\.partial, and the same command"),
+        pytest.raises(
+            ResourceError, match=r"no space left.*out\.partial; free some space, then resume with the same command"
+        ),
     ):
         run_job(job)
     assert len(list(partial(job).glob("model/rows/*"))) >= 1

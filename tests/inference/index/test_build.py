@@ -166,12 +166,12 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
     ]:
         with pytest.raises(error, match=words):
             make_index([source], section(folder, **more))
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_index([sources[1]], section(sources[0]))
     with pytest.raises(ConfigError, match="lists 500: more than the 400 vectors"):
         make_index([sources[0]], section(tmp_path / "new", kind="compressed", lists=500))
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt, which index did not make"):
+    with pytest.raises(ConfigError, match=r"contains notes\.txt, which index did not write"):
         make_index([sources[1]], section(folder))
     (folder / "notes.txt").unlink()
     assert bytes_of(folder) == before
@@ -200,7 +200,7 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
         make_index([sources[1]], section(uri))
         assert record.exists() == (record.parent / "shard").exists() == is_kept
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
-    with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
+    with pytest.raises(DataError, match=f"other: 'p0' has a different sequence in {uri}; give it another id"):
         make_index([other], section(uri))
 
 

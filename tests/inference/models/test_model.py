@@ -176,7 +176,7 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_a
     with torch.no_grad():
         network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
     network.save_pretrained(folder)
-    with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight hold NaN"):
+    with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight contain NaN"):
         opened(folder)
 
 

@@ -105,7 +105,7 @@ def test_an_esm2_in_a_pickle_is_the_one_in_safetensors_and_a_vocabulary_beyond_t
     longer = shutil.copytree(folder, tmp_path / "longer")
     with (longer / "vocab.txt").open("a") as file:
         file.write("\nJ")
-    with pytest.raises(ConfigError, match=r"the tokenizer has 26 tokens, but the embedding of \S+ 25"):
+    with pytest.raises(ConfigError, match=r"the tokenizer has 26 tokens, but the embedding table of \S+ has 25"):
         open_model(longer, device="cpu")
 
 
@@ -172,7 +172,7 @@ def test_lengths_beyond_the_model_s_limit_are_refused_and_the_limit_is_named(fol
     size = task_plan(config.data, config.model).estimate()
     assert size.parameters.total > 0
     longer = config.data.model_copy(update={"max_length": LONGEST + 1})
-    with pytest.raises(ConfigError, match=f"max_length 41: this backbone takes at most {LONGEST} tokens"):
+    with pytest.raises(ConfigError, match=rf"max_length 41: this backbone supports at most {LONGEST} tokens"):
         task_plan(longer, config.model).prepare(tmp_path / "stores")
 
 
@@ -190,5 +190,5 @@ def test_training_counts_unknown_residues_and_refuses_longer_sequences_before_it
     assert open_model(exported, device="cpu").facts.unknown == autoencoder.backbone.unknown_letters
     long = write_proteins(tmp_path / "b.fasta", random_sequences([LONGEST + 1, 9, 8]))
     plan = task_plan(config.data.model_copy(update={"source": [str(long)]}), config.model)
-    with pytest.raises(ConfigError, match=f"the longest text has {LONGEST + 1}; set it to at most {LONGEST}"):
+    with pytest.raises(ConfigError, match=rf"\(the longest text has {LONGEST + 1}\); set it to at most {LONGEST}"):
         plan.measure(plan.prepare(tmp_path / "stores"))

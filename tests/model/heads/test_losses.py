@@ -100,9 +100,9 @@ def test_unknown_labels_are_left_out_of_the_mean_and_label_weights_weight_it(log
 @pytest.mark.parametrize(
     ("kind", "settings", "key"),
     [
-        ("multiclass", {"loss": "bce"}, "loss bce is not for data.labels.kind multiclass"),
-        ("multilabel", {"loss": "cross_entropy"}, "choose auto or bce or focal"),
-        ("regression", {"loss": "focal"}, "choose auto or mse"),
+        ("multiclass", {"loss": "bce"}, "loss bce does not support data.labels.kind multiclass"),
+        ("multilabel", {"loss": "cross_entropy"}, "use auto or bce or focal"),
+        ("regression", {"loss": "focal"}, "use auto or mse"),
         ("multilabel", {"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, not for bce"),
         ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
         ("regression", {"class_weights": "balanced"}, "class_weights"),

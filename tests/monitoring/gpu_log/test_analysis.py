@@ -35,7 +35,7 @@ def test_what_is_wrong_is_found_on_each_gpu_by_clocks_or_by_reasons_alone_too_an
             for without in ([], ["throttle_reasons"], ["sm_clock_max_mhz", "power_limit_w"])
         )
         assert topics(whole) == topics(by_clocks) == topics(by_reasons) == {topic}
-        assert any("by clocks alone" in note for note in by_clocks.notes)
+        assert any("inferred from the clocks" in note for note in by_clocks.notes)
     assert [topics(summary) for summary in summaries(gpu_traces.healthy(), tmp_path)] == [set()] * 2
     assert [topics(summary) for summary in summaries(gpu_traces.waiting(), tmp_path)] == [{"idle"}] * 2
 
@@ -73,7 +73,7 @@ def test_short_and_unspecific_throttling_memory_and_load_are_judged_and_lower_cl
     assert [topics(*summaries(machine, tmp_path)) for machine in (cool, set_low, capped)] == [set()] * 3
     broken.uncorrected[:, 150:] = 2
     (summary,) = summaries(broken, tmp_path)
-    assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: results since then may be wrong"]
+    assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: later results may be wrong"]
 
 
 def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):

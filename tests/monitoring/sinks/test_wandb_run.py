@@ -97,7 +97,7 @@ class Run:
     def assert_harmless(self, mark: str) -> None:
         """One warning with the command that uploads everything, and no process left behind."""
         (warning,) = self.warnings
-        assert f"'python -m {PROGRAM} {self.folder.path} --mode online' uploads" in warning
+        assert f"'python -m {PROGRAM} {self.folder.path} --mode online'" in warning
         assert marked_processes(mark) == []
 
 

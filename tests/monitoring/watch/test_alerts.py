@@ -41,10 +41,10 @@ def utilised(*percents: float, **step: float) -> list[Record]:
 @pytest.mark.parametrize(
     "step, words",
     [
-        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is waiting for batches"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is exchanging gradients"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is writing checkpoints"),
-        ({"step_s": 2.0, "data_wait_s": 0.1}, "data is not the reason (5% of a step)"),
+        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is spent waiting for batches"),
+        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is spent exchanging gradients"),
+        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is spent writing checkpoints"),
+        ({"step_s": 2.0, "data_wait_s": 0.1}, "loading is not the reason (5% of a step)"),
         ({}, "not known"),
     ],
 )

@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "archive.pdb": (zipped, "a zip archive"),
     "cut.pdb": (lambda: PDB[: PDB.rindex(b"ATOM") + 45], DAMAGED),
     "cut.cif": (lambda: mmcif()[:-40], DAMAGED),
-    "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], "can't be read"),
+    "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], DAMAGED),
     "blocks.cif": (lambda: mmcif() + mmcif(), "several data blocks have atoms"),
     "bytes.bcif": (lambda: b"\x83\xa7version\xff\xff", DAMAGED),
     "stars.pdb": (
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         DAMAGED,
     ),
     "ligand.pdb": (lambda: renamed("ATP", "HETATM").replace(b" CA ", b" PA "), NO_CHAIN),
-    "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "with only CA atoms left out"),
+    "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "only CA atoms, but a backbone needs"),
     "nan.pdb": (lambda: "\n".join(line[:30] + "     nan" + line[38:] for line in LINES).encode(), NO_CHAIN),
     "apart.pdb": (lambda: "\n".join([*LINES, "TER", *pdb_lines(FOLD, "B"), *LINES]).encode(), "'A' occurs twice"),
     "beside.pdb": (lambda: "\n".join([*LINES, "TER", *LINES]).encode(), "chain 'A' has 2 residues 1;"),

@@ -77,7 +77,7 @@ def test_what_can_not_be_fitted_or_was_damaged_is_refused(command, families):
     command.refused(3, "no column", f"{FIT} model --fit.label_column absent")
     assert not Path("model").exists() and not Path("model.partial").exists()
     command.done(f"{FIT} model --fit.features 8")
-    command.refused(2, "exists already", f"{FIT} model")
+    command.refused(2, "already exists", f"{FIT} model")
     weights = Path("model/relatives.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     with pytest.raises(DataError, match=r"relatives\.safetensors"):

@@ -66,7 +66,7 @@ def test_what_can_not_be_joined_is_one_line_and_nothing_is_written(command, here
     for arguments, code, words in [
         ("a fewer --join.output ab", 3, f"error: fewer: 13 ids of a are missing: {missing}\n"),
         ("a more --join.output ab", 3, "error: more: 1 ids not in a: extra\n"),
-        ("a twice --join.output ab", 3, "error: twice: 1 ids repeat: p3\n"),
+        ("a twice --join.output ab", 3, "error: twice: 1 ids occurring more than once: p3\n"),
         ("a infinite --join.output ab", 3, "error: infinite: 'p13' has NaN or infinity in mean\n"),
         ("a other --join.output ab", 3, "a: 'p7' has a different sequence in other; embed the same sequences"),
         ("a a --join.output ab --join.names mean meen", 2, "no output 'meen' (did you mean mean?)"),

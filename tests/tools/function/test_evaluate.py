@@ -64,7 +64,7 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     cyclic.write_text("[Term]\nid: GO:1\nnamespace: x\nis_a: GO:1\n")
     low.write_text("P0\tGO:0000000\t0.001\n")
     evaluate = ("function", "evaluate")
-    command.refused(3, "run in a circle", *evaluate, *files, "--evaluate.ontology", cyclic)
+    command.refused(3, "form a cycle", *evaluate, *files, "--evaluate.ontology", cyclic)
     assert "no score reaches a threshold" in command(*evaluate, low, *files[1:], *OPTIONS).err
     command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
     (tmp_path / "others.tsv").write_text("sp|X|Y\tGO:0000000\n")
@@ -82,7 +82,11 @@ FIELD = {
     ("pred.tsv", "uniprot.tsv", "go.obo"): (2, 1.0, ""),
     # P4 has no prediction: precision 1, recall 2/3.
     **{
-        ("pred.tsv", truth, "go.obo"): (3, 0.8, ": left out: annotations with NOT: 2, annotations of other evidence: 2")
+        ("pred.tsv", truth, "go.obo"): (
+            3,
+            0.8,
+            ": left out: annotations with NOT: 2, annotations with other evidence codes: 2",
+        )
         for truth in ("a21.gaf", "a22.gaf", "nohead.gaf", "not_lower.gaf")
     },
     ("hp_pred.tsv", "hp_truth.tsv", "hp.obo"): (1, 1.0, ""),
@@ -106,7 +110,7 @@ def test_files_as_people_have_them_are_read(command, shared_data, monkeypatch, t
 def test_other_formats_are_refused_by_their_name(command, shared_data, monkeypatch, truth, name):
     monkeypatch.chdir(shared_data.parent / "field" / "annotations")
     options = f"--evaluate.truth {truth} --evaluate.ontology go.obo".split()
-    command.refused(3, f"{truth}: is GPAD ('{name}'); get the GAF", "function", "evaluate", "pred.tsv", *options)
+    command.refused(3, f"{truth}: is GPAD ('{name}'); download", "function", "evaluate", "pred.tsv", *options)
 
 
 EXAMPLE = "--evaluate.truth example/ground_truth_partial.tsv --evaluate.ontology example/go-sample.obo \

@@ -73,7 +73,7 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     assert "4 mutants of 5 rows in" in outcome.out and not [*Path().glob("*.partial")]
     for line in ("1 row in lower case", "1 row of the wild type, synonyms included", "1 duplicate, computed once"):
         assert f"  {line}\n" in outcome.out
-    mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "exists already"))
+    mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "already exists"))
     whole = [(WILD[:3] + "A" + WILD[4:],), (WILD[:5] + WILD[6:],)]
     write("whole.csv", whole, "protein")
     given = "--table whole.csv --sequence_column protein --output scores.csv --overwrite"

@@ -87,6 +87,6 @@ def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
 
 def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):
     run = run_folder(tiny_config(tmp_path))
-    with full_disk(0), pytest.raises(ResourceError, match="no room left"), held(run.path):
+    with full_disk(0), pytest.raises(ResourceError, match="no space left"), held(run.path):
         pytest.fail("locked")
     assert not run.path.exists()

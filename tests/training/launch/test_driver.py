@@ -65,7 +65,7 @@ REFUSALS = {
     "other data": (
         lambda folder: {"source": write_fasta(folder / "other.fasta", seed=1)},
         CheckpointError,
-        r"was trained on .*clean\.fasta \(checksum .*\), not on .*other\.fasta \(checksum",
+        r"was trained on .*clean\.fasta \(checksum .*\), not on.*other\.fasta \(checksum",
     ),
     "no data": (lambda folder: {"source": str(folder / "none.fasta")}, DataError, r"none\.fasta"),
     "truncated data": (lambda folder: {"source": truncated(folder)}, DataError, r"cut\.fasta\.gz"),
@@ -137,7 +137,7 @@ def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_lef
     run = run_folder(config)
     run.tokenizer.mkdir(parents=True)
     (run.tokenizer / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=rf"{run.path}: is in the way, and was not made by Esmeray; move it away"):
+    with pytest.raises(ConfigError, match=rf"{run.path}: is in the way, and was not written by Esmeray; move it away"):
         train(config)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
 
@@ -157,6 +157,6 @@ def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_train
     shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
     config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
     (run_folder(config).export / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
+    with pytest.raises(ConfigError, match=r"contains notes\.txt, which export did not write"):
         command(config)
     assert (run_folder(config).export / "notes.txt").read_text() == "mine"

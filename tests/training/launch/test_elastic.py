@@ -174,6 +174,6 @@ def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(process_
         attempts.train(lambda count, resized: train_worker(config, WorkerContext(), store_path))
     outcome = run.read_outcome()
     assert (outcome.status, outcome.exit_code) == ("failed", 4)
-    assert "the disk is full" in outcome.message
+    assert "disk full" in outcome.message
     assert max(train_losses(config)) < 8
     assert not [path for path in run.path.rglob("*") if path.name.endswith((".tmp", ".partial", ".reserve"))]
