@@ -97,7 +97,7 @@ def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 2
     for code, heavy, said in replies["plans"]:
         assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
-        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "device memory"):
             assert f"\n{line}  " in said
 
 

@@ -123,14 +123,17 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _warm_up_of_any_length(self) -> "TrainingSection":
         if self.schedule == "wsd" and self.warmup_steps is None:
-            raise ValueError("schedule wsd: set warmup_steps, as a tenth of the steps would change with their number")
+            raise ValueError(
+                "schedule wsd: set warmup_steps, because the default, a tenth of the steps, would change with max_steps"
+            )
         return self
 
     @model_validator(mode="after")
     def _repeatable_kernels(self) -> "TrainingSection":
         if self.deterministic and self.cudnn_benchmark:
             raise ValueError(
-                "cudnn_benchmark chooses kernels by timing them, which deterministic forbids: set one of them to false"
+                "cudnn_benchmark selects kernels by timing, which is not deterministic: set cudnn_benchmark or "
+                "deterministic to false"
             )
         return self
 

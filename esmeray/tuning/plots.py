@@ -81,7 +81,7 @@ def _draw_memory(axes: Axes, results: Results) -> None:
     allowed = (1 - results.margin) * min(totals, default=0) / 2**30
     highest = max(((trial.measurement.peak_memory_bytes or 0) / 2**30 for trial in results.measured), default=0.0)
     if 0 < allowed < 3 * highest:  # unknown without a GPU; a limit far above would flatten the curves
-        axes.axhline(allowed, color=RED, linestyle="--", label=f"memory less the margin of {results.margin:.0%}")
+        axes.axhline(allowed, color=RED, linestyle="--", label=f"memory minus the margin of {results.margin:.0%}")
         axes.set_ylim(0.0, 1.15 * max(allowed, highest))
     legend(axes, over_curves=True)
 
@@ -116,7 +116,7 @@ def _draw_curves(axes: Axes, results: Results, height: Callable[[Trial], float])
 
 
 def _draw_importance(axes: Axes, results: Results) -> None:
-    style(axes, "Share of each setting in the differences of speed (fANOVA)")
+    style(axes, "Share of the speed variance per setting (fANOVA)")
     axes.grid(visible=False)
     shares = dict(reversed(importances(results).items()))
     if not shares:

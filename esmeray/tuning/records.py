@@ -32,7 +32,7 @@ _SETTINGS = {
     "precision": ("training.precision", "precision"),
     "num_workers": ("data.num_workers", "loader processes"),
     "compile": ("training.compile", "compile"),
-    "batch_size": ("batch.batch_size", "sequences a batch"),
+    "batch_size": ("batch.batch_size", "sequences per batch"),
     "stage": ("deepspeed.stage", "ZeRO stage"),
     "prefetch": ("data.prefetch", "prefetched batches"),
     "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
@@ -143,7 +143,7 @@ def _read(path: Path) -> tuple[float, Trial]:
         trial = Trial(path.stem, 0, Settings(**record["settings"]), Measurement(**record["measurement"]))
         return float(record["time"]), trial
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: no trial of this version ({error!r}); choose another --tune.name") from error
+        raise DataError(f"{path}: not a trial of this version ({error!r}); choose another --tune.name") from error
 
 
 class StoppedError(Exception):
@@ -158,7 +158,7 @@ class SearchFolder(RunFolder):
         if self.uri is not None:
             # Trials write on their own node, and the search reads at once: a working copy would only contain the node's
             # own trials.
-            raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
+            raise ConfigError(f"run.storage_path: a search needs a folder that all nodes share, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials"

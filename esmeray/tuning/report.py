@@ -41,7 +41,7 @@ _SETTINGS = ("tokens", "precision", "gradient_checkpointing", "compile", "num_wo
 """Settings that the advice mentions."""
 _SEARCHED = ("loading", "communication", "memory", "compute")
 """Topics of advice about the step of a configuration."""
-_UNKNOWN = Advice("unknown", "What limits is not known: no shares of a step were measured")
+_UNKNOWN = Advice("unknown", "Bottleneck unknown: the phases of a step were not measured")
 
 SHOWN = 5
 """Number of trials in the terminal's table."""
@@ -91,14 +91,14 @@ def print_table(results: Results, console: Console) -> None:
 def _headline(results: Results) -> str:
     best = results.best
     if best is None:
-        return "no configuration was found that fits"
+        return "no configuration fits"
     # Nothing was varied if each setting had one value.
     varied = settings_text(best.settings, results.space.varied) or "the only configuration"
     return f"{speed_text(best.measurement)} with {varied}"
 
 
 def _summary(results: Results) -> Iterator[str]:
-    yield f"{len(results.trials)} configurations tried of {len(results.space)}: {results.outcomes()}."
+    yield f"{len(results.trials)} of {len(results.space)} configurations tried: {results.outcomes()}."
     yield f"{sum(trial.measurement.seconds for trial in results.trials) / 60:.1f} min of measuring."
     best = results.best
     if best is None:
@@ -106,7 +106,7 @@ def _summary(results: Results) -> Iterator[str]:
     own = results.own
     if own is not None:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
-        yield f"{ratio:.2f}× the experiment's own settings, {speed_text(own.measurement)}."
+        yield f"{ratio:.2f}× the speed of the experiment's own settings, {speed_text(own.measurement)}."
     yield from noise_lines(results)
     limit, *further = advice_for(best, results)
     yield f"{limit.finding}."
@@ -148,7 +148,7 @@ def shares_text(trial: Trial) -> str:
     """Return the phases of a step as shares of its time, in one line."""
     shares = trial.measurement.shares
     phases = [f"{text} {shares[name]:.0%}" for name, text in _PHASES.items() if shares.get(name, 0.0) >= 0.005]
-    return f"Of a step: {', '.join(phases)}, the rest {max(0.0, 1 - sum(shares.values())):.0%}." if phases else ""
+    return f"Time per step: {', '.join(phases)}, other {max(0.0, 1 - sum(shares.values())):.0%}." if phases else ""
 
 
 def _facts(trial: Trial, results: Results) -> Facts:

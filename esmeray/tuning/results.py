@@ -54,7 +54,7 @@ class Results:
 
     def outcomes(self) -> str:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
-        return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
+        return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
 
     def speed(self, trial: Trial) -> float:
         return trial.measurement.speed(self.margin)
@@ -88,24 +88,25 @@ def noise_lines(results: Results) -> list[str]:
     if not as_fast:
         return []
     trials = f"{counted(len(as_fast), 'trial{s}')} ({', '.join(as_fast)})"
-    return [f"Within the noise of {results.agreement:.0%}, as fast: {trials}."]
+    return [f"Equally fast within the noise of {results.agreement:.0%}: {trials}."]
 
 
 def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig) -> list[str]:
     """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
     # Reported even if it is slow: it shows the capacity of the memory.
     largest = max(filter(results.speed, results.measured), key=lambda trial: trial.settings.tokens)
-    lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
+    lines = [f"Largest token budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
     # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
         lines.append(
-            "No larger one was tried: --tune.search.max_trials or time_budget_s ended the search, or it would not fit."
+            "No larger budget was tried: --tune.search.max_trials or time_budget_s ended the search, or it "
+            "would not fit."
         )
     # For other searches best.yaml contains all settings.
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines
     if search.inference:
-        return [*lines, f"To set where a model predicts: {best.settings.tokens} tokens a batch."]
+        return [*lines, f"For inference, set {best.settings.tokens} tokens per batch."]
     at_once = best.settings.tokens * best.settings.workers
     # A global batch holds whole micro-batches of all workers: round to the nearest multiple.
     steps = max(1, round(global_tokens / at_once))
@@ -126,11 +127,11 @@ def _comment(best: Trial, results: Results, job: Job) -> str:
     own = results.own
     lines = [
         f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.trials)} "
-        f"configurations tried of {len(results.space)},",
-        f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
+        f"tried configurations (of {len(results.space)}),",
+        f"found by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
         f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
         *noise_lines(results),
-        *(["Forward passes alone were measured, without gradients."] if search.inference else []),
+        *(["Only forward passes were measured, without gradients."] if search.inference else []),
     ]
     if own is not None and own is not best:
         ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
@@ -139,9 +140,10 @@ def _comment(best: Trial, results: Results, job: Job) -> str:
             f"{speed_text(own.measurement)}."
         )
     lines += [
-        "The optimizer's step has the tokens that it had before."
+        "The global batch is unchanged."
         if search.keep_global_tokens
-        else "A step is one batch of each worker, so training may come to another result.",
+        else "A step is one batch per worker, so the global batch has changed and training may give a different "
+        "result.",
         "",
         f"  python train_ray.py --config {job.folder.best}",
     ]
@@ -154,9 +156,9 @@ def nothing_fits(results: Results) -> ResourceError:
     # The first failure belongs to the experiment's own settings, or to the nearest valid ones.
     reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
-        f"no configuration of {len(tried)} fits and leaves {results.margin:.0%} of the memory free "
-        f"({results.outcomes()}{reason}): offer smaller budgets by --tune.space.tokens with a lower data.max_length, "
-        "gradient checkpointing or a higher ZeRO stage, or take a smaller backbone"
+        f"none of {len(tried)} configurations fits and leaves {results.margin:.0%} of the memory free "
+        f"({results.outcomes()}{reason}): add smaller budgets to --tune.space.tokens with a lower "
+        "data.max_length, gradient checkpointing or a higher ZeRO stage, or use a smaller backbone"
     )
 
 

@@ -93,8 +93,8 @@ def _as_begun(job: Job) -> Job:
         # Searched settings may differ, since each trial's file records its own.
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
-                f"{change}, and the trials of {folder.path} were measured before: set it back, or "
-                "choose another --tune.name"
+                f"{change}, but {folder.path} already has trials: change the setting back, or choose another "
+                "--tune.name"
             )
     return job
 
@@ -113,8 +113,8 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
         except (OSError, ValueError, EsmerayError) as failure:  # a failed report must not hide the result
             warn(f"{folder.report}: not written ({failure})")
     if signals.received:
-        fastest = f", {folder.best} has the fastest so far ({speed_text(best.measurement)})" if best is not None else ""
-        report = f", {folder.report} reports them" if results.trials else ""
+        fastest = f", fastest so far: {folder.best} ({speed_text(best.measurement)})" if best is not None else ""
+        report = f", report: {folder.report}" if results.trials else ""
         say(f"stopped after {len(results.trials)} trials{report}{fastest}; the same command resumes it")
         return signals.exit_code
     if error is not None:

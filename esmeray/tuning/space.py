@@ -93,8 +93,8 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
         else:
             valid.append(settings)
     if not valid:
-        reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
-        raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
+        reasons = "; ".join(f"{count} excluded for {reason}" for reason, count in left_out.items())
+        raise ConfigError(f"space: none of {left_out.total()} configurations is valid: {reasons}")
     # Values without a valid configuration are removed: a sampler would suggest them in vain.
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
     space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
@@ -135,12 +135,12 @@ def _refusal(
     config = job.config
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
     if settings.tokens < needed:
-        return f"a budget under the {needed} tokens of the longest sequence"
+        return f"a budget below the longest sequence ({needed} tokens)"
     if settings.workers not in workers:
-        return "more workers than the cluster holds"
+        return "more workers than the cluster can run"
     global_tokens = config.batch.global_tokens
     if job.search.keep_global_tokens and global_tokens % (settings.tokens * settings.workers):
-        return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
+        return f"budgets times workers that do not divide batch.global_tokens ({global_tokens})"
     if settings.precision == "fp16" and workers[settings.workers].device == "cpu":
         return "fp16, which needs a GPU"
     if settings.stage == 0 and config.deepspeed.offload_optimizer:
@@ -148,10 +148,10 @@ def _refusal(
     # A setting without effect is measured with one value: the experiment's own, if it is among the values.
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
     if settings.num_workers == 0 and settings.prefetch != prefetch:
-        return "prefetching, which makes no difference without loader processes"
+        return "prefetching, which has no effect without loader processes"
     offers_both = len(values["gradient_checkpointing"]) > 1
     is_idle = settings.gradient_checkpointing and config.model.backbone.frozen and offers_both
-    return "checkpointing, which makes no difference to a frozen backbone" if is_idle else None
+    return "checkpointing, which has no effect on a frozen backbone" if is_idle else None
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:
@@ -194,6 +194,6 @@ def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     lines += [f"{'left out':<21} {count:,}: {reason}" for reason, count in space.left_out.items()]
     trials = most_trials(search.search, len(space))
     budget_s = search.search.time_budget_s
-    until = f", and none after {budget_s:g} s" if budget_s is not None else ""
+    until = f", for at most {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
     return lines

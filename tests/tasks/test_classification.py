@@ -145,7 +145,7 @@ def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_gr
     config = config_of(tmp_path, table, **changes)
     outcome, _ = train(config)
     assert (outcome.status, outcome.step) == ("finished", 6)
-    assert "2 evaluations without a better one" in outcome.message
+    assert "stopped early after 2 evaluations without improvement" in outcome.message
 
 
 def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes_and_sequences_from_the_node_s_own_disk(

@@ -56,7 +56,7 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(command, tmp_path):
         ("--config esm2ae --tune.search.seed 1", 2, "unknown option --tune.search.seed"),
         ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers with"),
         ("--config esm2ae --data.source none.fasta", 3, "none.fasta"),
-        ("--config esm2ae --run.resume must", 6, "no such run"),
+        ("--config esm2ae --run.resume must", 6, "run not found, but"),
     ]:
         outcome = command.refused(code, message, f"train {arguments}")
         assert outcome.out == "" and outcome.err.startswith("error: ")

@@ -89,7 +89,7 @@ def test_resolved_settings_read_back_the_same(file):
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is not a valid folder name: use letters"),
         ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
         ("space:\n  tokens: [512, 0]\n", r"run\.yaml:2: space\.tokens: .*greater than 0, got 0"),
-        ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: names a value twice: 2, 2"),
+        ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: lists a value twice: 2, 2"),
         ("space: {}\nbatch:\n  tokens: 512\n", r"run\.yaml:2: batch: unknown setting"),
     ],
 )
@@ -110,7 +110,7 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
         (["--training.precision", "fp8"], r"^--training\.precision: .*'fp32', 'bf16' or 'fp16'"),
         (
             ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"],
-            r"^--training\.cudnn_benchmark --training\.deterministic: cudnn_benchmark chooses",
+            r"^--training\.cudnn_benchmark --training\.deterministic: cudnn_benchmark selects",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
 
 def test_a_rule_that_an_override_breaks_names_the_override(file):
     path = file("training:\n  deterministic: true\n")
-    with pytest.raises(ConfigError, match=r"^--training\.cudnn_benchmark: cudnn_benchmark chooses kernels"):
+    with pytest.raises(ConfigError, match=r"^--training\.cudnn_benchmark: cudnn_benchmark selects kernels"):
         load(path, "--training.cudnn_benchmark", "true", "--training.epochs", "3")
     with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) can't"):
         load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")

@@ -83,16 +83,16 @@ def test_page_needs_nothing_else_and_lists_every_trial_with_its_reason(tmp_path:
 
 
 def test_search_that_found_nothing_is_reported_and_the_refusal_counts_the_results(tmp_path: Path):
-    assert "no configuration was found that fits" in written_report(tmp_path)[1]
+    assert "no configuration fits" in written_report(tmp_path)[1]
     message = str(nothing_fits(results_of(*TRIALS[2:4], ok(8, 100.0, 990))))
-    assert "no configuration of 3 fits and leaves 8%" in message
+    assert "none of 3 configurations fits and leaves 8%" in message
     assert "1 out of memory, 1 crashed, 1 measured; the first failure: out of memory" in message
     assert "--tune.space.tokens" in message
 
 
 def test_trials_within_the_noise_of_the_fastest_are_named():
     results = replace(results_of(ok(1, 97.5), ok(2, 100.0, tokens=4096), ok(3, 96.0, tokens=1024)), agreement=0.03)
-    assert noise_lines(results) == ["Within the noise of 3%, as fast: 1 trial (1)."]
+    assert noise_lines(results) == ["Equally fast within the noise of 3%: 1 trial (1)."]
     assert noise_lines(replace(results, agreement=0.01)) == []
 
 
@@ -102,7 +102,7 @@ def test_search_over_budgets_alone_says_what_to_set():
     trials = [best, ok(2, 90.0, 800, tokens=4096), failed(3, "out_of_memory", tokens=8192)]
     results = replace(results_of(*trials), space=replace(SPACE, values=values))
     largest, options = to_set(best, results, 32_000, TuneConfig(keep_global_tokens=False))
-    assert largest == "Largest budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
+    assert largest == "Largest token budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
     assert options == "To set: --batch.tokens 2048 --batch.global_tokens 32768"
     predicting = TuneConfig(keep_global_tokens=False, inference=True)
     assert "2048 tokens a batch" in to_set(best, results, 32_000, predicting)[1]
@@ -159,7 +159,7 @@ def test_the_picture_has_each_trial_at_its_budget_and_what_failed_at_zero(saved_
     assert sorted(speed.lines[0].get_xydata().tolist()) == [[2048, 8000], [4096, 3000], [4096, 12_000]]
     in_gib = {line.get_label(): line.get_ydata() for line in memory.lines}
     assert in_gib["bf16"] == pytest.approx([500 / 1024, 700 / 1024])
-    assert in_gib["memory less the margin of 8%"][0] == pytest.approx(0.92 * 1000 / 1024)
+    assert in_gib["memory minus the margin of 8%"][0] == pytest.approx(0.92 * 1000 / 1024)
     assert [text.get_text() for text in shares.texts] == ["too few trials"]
 
 
@@ -175,6 +175,6 @@ def test_terminal_and_best_yaml_show_the_windows_of_a_noisy_speed(tmp_path: Path
     job.folder.path.mkdir()
     write_best(fast, results, job)
     comment = [line for line in job.folder.best.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 configurations")
+    assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 tried configurations")
     assert comment[2].startswith("# It is 2.00 times the speed of token budget 2,048")
     assert comment[2].endswith("10,000 tokens/s (windows 2,790 to 23,059).")

@@ -82,7 +82,7 @@ class MemoryState:
         try:
             self._writer.wait()
         except ResourceError as error:
-            _LOG.warning("no copy of the state in memory: %s", error)
+            _LOG.warning("the training state was not copied to memory: %s", error)
         control.all_true(True)  # every worker's newest copy is complete, so the one before it can go
         self._store.prune(keep_last=1, keep_best=0)
         self._writer.write([(self._as_rank_0(name), state) for name, state in shards], manifest)
@@ -150,7 +150,7 @@ def _check_room(workers: list[tuple[str, int, float]]) -> None:
         needed = COPIES * sum(size for other, size, _ in workers if other == host)
         if needed > room:
             raise ConfigError(
-                f"checkpoint.memory_every_steps: {COPIES} copies of the state take {needed / 2**30:.3g} GiB on {host}, "
-                f"where {SHARED_MEMORY} and checkpoint.memory_limit_gib leave {room / 2**30:.3g}: raise the limit or "
-                f"enlarge {SHARED_MEMORY}, or set checkpoint.memory_every_steps to none"
+                f"checkpoint.memory_every_steps: {COPIES} copies of the state need {needed / 2**30:.3g} GiB "
+                f"on {host}, but {SHARED_MEMORY} and checkpoint.memory_limit_gib leave {room / 2**30:.3g} "
+                f"GiB: raise the limit or enlarge {SHARED_MEMORY}, or set checkpoint.memory_every_steps to none"
             )

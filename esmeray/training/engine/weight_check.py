@@ -45,8 +45,8 @@ def differing_weights(model: nn.Module, control: ControlGroup) -> str | None:
     has_majority = 2 * votes > len(workers)
     named = [f"{rank} (on {host})" for rank, (host, sums) in enumerate(workers) if sums != usual or not has_majority]
     changed = [name for name, a, b in zip(names, usual, others[0][0], strict=True) if a != b]
-    than = "most others'" if has_majority else "each other's"
+    than = "most other workers" if has_majority else "each other"
     parameters = f"{counted(len(changed), 'parameter{s}')}, first {changed[0]}"
     return (
-        f"the weights of worker {', '.join(named)} differ from {than}: {parameters}; its memory or device may be faulty"
+        f"the weights of worker {', '.join(named)} differ from {than}: {parameters}; the memory or device may be faulty"
     )

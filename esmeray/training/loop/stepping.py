@@ -42,7 +42,7 @@ def every_step(batches: TrainingSteps, position: Position) -> Iterator[StepBatch
             yield step
         start, first_step = 0, first_step + taken
         if taken == 0:
-            raise DataError("there is no record to train on: all are held out by data.validation_share")
+            raise DataError("no training records: all are held out by data.validation_share")
 
 
 class Stepper:

@@ -27,7 +27,7 @@ def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
     with pytest.raises(ConfigError, match="the run exists"):
         Resumption(tiny_config(tmp_path, run={"resume": "never"})).check()
     missing = tiny_config(tmp_path / "elsewhere", run={"resume": "must"})
-    with pytest.raises(CheckpointError, match="no such run"):
+    with pytest.raises(CheckpointError, match="run not found, but"):
         Resumption(missing).check()
 
 
@@ -38,7 +38,7 @@ def test_another_number_of_workers_is_remarked(begun, tmp_path):
     resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))
     assert resumption.check() == []
     assert resumption.remark_on_workers(2) is None
-    assert resumption.remark_on_workers(3) == "a checkpoint of 2 workers is resumed by 3 workers"
+    assert resumption.remark_on_workers(3) == "resuming a checkpoint of 2 workers with 3 workers"
 
 
 def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):

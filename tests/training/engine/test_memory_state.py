@@ -80,7 +80,7 @@ def test_run_whose_two_copies_do_not_fit_is_refused_in_one_line(
     limit = 1e-5 if limited else None
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage if limited else usage._replace(free=20_000))
     config = tiny_config(tmp_path, checkpoint={"memory_every_steps": 1, "memory_limit_gib": limit})
-    with pytest.raises(ConfigError, match=r"^checkpoint\.memory_every_steps: 2 copies of the state take .* GiB on "):
+    with pytest.raises(ConfigError, match=r"^checkpoint\.memory_every_steps: 2 copies of the state need .* GiB on "):
         train(config, store_path)
     assert run_folder(config).read_outcome().exit_code == 2
     assert not [*shared_memory.iterdir()]

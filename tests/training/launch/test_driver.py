@@ -72,17 +72,17 @@ REFUSALS = {
     "other rate": (
         lambda folder: {"training": {"max_steps": 2, "warmup_steps": 1, "learning_rate": 0.5}},
         ConfigError,
-        r"training\.learning_rate was 0\.01, is now 0\.5, and the run tiny is finished",
+        r"training\.learning_rate was 0\.01, is now 0\.5, but the run tiny is finished",
     ),
     "other model": (
         lambda folder: {"model": {"backbone": {"hidden_size": 32}}},
         ConfigError,
-        r"model\.backbone\.hidden_size was 16, is now 32, and the run tiny has checkpoints",
+        r"model\.backbone\.hidden_size was 16, is now 32, but the run tiny already has checkpoints",
     ),
     "fewer steps": (
         lambda folder: {"training": {"max_steps": 1, "warmup_steps": 0}},
         ConfigError,
-        r"training\.max_steps was 2, is now 1, .* the run tiny has taken 2 already",
+        r"training\.max_steps was 2, is now 1, .* the run tiny is already at step 2",
     ),
 }
 
