@@ -43,7 +43,7 @@ Displays = list[tuple[float, RocCurveDisplay | PrecisionRecallDisplay]]
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
     """Draw a (C, C) confusion matrix of counts: true classes as rows, predicted classes as columns."""
     total, right = int(counts_CC.sum()), int(np.trace(counts_CC))
-    title = f"{right:,} of {total:,} right ({right / max(total, 1):.1%})"
+    title = f"{right:,} of {total:,} correct ({right / max(total, 1):.1%})"
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
     shown_C = np.sort(order[:_MOST_CLASSES])  # restore the label space's order, which a reader expects
@@ -86,11 +86,11 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     two classes, the second is drawn.
     """
     rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
-    with picture(path, 12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest") as figure:
+    with picture(path, 12, 5.8, f"One-vs-rest curves of {counted(len(rocs), 'class{es}')}") as figure:
         roc, precision = figure.subplots(1, 2)
-        _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
+        _draw_curves(roc, rocs, "ROC curve", "false positive rate", "recall")
         roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="0.500  chance")
-        _draw_curves(precision, precisions, "Precision against recall", "recall", "precision")
+        _draw_curves(precision, precisions, "Precision-recall curve", "recall", "precision")
         for axes in (roc, precision):
             legend(axes, over_curves=True)
 
@@ -116,11 +116,11 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
                 color=GREY,
                 rwidth=0.94,
             )
-        above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right")
-        below.set(xlabel="confidence", ylabel="share of all")
+        above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="fraction correct")
+        below.set(xlabel="confidence", ylabel="fraction of predictions")
         legend(above)
-        style(above, "Observed frequency against confidence")
-        style(below, "Predictions of each confidence")
+        style(above, "Calibration")
+        style(below, "Predictions by confidence")
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
     shown = names[:_MOST_COLUMNS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
-    title = "Measured against predicted"
+    title = "Measured vs. predicted"
     if len(shown) < len(names):
         title += f": the first {len(shown)} of {len(names)} columns"
     with picture(path, 1.2 + 4.2 * across, 0.8 + 4.0 * down, title) as figure:
@@ -136,7 +136,7 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
         for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
             known_N = np.isfinite(measured_N)
             records = int(known_N.sum())
-            sampled = f", {_MOST_POINTS:,} drawn" if records > _MOST_POINTS else ""
+            sampled = f", {_MOST_POINTS:,} sampled" if records > _MOST_POINTS else ""
             if records:
                 PredictionErrorDisplay.from_predictions(
                     measured_N[known_N],

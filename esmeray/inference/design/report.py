@@ -64,7 +64,7 @@ def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> No
     rows = min(_MOST_ROWS, -(-len(native) // _ROW))
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
     distinct = len({design.residues for design in designs})
-    equal = "" if distinct == len(designs) else f", {distinct} of them different"
+    equal = "" if distinct == len(designs) else f", {distinct} distinct"
     title = f"{structure.id}: {counted(len(designs), 'design{s}')}{equal}{shown}"
     with picture(path, 12, 1.5 * rows + 0.8, title) as figure:
         for row in range(rows):
@@ -75,7 +75,8 @@ def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> No
             if not row:
                 heading(
                     axes,
-                    "below: native residues, coloured where most designs agree; line: probability of the likeliest",
+                    "below: native residues, coloured if most designs agree; line: probability of the "
+                    "likeliest residue",
                 )
 
 

@@ -74,5 +74,5 @@ def load_model(source: Path, options: DesignModelSection) -> "tuple[SequenceDiff
     model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
-        raise ConfigError(f"label {options.label}: the model knows {known}")
+        raise ConfigError(f"label {options.label}: the model's labels are {known}")
     return model, NO_LABEL if options.label is None else model.labels.index(options.label)

@@ -52,8 +52,8 @@ class EarlierOutput:
         if changes or settings.dtype == "int8":
             reason = changes[0] if changes else "int8 would be rounded twice"
             raise ConfigError(
-                f"--embed.known {index.source}: its values can't be taken ({reason}); give outputs of the same model "
-                "and settings"
+                f"--embed.known {index.source}: its values can't be reused ({reason}); give outputs of the same "
+                "model and settings"
             )
         # Opened on demand, because opening an output verifies it, which reads all of it.
         self._open = cache(lambda name: read_embeddings(index.source, name))
@@ -73,7 +73,7 @@ class EarlierOutput:
         """Rows (rows, C) of records, in the format of a shard, from the indices that :meth:`find` returned."""
         # The indices are from the start of the job: another output may have this name now.
         if differ(self.index.sequence_keys[found_n], store.sequence_keys(records_n)).any():
-            raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
+            raise DataError(f"{self.index.source}: changed since the job was started; remove the unfinished folder")
         earlier = self._open(output)
         if earlier.output.per != "protein":
             values = (as_stored(earlier[number], self._dtype) for number in found_n.tolist())

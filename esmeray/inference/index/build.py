@@ -98,7 +98,7 @@ def build_index(
     """
     sources = [Path(str(source)) for source in checked_list(vectors, "vectors", "paths")]
     if not sources:
-        raise ConfigError("vectors: a list of at least one folder of embeddings is needed")
+        raise ConfigError("vectors: give at least one folder of embeddings")
     return make_index(sources, IndexSection.of(output=output, **settings), overwrite=overwrite)
 
 
@@ -190,9 +190,13 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
         ("name", section.name, before.output),
     ):
         if wanted not in (None, there):
-            raise ConfigError(f"--index.{name} {wanted}: {section.output} is of {there}; choose another --index.output")
+            raise ConfigError(
+                f"--index.{name} {wanted}: {section.output} has {name} {there}; choose another --index.output"
+            )
     if section.lists is not None:
-        raise ConfigError(f"--index.lists: {section.output} has its clusters; leave it out, or pass --overwrite")
+        raise ConfigError(
+            f"--index.lists: {section.output} already has its clusters; remove the option, or pass --overwrite"
+        )
     return before
 
 
@@ -243,10 +247,10 @@ def _trained(
     count = sum(len(group.records) for group in rows)
     lists = section.lists or num_lists(count, manifest.channels)
     if lists > count:
-        raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
+        raise ConfigError(f"--index.lists {lists}: more lists than vectors ({count:,})")
     recorded = path.with_suffix(".xxh128")
     if recorded.exists():
-        check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
+        check_file(path, f"remove {partial} and start again", xxh128=recorded.read_text())
     else:
         # The sample is spread evenly over all sources.
         share = min(1, min(_SAMPLED * lists, _most_sampled(manifest.channels)) / count)
@@ -278,7 +282,7 @@ def _grown(
     for piece, entry in zip_longest(pieces, [*map(PartEntry.model_validate_json, done.lines())]):
         if entry is not None:
             for name, checksum in entry.files.items():
-                check_file(partial / name, f"remove {partial}, and start again", xxh128=checksum)
+                check_file(partial / name, f"remove {partial} and start again", xxh128=checksum)
         else:
             entry = _write_part(partial, manifest, piece, trained)
             done.add([entry.model_dump_json()])

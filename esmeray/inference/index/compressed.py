@@ -86,7 +86,7 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
             or not abs(faiss.vector_to_array(rotation.A)).max() <= 1.001
             or not abs(centroids.reconstruct_n()).max() <= LONGEST
         ):
-            raise ValueError(f"not the clusters of an index of {manifest.channels:,} channels by {manifest.metric}")
+            raise ValueError(f"not the clusters of a {manifest.metric} index with {manifest.channels:,} channels")
     return index
 
 
@@ -151,7 +151,7 @@ def _open_lists(path: Path, rows: int, clusters: int, code_size: int) -> tuple[C
         header_bytes = 32 + 8 * int.from_bytes(header[24:], "little")  # with the size of each list
         # faiss trusts the header and would read beyond the codes. After the codes are ids of 8 bytes.
         if header[:20] != kind or len(content.content) != header_bytes + rows * (code_size + 8):
-            raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes a row")
+            raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes per row")
         content.check_range(0, header_bytes)
         lists: Any = faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP)
         return content, faiss.downcast_InvertedLists(lists)
@@ -189,7 +189,7 @@ class CompressedIndex(Index):
         for part, chosen, rows in self._by_part(rows_n):
             codes = part["codes"][rows]
             if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # would become finite
-                raise DataError(f"{self.folder}: damaged: codes have NaN or infinity; {REMEDY}")
+                raise DataError(f"{self.folder}: damaged: codes contain NaN or infinity; {REMEDY}")
             values = _widened(codes)
             values *= part["deviations"]
             values += part["centre"]
@@ -213,7 +213,7 @@ class CompressedIndex(Index):
                         entries = lists.get_ids(cluster), lists.get_codes(cluster)
                         rows = np.unique(faiss.rev_swig_ptr(entries[0], size))
                         if len(rows) < size or rows[0] < self._firsts[number] or rows[-1] >= self._firsts[number + 1]:
-                            raise DataError(f"{self.folder}: damaged: rows of no or another part in a list; {REMEDY}")
+                            raise DataError(f"{self.folder}: damaged: a list contains rows outside its part; {REMEDY}")
                         self._lists.update_entries(cluster, first, size, *entries)
                         first += size
                 self._is_loaded[cluster] = True
@@ -242,5 +242,5 @@ class CompressedIndex(Index):
             for number, vectors_wC in enumerate(of_queries, first):
                 scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
         if not (scores_qW < np.inf).all():  # infinite or NaN
-            raise DataError(f"{self.folder}: damaged: vectors with infinite products; {REMEDY}")
+            raise DataError(f"{self.folder}: damaged: vectors whose products are infinite; {REMEDY}")
         return Candidates(rows_qW, keys_qW, scores_qW)

@@ -80,7 +80,7 @@ def _norms(features: Features) -> NDArray[np.float64]:
 def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, Any]:
     """The first three parts. Raises DataError for insertions and deletions."""
     if any(mutant.whole is not None for mutant in mutants):
-        raise DataError("features one_hot: are of substitutions alone; give embeddings")
+        raise DataError("features one_hot: support only substitutions; use embeddings")
     length = len(protein.sequence)
     rows, offsets, lost, won = _columns(mutants)
     positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=(len(mutants), length))

@@ -162,9 +162,9 @@ def test_scores_and_the_service_s_probabilities_are_by_the_model_s_own_mask(fold
 
 def test_lengths_beyond_the_model_s_limit_are_refused_and_the_limit_is_named(folder, tmp_path):
     fasta = write_proteins(tmp_path / "a.fasta", PROTEINS)
-    with pytest.raises(ConfigError, match=f"max_length 41: the model takes at most {LONGEST} residues"):
+    with pytest.raises(ConfigError, match=rf"max_length 41: the model supports at most {LONGEST} residues"):
         run_job(request(tmp_path, models=[str(folder)], input=[str(fasta)], max_length=LONGEST + 1))
-    with pytest.raises(ConfigError, match=f"max_length 41: .* takes at most {LONGEST} residues"):
+    with pytest.raises(ConfigError, match=rf"max_length 41: .* supports at most {LONGEST} residues"):
         MaskedModel(open_model(folder, device="cpu"), LONGEST + 1, 100)
     assert MaskedModel(open_model(folder, device="cpu"), None, 100).max_length == LONGEST
     settings = {"model": {"task": "masked_lm", "backbone": {"source": str(folder)}}, "data": {"source": [str(fasta)]}}

@@ -46,7 +46,7 @@ def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(h
     structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
     command.done(f"{structures} --data.predictions.folder {tmp_path / 'predicted'} --data.predictions.on_miss null")
     outcome = command("design", "evaluate", here / "export", "--evaluate.store", tmp_path / "none")
-    assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err
+    assert outcome.code == 3 and "none of the 2 records has a structure" in outcome.err
 
 
 @pytest.fixture
@@ -125,11 +125,11 @@ def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tm
     monkeypatch.chdir(here)
     for options, words, code in [
         ("--generate.length 5", "either --generate.structures or --generate.length", 2),
-        ("--generate.fix 999", "has residues A:1-107, or #1-107 in order", 2),
-        ("--generate.fix a", "write residue numbers as", 2),
+        ("--generate.fix 999", "has residues A:1-107, or positions #1-107", 2),
+        ("--generate.fix a", "write residue numbers like", 2),
         ("--generate.tie A,B", "name a chain of", 2),
         ("--generate.omit 1", "name amino acids", 2),
-        ("--generate.label knot", "the model knows helix, barrel", 2),
+        ("--generate.label knot", "the model's labels are helix, barrel", 2),
         ("--generate.structures none.pdb", "no such file", 3),
         ("--generate.chains Z", "has no protein chain Z", 3),
     ]:

@@ -54,7 +54,7 @@ def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(c
     trained_N, words = in_training(index.folder, index.sequences(np.arange(128)))
     assert trained_N.tolist() == [True] * 96 + [False] * 32 and "96 of 128 proteins" in words
     evaluate = "embed evaluate learnt --evaluate.labels labels.csv --evaluate.output learnt.json"
-    assert "96 of 96 proteins were in the training of the fitted model (96 proteins)" in command.done(evaluate).out
+    assert "96 of 96 proteins were in the training data of the fitted model (96 proteins)" in command.done(evaluate).out
     result = json.loads(Path("learnt.json").read_text())
     assert result["proteins_in_training"] == 96 and "levels_without_training" not in result, "none is left"
 

@@ -49,7 +49,7 @@ def test_letters_that_were_changed_are_counted_beside_the_result(command, given:
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     outcome = command.done(*given, "--dry_run")
-    assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out
+    assert "3 proteins, 0 duplicates, 3 to embed" in outcome.out
     assert "48 residues" in outcome.out and "GB on disk: mean" in outcome.out and "residues/s" in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
 
@@ -57,7 +57,7 @@ def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], t
 def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[str], tmp_path: Path):
     window = "--embed.long window --embed.max_length 20"
     for options, code, words in [
-        ("--embed.outputs means", 2, "outputs means: there is no such output (did you mean mean?); choose of"),
+        ("--embed.outputs means", 2, "outputs means: unknown output (did you mean mean?); available"),
         ("--embed.dtype bf16", 2, "--embed.dtype bf16"),
         (f"{window} --embed.overlap 20", 2, "--embed.overlap 20: must be less than"),
         (f"{window} --embed.outputs contacts", 2, "can't be averaged over windows"),

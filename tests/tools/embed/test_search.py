@@ -83,7 +83,9 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
         pairs = [{(hit[0], hit[2]) for hit in hits(here / f"{file}.tsv")} for file in (name, exact)]
         assert len(pairs[0] & pairs[1]) > 0.95 * len(pairs[1])
     command.refused(2, "--search.metric l2", "embed search exact.index --search.output h.tsv --search.metric l2")
-    command.refused(2, "no clusters to probe", "embed search exact.index --search.output h.tsv --search.probes 2")
+    command.refused(
+        2, "index without clusters to probe", "embed search exact.index --search.output h.tsv --search.probes 2"
+    )
 
 
 def test_an_index_with_vectors_as_queries_needs_no_transformers(command, here):
@@ -113,7 +115,7 @@ def test_sequences_are_embedded_by_the_model_of_the_index(command, tmp_path, tmp
     make_embeddings(tmp_path / "foreign", random_vectors(5, 32))
     command.done("embed index foreign --index.output foreign.index")
     search = "embed search foreign.index --search.queries queries.fasta --search.output h.tsv"
-    command.refused(2, "does not name its model", search)
+    command.refused(2, "does not record its model", search)
     command.refused(3, "can't be compared", f"{search} --search.model model")
 
 
@@ -130,7 +132,7 @@ def test_mistakes_are_one_line(command, here):
         ("residues --search.output h.tsv", 3, "has values per residue"),
         ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
         ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
-        ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are compared exactly"),
+        ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are searched exactly"),
         ("database --search.output no/h.tsv", 2, "folder no"),
     ]:
         command.refused(code, words, f"embed search {arguments}")

@@ -133,7 +133,7 @@ def test_a_killed_prediction_resumes_with_the_bytes_of_one_at_once_of_a_store(tr
 
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
-    command.refused(2, "no finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
+    command.refused(2, "not a finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
     (tmp_path / "out.tsv").write_text("mine\n")
     command.refused(2, "already exists", *prediction_of(trained, test, tmp_path / "out.tsv"))
     (tmp_path / "new.tsv.partial").mkdir()
