@@ -81,5 +81,5 @@ def test_what_is_no_matrix_is_refused_in_one_line(case, tmp_path):
 
 def test_a_file_without_penalties_is_refused(tmp_path):
     (tmp_path / "matrix").write_text(REFUSED["no X"][0])
-    with pytest.raises(ConfigError, match="give gap_open and gap_extend"):
+    with pytest.raises(ConfigError, match="needs gap_open and gap_extend"):
         scoring(str(tmp_path / "matrix"))

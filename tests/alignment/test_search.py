@@ -138,7 +138,7 @@ def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
     for number in range(0, 40, 7):
         expected = np.argsort(-(units @ units[number]))[:5]
         assert near(store.id(number), sequences[number].encode(), 5).tolist() == sorted(expected.tolist())
-    with pytest.raises(DataError, match="left out 'other'"):
+    with pytest.raises(DataError, match="no vector for query 'other'"):
         near("other", b"", 5)
     with pytest.raises(DataError, match=r"vectors: 'p3' has a different sequence in align\.queries"):
         near("p3", b"M" * 29, 5)

@@ -196,7 +196,9 @@ def test_without_flock_a_file_keeps_the_second_process_away_and_a_killed_one_doe
     assert "the file system does not support locks (flock)" in caplog.text
     take_lock(tmp_path / ".lock", 0).close()
     assert names(tmp_path) == [".lock", "target"]
-    with pytest.raises(ResourceError, match=r"no locks \(flock\), which shared files need; choose a local folder"):
+    with pytest.raises(
+        ResourceError, match=r"does not support locks \(flock\), which shared files need; choose a local folder"
+    ):
         take_lock(tmp_path / ".lock", shared=True)
 
 
@@ -268,7 +270,7 @@ def foreign(kind: str, target: Path, make) -> None:
 def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match=r"was not made by|was changed since|holds notes|is a folder"):
+    with pytest.raises(ConfigError, match=r"was not written by|has changed since|contains notes|is a folder"):
         make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
@@ -298,7 +300,7 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_place_that_is_no_folder_is_refused_before_the_work(tmp_path, make):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ResourceError, match=r"can't be written: .*/file is neither a folder"):
+    with pytest.raises(ResourceError, match=r"can't be written: .*/file is not a folder"):
         make(tmp_path / "file" / "target", "a")
     assert names(tmp_path) == ["file"]
 

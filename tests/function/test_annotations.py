@@ -76,20 +76,26 @@ BAD_ANNOTATIONS = {
         r"is GAF in an unsupported version \('!gaf-version: 3.0'\)",
     ),
     "GAF cut off": ("!gaf-version: 2.2\nUniProtKB\tA\n", "line 2: expected the 17 columns of GAF, found 2"),
-    "GPAD 1.1": ("!gpa-version: 1.1\nUniProtKB\tA\n", r"is GPAD \('!gpa-version: 1.1'\); get the GAF"),
-    "GPAD 2.0": ("! gpad-version: 2.0\nUniProtKB:A\n", r"is GPAD \('! gpad-version: 2.0'\); get the GAF"),
-    "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI .*; get the GAF"),
+    "GPAD 1.1": (
+        "!gpa-version: 1.1\nUniProtKB\tA\n",
+        r"is GPAD \('!gpa-version: 1.1'\); download the same annotations as GAF",
+    ),
+    "GPAD 2.0": (
+        "! gpad-version: 2.0\nUniProtKB:A\n",
+        r"is GPAD \('! gpad-version: 2.0'\); download the same annotations as GAF",
+    ),
+    "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI .*; download the same annotations as GAF"),
     "GPAD without the record has no": (
         "UniProtKB\tA\tenables\tGO:1\tPMID:1\tECO:0000353\t\t\t2020\tX\t\t\n",
         "is GPAD .*; download the",
     ),
     "other evidence code": (
         "!gaf-version: 2.2\n" + gaf_row("A", "GO:1", "XYZ"),
-        "line 2: 'XYZ' is no term, aspect, evi",
+        "line 2: 'XYZ' is not a term, aspect, evi",
     ),
     "unknown term in line 1": ("A\tGO:7\nA\tGO:1\n", "line 1: the term 'GO:7' is obsolete or not in the ontology"),
     "unknown term after a known one": ("A\tGO:1\tGO:7\n", "line 1: the term 'GO:7' is obsolete or not in the ontology"),
-    "a word after a term": ("A\tGO:1\tmembrane\n", "line 1: 'membrane' is no term, aspect, evidence code or sc"),
+    "a word after a term": ("A\tGO:1\tmembrane\n", "line 1: 'membrane' is not a term, aspect, evidence code or sc"),
     "a predicted term": ("A\tGO:1\t0.9\n", "line 1: '0.9' is not a term, aspect, evidence code or score of 1"),
     "an absent term": ("A\tGO:1\t0\n", "line 1: '0' is not a term, aspect, evidence code or score of 1"),
     "empty": ("", "no annotations left"),
@@ -200,7 +206,9 @@ def test_what_is_left_out_is_counted_by_reason(ontology, tmp_path, caplog):
     assert "some.tsv: left out: annotations with other evidence codes: 2, annotations with NOT: 1" in caplog.text
     text = "P1\tGO:1\tIEA\nP2\tGO:1\tEXP\nP3\t\nP4\tNOT|enables\tGO:1\nP2\tGO:7\n"
     assert read_annotations(written(tmp_path, text), ontology, unknown="ignore")[MF].proteins == ("P2",)
-    assert "of other evidence: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
+    assert (
+        "with other evidence codes: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
+    )
 
 
 def test_dates_with_hyphens_are_those_without(ontology, tmp_path):

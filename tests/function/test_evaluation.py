@@ -141,7 +141,7 @@ WRONG = {
     "scores: input should be an instance of csr_array, got None": lambda scores: None,
     "scores: input should be an instance of csr_array, got array": lambda scores: scores.toarray(),
     "scores: expected values from 0 to 1 for .* proteins by .* terms": lambda scores: scores[:1],
-    "scores: values in 0 to 1 ": lambda scores: scores * 90,
+    "scores: expected values from 0 to 1": lambda scores: scores * 90,
     "scores: expected values from 0 to 1 for": lambda scores: scores * np.nan,
 }
 

@@ -66,7 +66,7 @@ def test_proteins_without_a_sequence_are_counted_and_most_are_refused(tmp_path, 
     assert "in.tsv: 1 protein without a sequence left out" in caplog.text
     names = ["a", "b", "c", "d", *NAMES[:3], "e"]
     with pytest.raises(
-        DataError, match="only 3 of 8 ids match the sequences: 'P00000', 'P00001', 'P00002' compared with 'P; use"
+        DataError, match="only 3 of 8 ids match the sequences: 'P00000', 'P00001', 'P00002' compared with 'P"
     ):
         prepared(tmp_path, names, TABLE)
 

@@ -26,7 +26,9 @@ def test_what_the_command_did_not_make_is_refused_and_left_as_it_is(tmp_path: Pa
     (tmp_path / "v.partial" / name).write_text("{}")
     before = contents(tmp_path)
     with (
-        pytest.raises(ConfigError, match=rf"{tmp_path}/v.partial: is in the way, .* move it away"),
+        pytest.raises(
+            ConfigError, match=rf"{tmp_path}/v.partial: already exists and was not written by Esmeray; move it away"
+        ),
         unfinished(tmp_path / "v", "align"),
     ):
         pytest.fail("nothing may be computed")

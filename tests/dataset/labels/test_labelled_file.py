@@ -257,7 +257,10 @@ def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_fact
         (["a|b", "c|d"], "'a|b' is read as a single multilabel name; if '|' separates names"),
         (["a", "b-c", "b", "c"], "if '-' separates names"),
         (["a b", "a", "b"], "if ' ' separates names"),
-        (["x", "a and b"], "'a and b' is read as a single multilabel name; no record has two, with ';' between"),
+        (
+            ["x", "a and b"],
+            "'a and b' is read as a single multilabel name; no record has several names separated by ';'",
+        ),
         (["a;b", "b {ECO:1|PubMed:2}"], "'b {ECO:1|PubMed:2}' is read as"),
         (["a;b", "a", "b", "a|b"], "'a|b' is read as"),
         (["lysosome, vacuole", "nucleus"], "if ',' separates names"),
@@ -321,7 +324,7 @@ def test_another_spelling_of_truth_is_refused_by_row(tmp_path):
     rows = [("MK", "1", "train", "True"), ("ML", "2", "train", "0.7")]
     path = write_table(tmp_path / "in.csv", ("sequence", "label", "set", "validation"), *rows)
     message = refusal(path, **NUMBERS, split="column", split_column="set")
-    assert "in.csv, row 2: column 'validation' (if it is not a split, rename it): '0.7' is neither 0 nor" in message
+    assert "in.csv, row 2: column 'validation' (if it is not a split, rename it): '0.7' is not 0 or 1" in message
 
 
 def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
@@ -367,8 +370,12 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (NUMBERS | {"id_column": "sequence"}, ["ML fast"], "row 1, record 'ML': column 'label': 'fast' is not a"),
         (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; correct it, or replace it with nan"),
         (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is not 0 or 1"),
-        (NUMBERS, ["MK -inf"], "row 1: column 'label': the number is infinite; correct it, or write nan"),
-        (TWO_NUMBERS, ["0 1", "2 nan"], "row 2: no label in column 'label'; complete or remove the record, or give"),
+        (NUMBERS, ["MK -inf"], "row 1: column 'label': the number is infinite; correct it, or replace it with nan"),
+        (
+            TWO_NUMBERS,
+            ["0 1", "2 nan"],
+            "row 2: label missing in column 'label'; complete or remove the record, or give",
+        ),
         (
             {},
             ["MK x", "#N/A x"],

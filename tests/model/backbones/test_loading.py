@@ -209,7 +209,7 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
         ({"source": "esm2_t6_8M", "hidden_size": 64}, r"64 can't be split into 20 heads.*one of \[1, 2, 4, 8, 16, 32"),
         ({"source": "esm2_t6_8M", "hidden_size": 20}, "even number of channels"),
         ({"source": "brt"}, "did you mean bert"),
-        ({"source": "facebook/esm2_t6_8M_UR50D", "layers": 2}, "layers can't be set for loaded weights"),
+        ({"source": "facebook/esm2_t6_8M_UR50D", "layers": 2}, "layers can't be set for trained weights"),
     ],
 )
 def test_an_impossible_source_is_refused(settings, message):

@@ -129,7 +129,7 @@ def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metri
         "kind": "alert",
         "step": 3,
         "name": "memory",
-        "subject": "GPU 0 to a",
+        "subject": "GPU 0 on a",
         "state": "raised",
         "message": "full",
     }
@@ -157,7 +157,7 @@ def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metri
         kind = record.WhichOneof("record_type")
         records.get(kind, []).append(getattr(record, kind))
     sent = [(alert.title, alert.text, alert.level, alert.wait_duration) for alert in records["alert"]]
-    assert sent == [("memory: GPU 0 to a", "full", "WARN", 300_000)], "that of before the start is history"
+    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "that of before the start is history"
     (model,) = records["artifact"]
     assert (model.name, model.type, [*model.aliases]) == ("run", "model", ["latest"])
     assert json.loads(model.metadata) == {"step": 100, "validation/loss": 2.5}
@@ -249,7 +249,7 @@ def test_model_whose_upload_stalls_holds_up_the_end_no_longer_than_its_timeout_a
     run.finish(loss=2.5)
     wandb.close()
     run.assert_harmless(mark)
-    assert "(wandb.finish_timeout_s is 2, and the model was to be uploaded)" in run.warnings[0]
+    assert "(wandb.finish_timeout_s is 2, and wandb.log_model uploads the model)" in run.warnings[0]
     assert "CreateArtifact" in server.requests
 
 

@@ -45,14 +45,14 @@ def utilised(*percents: float, **step: float) -> list[Record]:
         ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is spent exchanging gradients"),
         ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is spent writing checkpoints"),
         ({"step_s": 2.0, "data_wait_s": 0.1}, "loading is not the reason (5% of a step)"),
-        ({}, "not known"),
+        ({}, "were not measured"),
     ],
 )
 def test_idle_gpu_is_reported_after_its_window_with_the_likely_reason(alerts_of, step, words):
     records = utilised(90, *[20] * 13, **step)
     assert alerts_of(records[:-1]) == []
     (alert,) = alerts_of(records)
-    assert (alert["name"], alert["state"], alert["subject"]) == ("low_utilization", "raised", "GPU 0 to a")
+    assert (alert["name"], alert["state"], alert["subject"]) == ("low_utilization", "raised", "GPU 0 on a")
     assert "20 %" in alert["message"] and words in alert["message"]
 
 
@@ -104,11 +104,11 @@ def test_gpus_of_other_peoples_jobs_are_not_reported_where_the_runs_own_are_know
     for gpu in (0, 1):
         metrics |= {f"gpu__{gpu}__mem_used_bytes": 0.96 * GIB, f"gpu__{gpu}__mem_total_bytes": float(GIB)}
     alerts = alerts_of([sample(0, 0, **metrics) | uuids])
-    assert {alert["subject"] for alert in alerts} == {f"GPU {gpu} to a" for gpu in gpus}
+    assert {alert["subject"] for alert in alerts} == {f"GPU {gpu} on a" for gpu in gpus}
 
 
 def test_resumed_run_clears_the_alerts_of_before_and_raises_what_still_holds(alerts_of, tmp_path):
     (record,) = alerts_of(memory(0.95))
-    assert {"kind": "alert", "step": 1, "subject": "GPU 1 to a"}.items() <= record.items() and record["time"] > 0
+    assert {"kind": "alert", "step": 1, "subject": "GPU 1 on a"}.items() <= record.items() and record["time"] > 0
     (tmp_path / "alerts.jsonl").open("a").write("damaged\n")
     assert [record["state"] for record in alerts_of(memory(0.95))] == ["raised", "cleared", "raised"]

@@ -46,7 +46,7 @@ def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
         "  12.3k tokens/s, 1 s per step, 25 s left",
         "  step 75: validation loss 2.0000",
     ]
-    assert "Compute limits" in lines(run)[4] and "set training.precision: bf16" in lines(run)[4]
+    assert "Compute is the bottleneck" in lines(run)[4] and "set training.precision: bf16" in lines(run)[4]
     append(run.metrics, step(99, loss=None, data_wait_s=0.4))
     append(run.alerts, {"kind": "alert", "step": 9, "name": "loss", "state": "raised", "message": "not finite"})
     assert "loss NaN" in lines(run)[1]
@@ -69,7 +69,7 @@ def test_states_before_the_first_step_and_after_the_end(run):
     append(run.metrics, step(1))
     assert lines(run)[0] == "mine: running", "its clock is a hundred seconds behind"
     os.utime(run.metrics, (time.time() - 100,) * 2)
-    assert lines(run)[0].startswith("mine: quiet")
+    assert lines(run)[0].startswith("mine: no news")
     run.write_outcome(Outcome("finished", 1, "trained 1 step", 0))
     assert lines(run)[0] == "mine: finished, trained 1 step"
 
