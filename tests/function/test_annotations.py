@@ -1,14 +1,11 @@
 """Annotations, scores and weights from files."""
 
 import gzip
-import gzip
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -273,111 +270,6 @@ def test_a_protein_that_is_spelled_in_two_ways_is_one(ontology, tmp_path):
     annotations = read_annotations(path, ontology)[MF]
     assert annotations.proteins == ("P00001", "P00001-2")
     assert annotations.terms.toarray()[0].tolist() == [True, True, True, False]
-
-
-def test_an_id_that_is_no_annotated_protein_is_refused_with_its_line(ontology, tmp_path):
-    path = written(tmp_path, "A\tGO:1\t0.5\nX\tGO:1\t0.5\n")
-    with pytest.raises(DataError, match=r"some.tsv, line 2: the protein 'X' has no annotation to evaluate it by"):
-        read_scores(path, ontology, {MF: ["A"]})
-    with pytest.raises(DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' on one"):
-        read_scores(path, ontology, {MF: ["B", "C", "D"]})
-
-
-FORMS = {
-    "words": ("{0} {1}", " ", ""),
-    "CSV": ("{0},{1}", ";", ""),
-    "CSV with quotes": ('"{0}","{1}"', ", ", "Entry,term\n"),
-    "UniProt's table": ("{0}\t{1}", "; ", "Entry\tGene Ontology IDs\n"),
-    "CAFA's table": ("{0}\t{1}\tF", "\t", "EntryID\tterm\taspect\n"),
-    "scores": ("{0}\t{1}\t0.75", "|", "AUTHOR a\nMODEL 1\n"),
-    "evidence": ("{0}\t{1}\tIDA\tMFO\n\n# a comment", ",", "#protein\tterm\tevidence\n"),
-}
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["P00001", "sp|P00002|B_HUMAN", "tr|A0A024R161|C", "P00004-2", "NP_000509.1"]),
-        st.lists(st.sampled_from(["GO:1", "GO:2", "GO:3", "GO:4", "GO:22"]), min_size=1, max_size=4),
-        min_size=1,
-    ),
-    st.sampled_from([*FORMS]),
-    st.booleans(),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_every_term_of_every_line_is_read_whatever_the_separators(tmp_path_factory, terms_of, form, is_gzip, line_break):
-    folder = tmp_path_factory.getbasetemp()
-    ontology = diamond(folder)
-    line, separator, header = FORMS[form]
-    lines = [line.format(protein, separator.join(terms)) for protein, terms in terms_of.items()]
-    content = (header + "\n".join(lines)).replace("\n", line_break).encode()
-    path = folder / ("forms.gz" if is_gzip else "forms")
-    path.write_bytes(gzip.compress(content) if is_gzip else content)
-    aspect, annotations = ontology.aspects[MF], read_annotations(path, ontology)[MF]
-    assert annotations.proteins == tuple(terms_of)
-    for row, terms in zip(annotations.terms.toarray(), terms_of.values(), strict=True):
-        columns = [ontology.positions[term][1] for term in terms]
-        assert (row == aspect.ancestors.toarray()[columns].any(axis=0)).all()
-
-
-@given(
-    version=st.sampled_from(["!gaf-version: 1.0\n", "!gaf-version: 2.0\n", "! GAF-version: 2.1\n! x\n", "!gaf-version: 2.2\n", ""]),
-    spelling=st.sampled_from(["NOT", "not|enables", "NOT | involved_in", " Not ", "contributes_to|NOT", "NOT|"]),
-    plain=st.sampled_from(["", "enables", "involved_in|contributes_to", "acts_upstream_of_or_within", "is_nothing"]),
-)
-def test_every_gaf_is_read_and_every_not_is_left_out(tmp_path_factory, version, spelling, plain):
-    folder = tmp_path_factory.getbasetemp()
-    rows = gaf_row("A", "GO:2", relation=plain) + "! comment\n" + gaf_row("B", "GO:2", relation=spelling)
-    assert read_annotations(written(folder, version + rows), diamond(folder))[MF].proteins == ("A",)
-
-
-def test_what_is_left_out_is_counted_by_reason(ontology, tmp_path, caplog):
-    rows = gaf_row("A", "GO:2") + gaf_row("B", "GO:2", "IEA") * 2 + gaf_row("C", "GO:2", relation="NOT")
-    read_annotations(written(tmp_path, "!gaf-version: 2.1\n" + rows), ontology)
-    assert "some.tsv: left out: annotations of other evidence: 2, annotations with NOT: 1" in caplog.text
-    text = "P1\tGO:1\tIEA\nP2\tGO:1\tEXP\nP3\t\nP4\tNOT|enables\tGO:1\nP2\tGO:7\n"
-    assert read_annotations(written(tmp_path, text), ontology, unknown="ignore")[MF].proteins == ("P2",)
-    assert "of other evidence: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
-
-
-def test_dates_of_a_table_are_refused(ontology, tmp_path):
-    with pytest.raises(DataError, match=r"is a table, which has no dates; give GAF, or remove the dates"):
-        read_annotations(written(tmp_path, "A\tGO:1\n"), ontology, before="20200101")
-
-
-SPELLINGS = ("{}", "sp|{}|NAME_HUMAN", "tr|{}|{}_9BACT", "{}.2", "{}-2", "UniProtKB:{}")
-
-
-@given(st.lists(st.sampled_from(SPELLINGS), min_size=4, max_size=4), st.sampled_from(SPELLINGS))
-def test_scores_annotations_and_known_ones_are_joined_whatever_the_spelling(tmp_path_factory, spellings, other):
-    folder = tmp_path_factory.getbasetemp()
-    ontology = diamond(folder)
-    names = [f"P0000{number}" for number in range(4)]
-    truth = [spelling.format(name, name) for spelling, name in zip(spellings, names, strict=True)]
-    scored = "".join(f"{other.format(name, name)}\tGO:2\t0.{number + 1}\n" for number, name in enumerate(names))
-    scores = read_scores(written(folder, scored), ontology, {MF: truth})[MF].toarray()
-    assert scores[:, 1].tolist() == [0.1, 0.2, 0.3, 0.4]
-    annotated = "".join(f"{other.format(name, name)}\tGO:2\n" for name in names)
-    for found in (
-        read_annotations(written(folder, annotated), ontology, proteins=truth)[MF],
-        Annotations(tuple(truth), read_annotations(written(folder, annotated), ontology)[MF].of(truth)),
-    ):
-        assert found.proteins == tuple(truth)
-        assert found.terms.toarray()[:, :2].all()
-
-
-def test_scores_of_an_isoform_leave_those_of_the_protein_itself(ontology, tmp_path):
-    path = written(tmp_path, "P00001-2\tGO:2\t0.9\nsp|P00001|A\tGO:2\t0.1\n")
-    assert read_scores(path, ontology, {MF: ["P00001"]}, unknown="ignore")[MF].toarray()[0, 1] == 0.1
-    path = written(tmp_path, "P00001-2\tGO:2\t0.9\nP00001-3\tGO:2\t0.1\n")
-    with pytest.raises(DataError, match="ids 'P00001-2' and 'P00001-3' match 'P00001' of the annotated proteins"):
-        read_scores(path, ontology, {MF: ["P00001"]})
-
-
-def test_annotations_of_isoforms_are_those_of_their_protein(ontology, tmp_path):
-    path = written(tmp_path, "P00001-2\tGO:2\nP00001-3\tGO:3\nP00009\tGO:1\n")
-    annotations = read_annotations(path, ontology, proteins=["sp|P00001|A"])[MF]
-    assert annotations.proteins == ("sp|P00001|A",)
-    assert annotations.terms.toarray().tolist() == [[True, True, True, False]]
 
 
 def test_information_accretion_is_that_of_a_term_given_all_its_parents(ontology, tmp_path):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis import given
-from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.function.ontology import Ontology, read_ontology
