@@ -17,28 +17,28 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 
 HEAD = """# Settings
 
-Made by `make docs` from the sections of settings, each of which stands in `section.py` of the room that reads it;
-`esmeray/training/config.py` assembles those of an experiment. A test checks that it is up to date.
+`make docs` generates this page from the settings' sections, which are in the `section.py` of each package.
+`esmeray/training/config.py` combines the sections of an experiment.
 
-A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
-the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
-clears an optional setting and empties a list. `esmeray train --config FILE --help` shows the same with the file's
-values, `--dry_run` the resolved config and the plan.
+A run is configured by a YAML file with these sections and by options `--section.key VALUE`. Options override the file,
+and the file overrides the defaults. A list takes several values. On the command line, `none` clears an optional setting
+and empties a list. `esmeray train --config FILE --help` shows this page with the file's values, and `--dry_run` prints
+the resolved config and the plan.
 """
 
 TUNE_HEAD = """
 # Settings of a search
 
-Made from `esmeray/tuning/section.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
-on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
+These are in a separate file (`esmeray tune --tune FILE`), or on the command line as `--tune.section.key VALUE`, with
+several values for a list. See [tuning](tuning.md).
 """
 
 
 COMMANDS_HEAD = """
 # Settings of commands
 
-Made from the sections that stand beside each command, or in the room that reads them. Each is `--section.key VALUE`, or
-stands in a file that `--config` names. Sections that an experiment has as well are described above.
+Set them as `--section.key VALUE`, or in a file given by `--config`. Sections that experiments have too are described
+above.
 """
 
 

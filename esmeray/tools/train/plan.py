@@ -88,7 +88,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     if largest < (plan.tokens or LEAST_TOKENS):
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
-            f"{_gb(device.memory_bytes)} do not hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} beside "
+            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} next to "
             f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
         )
     # The smallest budget, in units of 64, that needs no more micro-batches than the largest one: the largest would
@@ -169,7 +169,7 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
         f"binds            {scaled['binds']}",
         f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
         f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
-        f"                 network {assume.network:.0%}, beside {assume.overlap:.0%} of the backward pass",
+        f"                 network {assume.network:.0%}, overlapping {assume.overlap:.0%} of the backward pass",
     ]
 
 

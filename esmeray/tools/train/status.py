@@ -30,7 +30,7 @@ EVERY_S = 1.0
 @command("train status", __doc__)
 def main(
     run: Annotated[Path, Field(description="Folder of the run.")],
-    follow: Annotated[bool, Field(description="Print anew until the run has finished or failed.")] = False,
+    follow: Annotated[bool, Field(description="Refresh until the run has finished or failed.")] = False,
 ) -> None:
     status = _begun(run, wait=follow)
     status.update()

@@ -27,7 +27,10 @@ def search(command: str, text: str | None, file: str, argv: list[str]) -> int:
     config = load_config(words.config, {key: value for key, value in overrides.items() if key[0] != "tune"})
     config.storage.apply()
     if config.data.predictions.model is not None:
-        raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
+        raise ConfigError(
+            "data.predictions.model: a search doesn't predict structures; predict them first (esmeray design fold) and "
+            "leave this out"
+        )
     if not words.dry_run:
         find(config.ray)  # raises early if the cluster can't be used, before Ray Tune is loaded
     from esmeray.tuning.records import Job
