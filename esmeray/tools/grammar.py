@@ -86,8 +86,10 @@ class Made:
 
 OPTIONAL_TARGET = "optional target"
 """Metadata that makes a word with a default a target instead of an option."""
-Overwrite = Annotated[bool, Field(description="Replace what this command made and nobody changed since.")]
-OfModel = Annotated[Path, Field(description="Folder of a run, or of an export of one.")]
+Overwrite = Annotated[
+    bool, Field(description="Replace an existing output of this command if it has not been modified.")
+]
+OfModel = Annotated[Path, Field(description="Folder of a run or of its export.")]
 OfRun = Annotated[Path, Field(description="Folder of the run.")]
 
 
@@ -182,7 +184,7 @@ def parse(
         # Flags are refused in a file: a forgotten line ``overwrite`` would replace outputs in every later call.
         for key, line in read_file(words.config)[1].items():
             if key in own_settings(schema):
-                raise ConfigError(f"{words.config}:{line}: {key[0]}: no such setting, but {_option(*key)} is an option")
+                raise ConfigError(f"{words.config}:{line}: {key[0]}: not a setting; use the option {_option(*key)}")
     try:
         return load_settings(schema, words.config, own), of_run
     except MissingError as error:
@@ -267,7 +269,9 @@ class _Parser(argparse.ArgumentParser):
             else:
                 self.add_argument(_option(name), dest=name, metavar="FILE", default=field.default, help=_help(field))
         if groups:
-            self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
+            self.add_argument(
+                "--config", metavar="FILE", help="YAML file with the settings below; options override the file."
+            )
         # With --config, the help shows the values of the file as defaults.
         values = read_file(file)[0] if file else {}
         for path, section in groups.items():

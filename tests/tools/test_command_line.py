@@ -28,10 +28,10 @@ def test_without_a_command_each_is_listed_with_an_example_on_one_screen(command)
 
 
 def test_an_unknown_name_gets_a_suggestion(command):
-    command.refused(2, "there is no command 'trian' (did you mean train?)", "trian")
-    command.refused(2, "there is no command 'export' (did you mean train export?)", "export")
-    command.refused(2, "there is no subcommand 'run'", "train run")
-    command.refused(2, "there is no subcommand 'convrt' (did you mean convert?)", "data convrt")
+    command.refused(2, "unknown command 'trian' (did you mean train?)", "trian")
+    command.refused(2, "unknown command 'export' (did you mean train export?)", "export")
+    command.refused(2, "unknown subcommand 'run'", "train run")
+    command.refused(2, "unknown subcommand 'convrt' (did you mean convert?)", "data convrt")
 
 
 def test_help_lists_every_setting_with_the_values_of_the_files(command):

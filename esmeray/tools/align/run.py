@@ -80,7 +80,9 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
     made.refuse_file(align.output)
     embeddings = [align.query_embeddings, align.store_embeddings]
     if {align.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
-        raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
+        raise ConfigError(
+            "align.prefilter: embedding needs query_embeddings and store_embeddings; the other prefilters need neither"
+        )
     # The job records the manifest of every part: an added part changes the candidates.
     vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
     if align.device == "cuda" and align.prefilter != "none":
@@ -92,7 +94,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
     by = scoring(align.matrix, align.gap_open, align.gap_extend)
     # Karlin-Altschul parameters come from tables, which BLAST has only for its own combinations of matrix and gaps.
     if by.statistics is None and align.evalue < math.inf:
-        raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
+        raise ConfigError("no E-value statistics for this matrix and these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
     hits = 0
     with unfinished(align.output, made.made_by) as folder:
@@ -120,8 +122,8 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
             for line in kept.lines():
                 file.write(line)
                 hits += 1
-    aligned = f"{counted(len(queries), 'protein{s}')} with {len(store):,}"
-    print(f"{align.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
+    aligned = f"{counted(len(queries), 'protein{s}')} against {len(store):,}"
+    print(f"{align.output}: {counted(hits, 'hit{s}')} for {aligned} ({time.perf_counter() - start_s:.1f} s)")
     print("\n".join(f"  {line}" for line in count_lines(queries.manifest.counts)))
 
 
@@ -151,7 +153,7 @@ def _on_gpu(store: Store, by: "Scoring") -> Any:
     from esmeray.model.kernels.smith_waterman import SmithWaterman
 
     if not torch.cuda.is_available():
-        raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")
+        raise ConfigError("--align.device cuda: no GPU found; see esmeray profile gpu")
     sequences = (by.codes[store.sequence(record)] for record in range(len(store)))
     align = SmithWaterman(sequences, by.scores, by.first, by.gap_extend, "cuda")
     return lambda query: align(by.codes[list(query)])  # residue letters to rows of the matrix

@@ -40,7 +40,7 @@ def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, override
 
     print("\n".join(metrics_lines(evaluation.content, evaluation.best_of)))
     if not evaluation.training_known:
-        print("  whether the model was trained on these records is not known: its run's data are not here")
+        print("  unknown whether the model was trained on these records: the data of its run are not available")
     for name, number in evaluation.counts.items():
         print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
     print(f"written: {output}/report.md and evaluation.json")

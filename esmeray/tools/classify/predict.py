@@ -64,7 +64,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
     if cropped:
         print(
             f"  {cropped:,} longer than {begun.pipeline.max_length:,} tokens, cropped ({begun.pipeline.crop}); "
-            "--data.max_length takes more"
+            "to use more, raise --data.max_length"
         )
     # The share of unknown tokens was checked chunk by chunk; this line reports the total.
     if unknown:

@@ -78,9 +78,11 @@ def _check_settings(generate: GenerateSection) -> None:
     if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if generate.length and (generate.fix or generate.tie):
-        raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
+        raise ConfigError(
+            "--generate.fix and --generate.tie need a structure; remove them, or remove --generate.length"
+        )
     if not set(generate.omit) < set(AMINO_ACIDS):
-        raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
+        raise ConfigError(f"--generate.omit {generate.omit}: give amino acids as letters, and leave at least one")
 
 
 @command("design generate", __doc__, made_by="generate")
@@ -141,11 +143,11 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
                     file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
             write_probabilities(folder / "probabilities.tsv", structure, fixed, designs)
             draw_logo(folder / f"{structure.id}.png", structure, designs)
-    equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
+    equal = f", {total - distinct:,} of them duplicates (same_as in designs.fasta)"
     words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
     print(f"{generate.output}: {words}{equal if distinct < total else ''}")
     if generate.fix:
         positions, absent = zip(*fixed_residues, strict=True)
         print(f"  {counted(sum(map(len, positions)), 'residue{s}')} fixed")
         if any(absent):
-            print(f"  {counted(sum(absent), 'number{s}')} within the ranges without a residue in the structures")
+            print(f"  {counted(sum(absent), 'residue number{s}')} in the ranges missing from the structures")

@@ -99,7 +99,7 @@ def main(
     facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers)}
     facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
     for name, values_QLM in zip(tables, zip(*values, strict=True), strict=True):
-        print("all:" if name == "levels" else "without them:")
+        print("all:" if name == "levels" else "without training proteins:")
         facts[name] = _reported(values_QLM, evaluate)
     made.write_json(evaluate.output, facts)
 
@@ -140,5 +140,5 @@ def _hits(path: Path) -> Iterator[tuple[str, str]]:
             target = fields.index("target")
             continue
         if len(fields) <= target:
-            raise DataError(f"{path}, line {line}: a hit has at least {target + 1} columns, with tabs between them")
+            raise DataError(f"{path}, line {line}: a hit needs at least {target + 1} columns, separated by tabs")
         yield fields[0], fields[target]

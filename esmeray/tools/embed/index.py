@@ -37,7 +37,10 @@ def main(
 
     built = build_index(vectors, **dict(index), overwrite=made.overwrite)
     manifest = built.manifest
-    known = f", {built.known:,} were there by their ids" if built.known else ""
+    known = f", {built.known:,} already present (same ids)" if built.known else ""
     kind = f"{manifest.kind}, {manifest.metric}, {counted(len(manifest.parts), 'part{s}')}"
     added = f"{counted(built.new, 'vector{s}')} added{known}"
-    print(f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} of {manifest.channels:,} ({kind})")
+    print(
+        f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} vectors with "
+        f"{manifest.channels:,} channels ({kind})"
+    )

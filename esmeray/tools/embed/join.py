@@ -48,15 +48,17 @@ def main(join: JoinSection, made: Made) -> None:
         )
     names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
-        raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
+        raise ConfigError(
+            f"--join.names: {len(names)} names for {len(folders)} folders; give one per folder, in the same order"
+        )
     # Keyed by folder and output. This key names the columns in the manifest, so it must be unique.
     sources = {f"{source.source}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
-        raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
+        raise ConfigError("the same output of a folder is given twice; choose another with --join.names")
     first = next(iter(sources.values()))
     file_format = join.format or ("npy" if first.output.format == "npy" else "parquet")
     with record_bar("joining") as bar, made.folder(output) as building:
         joined = joining.join(building, sources, file_format, bar)
-    shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
+    shape = f"{counted(len(first), 'record{s}')} with {joined.channels:,} channels"
     print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {(output / joined.files[0]).stat().st_size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))

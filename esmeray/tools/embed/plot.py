@@ -51,16 +51,16 @@ class PlotSection(Section):
 
 @command("embed plot", __doc__, made_by="plot_embeddings")
 def main(
-    folder: Annotated[Path, Field(description="Folder of embeddings to draw.")], plot: PlotSection, made: Made
+    folder: Annotated[Path, Field(description="Folder of embeddings to plot.")], plot: PlotSection, made: Made
 ) -> None:
     made.refuse_existing(plot.output)
     # umap-learn is an optional dependency.
     if plot.method == "umap" and find_spec("umap") is None:
-        raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
+        raise ConfigError("--plot.method umap: umap-learn is not installed; run: pip install umap-learn")
     embeddings = open_vectors(folder, plot.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{folder}: a map needs at least two proteins and two channels")
     from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels = _labels(plot.labels, plot, embeddings) if plot.labels else embeddings.lengths
@@ -84,7 +84,7 @@ def main(
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
-    print(f"{plot.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
+    print(f"{plot.output}: embeddings.png and embeddings.html with {drawn}, {unlabelled:,} without a label")
     print(training)
 
 
@@ -114,4 +114,4 @@ def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], t
     pca = PCA(2, random_state=SEED)
     xy_P2 = pca.fit_transform(vectors_PC)
     first, second = pca.explained_variance_ratio_
-    return xy_P2, (f"component 1: {first:.0%} of the variance", f"component 2: {second:.0%}")
+    return xy_P2, (f"PC 1 ({first:.0%} of the variance)", f"PC 2 ({second:.0%})")

@@ -53,7 +53,7 @@ def main(
     ray: ClusterSection,
     made: Made,
     dry_run: Annotated[
-        bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
+        bool, Field(description="Measure the speed and report sequences, bytes and time, without writing anything.")
     ] = False,
 ) -> None:
     """Plan the job, compute and publish the embeddings, and print the table of performance."""

@@ -43,7 +43,7 @@ class SearchFileSection(SearchSection):
 
 @command("embed search", __doc__, made_by="search")
 def main(
-    database: Annotated[Path, Field(description="Index, or folder of embeddings, to search in; or the URI of one.")],
+    database: Annotated[Path, Field(description="Index or folder of embeddings to search, or its URI.")],
     search: SearchFileSection,
     data: IngestedSection,
     storage: StorageSection,
@@ -66,10 +66,10 @@ def main(
             file.write("\t".join([query, str(rank), target, *values]) + "\n")
             hits += 1
     index = begun.index
-    searched = f"{counted(begun.count, 'protein{s}')} searched in {index.count:,}"
+    searched = f"{counted(begun.count, 'protein{s}')} searched against {index.count:,}"
     kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
     if begun.calibration:
         # Scores of an L2 index are negated distances: print the distance.
-        print(f"threshold of the score: {ascending(index.metric, begun.calibration.threshold):.6g}")
+        print(f"score threshold: {ascending(index.metric, begun.calibration.threshold):.6g}")
         print(begun.calibration.training)
-    print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+    print(f"{search.output}: {counted(hits, 'hit{s}')} for {searched} ({kind})")

@@ -22,7 +22,7 @@ from esmeray.inference.mutations.calls import propose as propose_mutants
 from esmeray.inference.mutations.section import MutationProposeSection
 from esmeray.tools.grammar import Made, command
 
-OfFittedModel = Annotated[Path, Field(description="A folder that esmeray mutations fit made.")]
+OfFittedModel = Annotated[Path, Field(description="A folder written by esmeray mutations fit.")]
 
 
 @command("mutations propose", __doc__, made_by=PROPOSED_BY)

@@ -22,4 +22,4 @@ from esmeray.tools.mutations.score import OfMaskedModel
 def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
     table = scan_mutants(model, **dict(scan), overwrite=made.overwrite)
     best = table.loc[table["score"].idxmax()]
-    print(f"{scan.output}: {counted(len(table), 'mutant{s}')}, the best is {best['mutant']} ({best['score']:.3f})")
+    print(f"{scan.output}: {counted(len(table), 'mutant{s}')}, best: {best['mutant']} ({best['score']:.3f})")

@@ -35,16 +35,13 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 
 OfMaskedModel = Annotated[
     Path,
-    Field(
-        description="A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit "
-        "made."
-    ),
+    Field(description="Masked language model (folder, hub name, run or export), or a folder of esmeray mutations fit."),
 ]
 MaybeMaskedModel = Annotated[
     Path | None,
     Field(
-        description="A masked language model: folder, hub name, run or export. With features one_hot and a "
-        "zero_shot_column none is needed."
+        description="A masked language model: folder, hub name, run or export. Not needed with features one_hot and a "
+        "zero_shot_column."
     ),
     OPTIONAL_TARGET,
 ]
@@ -68,7 +65,9 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
         name = "model_score" if "score" in taken else "score"
         if name in taken:
-            raise ConfigError(f"{score.table}: has columns score and model_score, as the output would; rename one")
+            raise ConfigError(
+                f"{score.table}: already has columns score and model_score, which the output adds; rename one"
+            )
         from esmeray.inference.mutations.fitted import predictions_of
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)

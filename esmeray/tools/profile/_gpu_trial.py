@@ -70,11 +70,11 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
             if len(losses) == _STEPS:
                 break
         else:
-            raise ResourceError(f"{_MOST_ATTEMPTS - len(losses)} steps had gradients that are not finite")
+            raise ResourceError(f"{_MOST_ATTEMPTS - len(losses)} steps had non-finite gradients")
     if not all(map(math.isfinite, [*losses, *norms])):
-        raise ResourceError(f"losses {losses} and gradient norms {norms} are not all finite")
+        raise ResourceError(f"some losses {losses} or gradient norms {norms} are not finite")
     if abs(losses[0] - reference) > _TOLERANCE * reference:
-        raise ResourceError(f"the loss is {losses[0]:.4f}, in fp32 on the CPU {reference:.4f}")
+        raise ResourceError(f"the loss is {losses[0]:.4f}, but {reference:.4f} in fp32 on the CPU")
     if losses[-1] >= losses[0]:
         raise ResourceError(f"the update did not lower the loss ({losses[0]:.4f} to {losses[-1]:.4f})")
     return f"loss {' to '.join(f'{loss:.4f}' for loss in losses)}, fp32 on the CPU {reference:.4f}"

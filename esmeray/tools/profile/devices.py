@@ -64,7 +64,7 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
 
         console = result_console()
         if not torch.cuda.is_available():
-            console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
+            console.print("no GPU found: comparing fp32 and bf16 on the CPU")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
             store = job_store(data.source, data.ingest, Path(scratch))
             # Sorted, so that the sample is independent of the order of the file.

@@ -37,7 +37,7 @@ from esmeray.training.config import load_config
 
 @command("profile model", __doc__, made_by="profile model")
 def main(
-    model: Annotated[str, Field(description="Folder, hub name or run, or an experiment's file.")],
+    model: Annotated[str, Field(description="Folder, hub name, run, or the config file of an experiment.")],
     profile: ModelProfileSection,
     made: Made,
     overrides: Overrides,

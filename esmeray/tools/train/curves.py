@@ -21,7 +21,7 @@ from esmeray.tools.grammar import Made, command
 def main(
     run: Annotated[list[Path], Field(description="Folders of the runs.")],
     made: Made,
-    output: Annotated[Path, Field(description="PNG to make (default: curves.png).")] = Path("curves.png"),
+    output: Annotated[Path, Field(description="PNG file to write (default: curves.png).")] = Path("curves.png"),
 ) -> None:
     names = [path.resolve().name for path in run]
     repeated = {name for name in names if names.count(name) > 1}

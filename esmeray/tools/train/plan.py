@@ -32,7 +32,7 @@ def main(plan: PlanSection, made: Made) -> None:
     if plan.stage == 1 and plan.precision == "bf16":  # as esmeray/training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
-        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
+        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a complete matrix: set plan.stage to 2")
     output = expanded(plan.json_output) if plan.json_output else None
     made.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
@@ -71,10 +71,10 @@ def device_of(plan: PlanSection) -> scale.Device:
     known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
     if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
-        problem = f"has no known peak in {plan.precision}: choose another plan.precision"
+        problem = f"has no known peak in {plan.precision}: use another plan.precision"
         if known_peaks(plan.gpu) is None:
             gpus = known_gpus()
-            problem = f"is not known{did_you_mean(plan.gpu, gpus)}: choose one of {', '.join(gpus)}"
+            problem = f"is unknown{did_you_mean(plan.gpu, gpus)}: use one of {', '.join(gpus)}"
         raise ConfigError(f"plan.gpu: {plan.gpu!r} {problem}, or give {', '.join(missing)}")
     return scale.Device(1e12 * values["peak_tflops"], *(1e9 * values[name] for name in names))
 
@@ -110,7 +110,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     # written.
     lost = scale.lost_share(interval_s, stall_s, assume.restart_s + 2 * write_s, mtbf_s)
     if lost > 0.99:
-        raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
+        raise ResourceError(f"with a fault every {mtbf_s:.0f} s there is no time to train: lower plan.gpus")
     faults = 1 - math.exp(-assume.restart_s / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}
@@ -147,18 +147,19 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
     """Lines of the report, which fits on one screen."""
     assume, bound = plan.assume, scaled["shares"].items()
     nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
-    rates = f"products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of their peaks"
+    rates = f"matrix products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of peak"
     cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {plan.precision}"
     cluster += ", Muon" if plan.optimizer == "muon" else ""
     return [
         f"model            {plan.model}, {scaled['parameters'] / 1e9:,.3g} billion parameters",
         f"cluster          {cluster}",
-        f"memory a GPU     {_gb(scaled['memory_bytes'])} of {_gb(scaled['gpu_memory_bytes'])}",
+        f"memory per GPU   {_gb(scaled['memory_bytes'])} of {_gb(scaled['gpu_memory_bytes'])}",
         f"                 {', '.join(f'{name} {_gb(size)}' for name, size in scaled['memory_parts_bytes'].items())}",
         f"token budget     {scaled['tokens']:,}; {scaled['largest_tokens']:,} fit",
-        f"tokens per step  {scaled['global_tokens']:,} in {counted(scaled['micro_batches'], 'micro-batch{es}')} a GPU",
+        f"tokens per step  {scaled['global_tokens']:,} in {counted(scaled['micro_batches'], 'micro-batch{es}')} "
+        "per GPU",
         f"step             {scaled['step_s']:.3g} s, {scaled['tokens_per_s']:,.0f} tokens/s, "
-        f"{scaled['tokens_per_s'] / plan.gpus:,.0f} a GPU, MFU {scaled['mfu']:.1%}",
+        f"{scaled['tokens_per_s'] / plan.gpus:,.0f} per GPU, MFU {scaled['mfu']:.1%}",
         f"scaling          {scaled['share_of_linear']:.1%} of linear",
         f"checkpoint       {_gb(scaled['checkpoint_bytes'])}, written in {duration(scaled['checkpoint_write_s'])}; "
         f"steps wait {scaled['checkpoint_stall_s']:.2g} s",

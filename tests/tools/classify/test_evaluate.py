@@ -149,7 +149,7 @@ def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_sec
     labelled = labelled_store(config)
     model = export_tiny(tmp_path / "model", config)
     printed, unknown = evaluate(model, "unknown", "--evaluate.input", "both.fasta")
-    assert "is not known: its run's data are not here" in printed and unknown["in_training"] is None
+    assert "records: the data of its run are not available" in printed and unknown["in_training"] is None
     assert "| trained on its records | not known" in Path("unknown", "report.md").read_text()
     write_checkpoint(config, labelled.checksum)
     Path("training.fasta").write_text("gone")

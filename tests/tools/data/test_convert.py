@@ -40,7 +40,7 @@ def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, t
 
 def test_wrong_usage_is_one_line(command, tmp_path):
     (tmp_path / "a.yaml").write_text("overwrite: true\ndata:\n  source: a.fasta\n")
-    words = f"{tmp_path / 'a.yaml'}:1: overwrite: no such setting, but --overwrite is an option"
+    words = f"{tmp_path / 'a.yaml'}:1: overwrite: not a setting; use the option --overwrite"
     command.refused(2, words, f"data convert --config {tmp_path / 'a.yaml'}")
     command.refused(2, "missing: --convert.store", "data convert --data.source a")
     command.refused(2, "missing: --data.source", "data convert --check")

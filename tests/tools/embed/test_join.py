@@ -35,7 +35,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
     np.testing.assert_array_equal(joined["p7"], np.concatenate([first[7], second[7]]))
     assert joined.lengths.tolist() == list(range(10, 35))
     assert joined.manifest.job["joined"]["b/mean"] == {"model": "b"}
-    assert "25 records of 8 channels, fp32" in outcome.out and "5  b/mean" in outcome.out
+    assert "25 records with 8 channels, fp32" in outcome.out and "5  b/mean" in outcome.out
     names = {path.name for path in (here / "ab").iterdir()}
     assert names == {"embeddings.json", "esmeray.json", "index.parquet", *joined.output.files}
 

@@ -61,7 +61,7 @@ def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[st
         ("--embed.dtype bf16", 2, "--embed.dtype bf16"),
         (f"{window} --embed.overlap 20", 2, "--embed.overlap 20: must be less than"),
         (f"{window} --embed.outputs contacts", 2, "can't be averaged over windows"),
-        ("--embed.device cuda", 4, "there is no GPU"),
+        ("--embed.device cuda", 4, "no GPU found"),
     ]:
         command.refused(code, words, *given, *options.split())
     (tmp_path / "proteins.fasta").write_text("")

@@ -65,13 +65,13 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     low.write_text("P0\tGO:0000000\t0.001\n")
     evaluate = ("function", "evaluate")
     command.refused(3, "form a cycle", *evaluate, *files, "--evaluate.ontology", cyclic)
-    assert "no score reaches a threshold" in command(*evaluate, low, *files[1:], *OPTIONS).err
+    assert "no protein with annotations to predict" in command(*evaluate, low, *files[1:], *OPTIONS).err
     command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
     (tmp_path / "others.tsv").write_text("sp|X|Y\tGO:0000000\n")
     others = command(*evaluate, *files, "--evaluate.known", tmp_path / "others.tsv", *OPTIONS)
     assert others.code == 3 and "ids match" in others.err and "'sp|X|Y'" in others.err
     whole = command(*evaluate, *files, "--evaluate.known", files[2], *OPTIONS)
-    assert whole.code == 3 and "with annotations that count" in whole.err
+    assert whole.code == 3 and "with annotations to predict has a score above a threshold" in whole.err
 
 
 FIELD = {

@@ -395,7 +395,7 @@ def test_tables_of_mavedb_keep_their_columns_and_count_what_has_no_score(mutatio
         "3 rows of the wild type (including synonymous mutations)" in outcome.out
         and "column of mutants, by its name: hgvs_pro" in outcome.out
     )
-    again = (2, "scores.csv: has columns score and model_score, as the output would; rename one")
+    again = (2, "scores.csv: already has columns score and model_score, which the output adds; rename one")
     mutations("score", "model0", "--table scores.csv --output again.csv", refused=again)
     write("shifted.csv", [(f"{WILD[0]}1W",), (f"{WILD[1]}2W",), (f"{WILD[5]}6W",), ("wt",)], "mutant")
     hint = "every mutant would match with --score.first_position 1"

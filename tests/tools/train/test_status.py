@@ -50,6 +50,6 @@ def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_en
     changes = go_on()
     monkeypatch.setattr("time.sleep", lambda _: next(changes))
     outcome = command.done("train", "status", run.path, "--follow")
-    assert outcome.out.startswith(f"waiting for the run to begin: {run.path} is not a run folder")
+    assert outcome.out.startswith(f"waiting for the run to start: {run.path} is not a run folder")
     assert "finished, trained 6 steps" in outcome.out
     assert not list(changes), "the end of its process is waited for as well"
