@@ -101,7 +101,9 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
     use_node("cache", tmp_path, cache_gb=50e-9)
     (tmp_path / "file").write_bytes(bytes(101))
     upload(tmp_path / "file", "s3://bucket/changing/file")
-    with pytest.raises(ResourceError, match=r"changing/file: 1\.01e-07 GB have no place .*raise storage\.cache_gb"):
+    with pytest.raises(
+        ResourceError, match=r"changing/file: 1\.01e-07 GB do not fit into the cache .*raise storage\.cache_gb"
+    ):
         local_path("s3://bucket/changing/file")
 
 
@@ -110,7 +112,7 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
     [
         ("s3://bucket/none.fasta", DataError, "not found"),
         ("gs://bucket/x.fasta", ConfigError, "the package gcsfs is not installed; run: pip install gcsfs"),
-        ("s4://bucket/x.fasta", ConfigError, "no such kind of address .*give s3"),
+        ("s4://bucket/x.fasta", ConfigError, "unsupported protocol .*use s3"),
         ("s3://me:secret@bucket/x.fasta", ConfigError, "address contains a password"),
         ("s3://bucket/../x.fasta", ConfigError, r"'\.\.' in it"),
     ],

@@ -93,7 +93,7 @@ class RunStatus:
         assert self._heard_s is not None  # of the step
         # Quiet: no record for a minute, or for three usual steps if these are longer.
         if time.monotonic() - self._heard_s > max(60.0, 3 * (self._pace.seconds_per_step() or 0.0)):
-            return "no news: in a long validation, or ended without notice"
+            return "quiet: in a long validation, or ended without notice"
         return "running"
 
     def _facts(self) -> Facts:

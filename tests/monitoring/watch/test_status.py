@@ -69,7 +69,7 @@ def test_states_before_the_first_step_and_after_the_end(run):
     append(run.metrics, step(1))
     assert lines(run)[0] == "mine: running", "its clock is a hundred seconds behind"
     os.utime(run.metrics, (time.time() - 100,) * 2)
-    assert lines(run)[0].startswith("mine: no news")
+    assert lines(run)[0].startswith("mine: quiet")
     run.write_outcome(Outcome("finished", 1, "trained 1 step", 0))
     assert lines(run)[0] == "mine: finished, trained 1 step"
 

@@ -81,7 +81,7 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     whole = [(WILD[:3] + "A" + WILD[4:],), (WILD[:5] + WILD[6:],)]
     write("whole.csv", whole, "protein")
     given = "--table whole.csv --sequence_column protein --output scores.csv --overwrite"
-    mutations("score", "model0", given, refused=(3, "method masked: has no score of insertions and deletions; give ps"))
+    mutations("score", "model0", given, refused=(3, "method masked: can't score insertions and deletions; use ps"))
     mutations("score", "model0", given, "--method pseudo")
     assert [row["protein"] for row in read("scores.csv")] == [text for (text,) in whole]
 
@@ -237,7 +237,7 @@ def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_come
     write("measured.csv", table, "mutant", "score", "published")
     fit = "--zero_shot_column published --features one_hot --folds rest --bootstrap 5"
     outcome = mutations("fit", "", "--table measured.csv --output fitted", fit)
-    assert f"  {len(table) - 76} mutants left out, without a value in column 'score'\n" in outcome.out
+    assert f"  {len(table) - 76} mutants without a value in column 'score' left out\n" in outcome.out
     mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
     column = (2, "by --score.compare published")
     mutations("score", "fitted", "--table mutants.csv --output other.csv", refused=column)
@@ -393,7 +393,7 @@ def test_tables_of_mavedb_keep_their_columns_and_count_what_has_no_score(mutatio
         assert f"  {line}\n" in outcome.out
     assert (
         "3 rows of the wild type (including synonymous mutations)" in outcome.out
-        and "column of mutants, by its name: hgvs_pro" in outcome.out
+        and "column of mutants, detected by name: hgvs_pro" in outcome.out
     )
     again = (2, "scores.csv: already has columns score and model_score, which the output adds; rename one")
     mutations("score", "model0", "--table scores.csv --output again.csv", refused=again)

@@ -137,7 +137,7 @@ def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_lef
     run = run_folder(config)
     run.tokenizer.mkdir(parents=True)
     (run.tokenizer / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=rf"{run.path}: is in the way, and was not written by Esmeray; move it away"):
+    with pytest.raises(ConfigError, match=rf"{run.path}: already exists and was not written by Esmeray; move it away"):
         train(config)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
 
