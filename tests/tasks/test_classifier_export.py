@@ -127,9 +127,9 @@ def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, cro
         expected = torch.from_numpy(made.predict([text]).probabilities)
         assert_near(card_names(folder, text)["result"].reshape(-1, expected.shape[1]), expected)
     card = " ".join((folder / "README.md").read_text().split())
-    part = "the first 3 and the last 2 are used" if crop == "ends" else "the first 5 are used"
-    assert f"Of a text of more than 5 tokens, special ones not counted, {part}" in card
-    assert ("A residue that is left out has no row in `result`." in card) == (kind == "per_residue")
+    part = "the first 3 and the last 2" if crop == "ends" else "the first 5"
+    assert f"Texts of more than 5 tokens, not counting special tokens, are cropped to {part} tokens" in card
+    assert ("Cropped residues have no row in `result`." in card) == (kind == "per_residue")
 
 
 def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path):
