@@ -39,7 +39,7 @@ def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_start
         return f"{refused.value.exit_code} {refused.value}"
 
     text = str(tmp_path / "text")
-    assert f"2 models: folder  not found{text}" in refusal(text, free_port())
+    assert f"2 models: folder {text} not found" in refusal(text, free_port())
     assert "2 models: 'nosuch' is neither a folder nor" in refusal("nosuch", free_port())
     assert "2 models esm2_t6_8M: a model size, not a checkpoint; give" in refusal("esm2_t6_8M", free_port())
     small_model_folder(tmp_path / "small")

@@ -110,7 +110,7 @@ def _groups(points: Points, label: str) -> Iterator[tuple[str, NDArray[np.bool_]
     """Yield name, rows and colour of each class in drawing order. For numbers the colours are the values."""
     labels, labelled = points.labels, points.are_labelled
     if not labelled.all():
-        yield f"unlabelled ({(~labelled).sum():,})", ~labelled, "#c9cdd3"
+        yield f"no label ({(~labelled).sum():,})", ~labelled, "#c9cdd3"
     if points.are_numbers:
         yield label, labelled, labels[labelled]
         return

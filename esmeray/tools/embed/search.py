@@ -66,7 +66,7 @@ def main(
             file.write("\t".join([query, str(rank), target, *values]) + "\n")
             hits += 1
     index = begun.index
-    searched = f"{counted(begun.count, 'protein{s}')} searched against {index.count:,}"
+    searched = f"{counted(begun.count, 'protein{s}')} against {index.count:,}"
     kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
     if begun.calibration:
         # Scores of an L2 index are negated distances: print the distance.

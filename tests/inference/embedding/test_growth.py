@@ -162,7 +162,7 @@ def test_known_vectors_are_taken_and_those_of_another_model_are_refused(tmp_path
         with pytest.raises(ConfigError, match=rf"--embed.known .*out: its values can't be reused \({words}"):
             run_job(replace(known, output=tmp_path / "refused", **changes))
     save_small_model(tmp_path / "model", "esm", seed=1, vocab_size=33)
-    with pytest.raises(ConfigError, match=r"can't be taken \(model was .*same model"):
+    with pytest.raises(ConfigError, match=r"can't be reused \(model was .*same model"):
         run_job(replace(known, output=tmp_path / "refused"))
     with pytest.raises(ConfigError, match=r"out: contains the work of another job \(model was"):
         run_job(more)

@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk:
 
 def test_long_sequences_follow_the_policy_and_are_counted(tmp_path: Path):
     job = request(tmp_path, outputs=["residues", "mean"], long="error", max_length=30, overlap=10)
-    with pytest.raises(DataError, match=r"P00001: 40 residues, more than 30 \(4 such sequences\)"):
+    with pytest.raises(DataError, match=r"P00001: 40 residues, more than the limit of 30 \(4 sequences too long\)"):
         run_job(job)
     for policy, left_out, rows in (("crop", 10 + 10 + 47 + 3, 30), ("window", 0, 77)):
         (report,) = run_job(replace(job, long=policy, output=tmp_path / policy))

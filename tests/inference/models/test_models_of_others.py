@@ -122,9 +122,7 @@ def test_a_vocabulary_without_x_and_without_an_unknown_token_refuses_x(folder, n
     (tmp_path / "vocab.txt").write_text(words)
     model = open_model(tmp_path, device="cpu")
     np.testing.assert_allclose(model.embed(["MKA"], "logits")[0], logits_of(network, "MKA"), atol=1e-5)
-    with pytest.raises(
-        DataError, match=r"1 residue unknown to the vocabulary \(X\) requested, but it has no unknown token"
-    ):
+    with pytest.raises(DataError, match=r"1 residue unknown to the vocabulary \(X\), which has no unknown token"):
         model.embed(["MKXA"])
 
 

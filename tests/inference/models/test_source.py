@@ -49,7 +49,7 @@ def test_a_model_of_another_task_and_a_run_without_export_are_refused_with_what_
         exported_by("diffusion", folder)
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match=r"is a run without an export.*'esmeray train export .*' makes one"):
+    with pytest.raises(ConfigError, match=r"is a run without an export.* run 'esmeray train export .*'"):
         find_model(tmp_path / "unfinished")
 
 
@@ -57,7 +57,7 @@ def test_a_name_beside_runs_is_none_of_the_hub(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "runs" / "labels").mkdir(parents=True)
     (tmp_path / "runs" / "labels" / "metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"run  not foundruns/label \(did you mean labels\?\)"):
+    with pytest.raises(ConfigError, match=r"run runs/label not found \(did you mean labels\?\)"):
         find_model("runs/label")
     monkeypatch.chdir(tmp_path / "runs")
     assert local_folder("esm2_t6_8M", "model") is None

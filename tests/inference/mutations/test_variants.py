@@ -66,8 +66,8 @@ def test_another_first_position_that_fits_all_is_named():
 
 REFUSED = {
     "K26A": "the sequence has another residue at position 26",
-    "K30A": "position 30 is outside the sequence (24 to 29)",
-    "K2A": "position 2 is outside the sequence (24 to 29)",
+    "K30A": "position 30 is outside the sequence .24 to 29.",
+    "K2A": "position 2 is outside the sequence .24 to 29.",
     "K25": "is not a mutation; write it like A12G",
     "K25A,T26": "is not a mutation; write it like A12G",
     "K25_T26A": "is not a mutation; write it like A12G",

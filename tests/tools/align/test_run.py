@@ -32,7 +32,7 @@ def rows(path: Path) -> list[list[str]]:
 def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, files, tmp_path):
     output = tmp_path / "done.tsv"
     outcome = command.done("align", *files, "--align.output", output, "--align.header", "true", *CLEAR)
-    assert f"{output}: 9 hits of 9 proteins with 30" in outcome.out
+    assert f"{output}: 9 hits for 9 proteins against 30" in outcome.out
     assert outcome.out.endswith("\n  all records read unchanged\n")
     header, *found = rows(output)
     assert header[:3] == ["qseqid", "sseqid", "pident"] and header[-2:] == ["evalue", "bitscore"]

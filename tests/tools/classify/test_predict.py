@@ -104,6 +104,6 @@ def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(pred
     options = ("--data.labels.text_column", "protein", "--data.labels.id_column", "id")
     absent = (3, "no column 'id'; it has 'name', 'protein'")
     outcome = predict(model, table, "out.csv", *options, refused=absent)
-    assert outcome.err.endswith("as --data.labels.id_column name\n")
+    assert outcome.err.endswith("e.g. --data.labels.id_column name\n")
     outcome = predict(model, table, "out.csv", refused=(3, "no column 'sequence'"))
     assert "as --data.labels.text_column " in outcome.err

@@ -34,7 +34,7 @@ def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, t
     (tmp_path / "b.fasta").write_text(">b\nMK\n")
     outcome = command("data", "convert", "--check", "--data.source", tmp_path / "a.fasta", tmp_path / "b.fasta")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "b.fasta: sound, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
+    assert "b.fasta: valid, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fasta", "b.fasta"]
 
 

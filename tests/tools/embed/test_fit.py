@@ -32,7 +32,7 @@ def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
 @pytest.mark.slow
 def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(command, families):
     outcome = command.done(f"{FIT} model")
-    assert "96 proteins of 8 groups" in outcome.out
+    assert "96 proteins in 8 groups" in outcome.out
     assert float(outcome.out.split("; ")[1].split("%")[0]) > 90, "what a regression on all others names"
     vectors = {}
     for part in ("learnt", "new"):
@@ -73,7 +73,7 @@ def test_a_vector_is_the_same_bytes_whatever_shares_its_batch_and_a_seed_makes_t
 
 
 def test_what_can_not_be_fitted_or_was_damaged_is_refused(command, families):
-    command.refused(3, "several groups", f"{FIT} model --fit.level 7")
+    command.refused(3, "at least two groups", f"{FIT} model --fit.level 7")
     command.refused(3, "no column", f"{FIT} model --fit.label_column absent")
     assert not Path("model").exists() and not Path("model.partial").exists()
     command.done(f"{FIT} model --fit.features 8")

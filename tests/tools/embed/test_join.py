@@ -64,7 +64,7 @@ def test_what_can_not_be_joined_is_one_line_and_nothing_is_written(command, here
     make_embeddings(here / "other", random_vectors(25, 3), IDS, sequences=sequences)
     missing = "p12, p13, p14, p15, p16, p17, p18, p19, p20, p21, ..."
     for arguments, code, words in [
-        ("a fewer --join.output ab", 3, f"error: fewer: 13 ids of a are missing: {missing}\n"),
+        ("a fewer --join.output ab", 3, f"error: fewer: 13 ids of a missing: {missing}\n"),
         ("a more --join.output ab", 3, "error: more: 1 ids not in a: extra\n"),
         ("a twice --join.output ab", 3, "error: twice: 1 ids occurring more than once: p3\n"),
         ("a infinite --join.output ab", 3, "error: infinite: 'p13' has NaN or infinity in mean\n"),

@@ -147,7 +147,7 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
     Path("known.txt").write_text("p1\np2\n")
     with pytest.raises(DataError, match="at least 6"):
         calibrated(*given, 0, Path("known.txt"), 10)
-    command.refused(2, "go together", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
+    command.refused(2, "need each other", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
 
 
 def fitted_vectors(folder: Path, learnt: list[str]) -> Path:
@@ -173,7 +173,7 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
     done = command.done(evaluate)
     assert "2 of 9 proteins were in the training data of the fitted model (4 proteins)\nall:\n" in done.out
-    assert "\nwithout them:\n" in done.out
+    assert "\nwithout training proteins:\n" in done.out
     command.done("embed index vectors --index.output index")
     search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
     thresholds = set()

@@ -52,7 +52,7 @@ def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
     assert [hit[:3] for hit in found] == ranked
     values = np.array([hit[3] for hit in found]) * (-1 if metric == "l2" else 1)
     np.testing.assert_allclose(values, np.take_along_axis(expected, best, axis=1).ravel(), atol=1e-4)
-    assert "90 hits of 30 proteins searched in 200" in outcome.out
+    assert "90 hits for 30 proteins against 200" in outcome.out
 
 
 def test_without_queries_no_protein_finds_itself_and_a_small_database_has_fewer_hits(command, here):
@@ -70,7 +70,7 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
     command.done("embed search database --search.output folder.tsv --search.queries queries")
     command.done("embed search database --search.output own.tsv --search.top_k 3")
     outcome = command.done("embed index database --index.output exact.index")
-    assert "exact.index: 200 vectors added; 200 of 8 (exact, cosine, 1 part)" in outcome.out
+    assert "exact.index: 200 vectors added; 200 vectors with 8 channels (exact, cosine, 1 part)" in outcome.out
     compressed = "embed index database --index.output small.index --index.kind compressed --index.lists 4"
     command.done(compressed)
     for index, probes in ("exact", ""), ("small", " --search.probes 4"):
@@ -116,7 +116,7 @@ def test_sequences_are_embedded_by_the_model_of_the_index(command, tmp_path, tmp
     command.done("embed index foreign --index.output foreign.index")
     search = "embed search foreign.index --search.queries queries.fasta --search.output h.tsv"
     command.refused(2, "does not record its model", search)
-    command.refused(3, "can't be compared", f"{search} --search.model model")
+    command.refused(3, "are not comparable", f"{search} --search.model model")
 
 
 def test_mistakes_are_one_line(command, here):

@@ -417,7 +417,7 @@ def test_propose_says_which_mutants_were_no_candidates_and_why(mutations):
     mutations("fit", "", "--table measured.csv --output fitted --folds random", FIT)
     outcome = mutations("propose", "fitted", f"--output plate.csv --exclude_positions {FIRST} --exclude_residues y")
     assert all(":" in row["mutant"] for row in read("plate.csv"))
-    assert f"single mutants not proposed, measured already: {WILD[0]}{FIRST}" in outcome.out
+    assert f"single mutants not proposed, already measured: {WILD[0]}{FIRST}" in outcome.out
     for reason in ("without a value in column 'zs'", "at excluded positions", "with excluded residues"):
         assert f"single mutants not proposed, {reason}: " in outcome.out
     refused = (2, "missing: MODEL; give a model, or set features one_hot and zero_shot_column")
