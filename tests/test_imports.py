@@ -41,7 +41,7 @@ MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split into 7 heads
 
 TOOLS = [
     ("tune tokens --config esm2ae --data.source none.fasta --run.storage_path refused", 3, "none.fasta"),
-    ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
+    ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: already exists"),
     ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
     ("classify evaluate model --evaluate.input a.csv", 3, "model"),
     ("train export absent", 2, "absent"),

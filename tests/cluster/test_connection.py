@@ -81,7 +81,7 @@ def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: P
     done = python(CONNECT, "{}", str(shared), environment=slurm_job.environment | job)
     subprocess.run([*slurm_job.inside, "umount", *mounts], check=True)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1), done
-    assert "has torch 9.9 (2.13.0" in done.stdout
+    assert "has torch 9.9 (this machine: 2.13.0" in done.stdout
     assert "different Esmeray code (to send yours, use 'ray" in done.stdout
     assert f"another folder at {shared}" in done.stdout
 

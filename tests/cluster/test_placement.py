@@ -138,5 +138,5 @@ def test_an_interface_that_the_machine_has_not_is_named_with_those_that_it_has(m
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
     check_interface()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},ib7")
-    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; there are .*\b{there}\b"):
+    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; available: .*\b{there}\b"):
         check_interface()

@@ -289,7 +289,7 @@ def test_lists_of_names_train_by_weights_of_labels(tmp_path, process_group, monk
     assert loss.class_weights.tolist() == pytest.approx(expected.tolist())
     (tmp_path / "weights.tsv").write_text("z\t2.5\n")
     for refused in (lambda: plan_of(config).prepare(tmp_path / "new"), plan_of(config).estimate):
-        with pytest.raises(DataError, match="line 1: the model does not know the label 'z'"):
+        with pytest.raises(DataError, match="line 1: the label 'z' does not occur in the training records"):
             refused()
 
 

@@ -175,11 +175,11 @@ OPENERS = {"classifier": load_classifier, "autoencoder": ESM2Autoencoder.from_pr
     ("kind", "file", "old", "new", "message"),
     [
         ("classifier", "classifier_config.json", '"pooling"', '"pulling"', r"classifier_config\.json: damaged \("),
-        ("classifier", "classifier_config.json", '"linear"', '"mlp"', "does not fit"),
+        ("classifier", "classifier_config.json", '"linear"', '"mlp"', "does not match"),
         ("classifier", "label_mappings.json", "{", "", "damaged"),
         ("autoencoder", "autoencoder_config.json", '_version": 1', '_version": 2', "format version 2"),
         ("autoencoder", "autoencoder_config.json", '"hidden_sizes"', '"hidden"', r"_config\.json: damaged \("),
-        ("autoencoder", "autoencoder_config.json", "24", "23", "does not fit"),
+        ("autoencoder", "autoencoder_config.json", "24", "23", "does not match"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, exports, kind, file, old, new, message):

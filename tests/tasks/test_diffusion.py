@@ -51,7 +51,9 @@ def test_a_least_confidence_is_refused_of_structures_without_one(tmp_path: Path)
     lines = [line[:60] + f"{50 + int(line[22:26]) / 10:6.2f}" + line[66:] for line in pdb_lines(folds(1)[0])]
     path = write_pdb(tmp_path / "rank_1.pdb", lines)
     changes: dict[str, Any] = {"data": {"source": [str(path)]}, "model": {"diffusion": {"min_confidence": 52.0}}}
-    with pytest.raises(ConfigError, match=r"min_confidence 52: none .* set data\.structures\.predicted true"):
+    with pytest.raises(
+        ConfigError, match=r"min_confidence 52: no structure .* set data\.structures\.predicted to true"
+    ):
         diffusion_config(tmp_path / "measured", **changes)
     changes["data"]["structures"] = {"predicted": True}
     config, store = diffusion_config(tmp_path / "predicted", **changes)

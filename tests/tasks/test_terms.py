@@ -86,13 +86,13 @@ def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(fi
         prepared(tmp_path, files | {"annotations": str(tmp_path / "more.tsv")})
     assert "1 protein without a sequence" in caplog.text
     (tmp_path / "none.tsv").write_text("P1\tEX:0000001\n")
-    with pytest.raises(DataError, match="only 0 of 1 ids match the sequences: 'P1' compared with 'family; use"):
+    with pytest.raises(DataError, match="only 0 of 1 ids match the sequences: 'P1' compared with 'family"):
         prepared(tmp_path, files | {"annotations": str(tmp_path / "none.tsv")})
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
     for given, words in (
-        ({("data", "terms", "annotations"): "a.tsv"}, "set both"),
+        ({("data", "terms", "annotations"): "a.tsv"}, "must both be set"),
         ({("data", "terms", "since"): "2024"}, "since"),
         ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "are mutually exclusive"),
         ({("model", "terms", "parts"): ["guess"]}, "parts"),

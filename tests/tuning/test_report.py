@@ -75,7 +75,7 @@ def test_page_needs_nothing_else_and_lists_every_trial_with_its_reason(tmp_path:
     assert base64.b64decode(picture, validate=True) == folder.picture.read_bytes()
     assert not re.search(r"https?://|href|@import|url\(", page)
     assert all(escape(trial.measurement.reason) in page for trial in TRIALS if trial.measurement.status != "ok")
-    assert "7 configurations tried of 3: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in page
+    assert "7 of 3 configurations tried: 2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in page
     assert "12,000 tokens/s with token budget 4,096" in page
     assert "1.50× the experiment" in page
     assert "Loading is the bottleneck: 30%" in page
@@ -105,7 +105,7 @@ def test_search_over_budgets_alone_says_what_to_set():
     assert largest == "Largest token budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
     assert options == "To set: --batch.tokens 2048 --batch.global_tokens 32768"
     predicting = TuneConfig(keep_global_tokens=False, inference=True)
-    assert "2048 tokens a batch" in to_set(best, results, 32_000, predicting)[1]
+    assert "2048 tokens per batch" in to_set(best, results, 32_000, predicting)[1]
     assert to_set(best, results, 32_000, TuneConfig()) == [largest]
 
 
@@ -123,7 +123,7 @@ def test_loading_limits_where_steps_wait_for_it_and_only_what_was_not_tried_is_a
     assert advice.startswith("Loading is the bottleneck: 30% o")
     assert "data.num_workers" in advice
     assert "data.num_workers" not in limits_of(waits, ok(2, 90.0, num_workers=0))[1]
-    assert shares_text(waits).startswith("Of a step: waiting for batches 30%")
+    assert shares_text(waits).startswith("Time per step: waiting for batches 30%")
 
 
 def test_memory_limits_where_the_next_budget_did_not_fit_and_speed_was_rising():

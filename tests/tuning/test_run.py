@@ -128,7 +128,7 @@ def test_search_in_which_nothing_starts_or_fits_ends_with_the_reason(ray_address
     job = a_job(tmp_path, "local")
     space = make_space(job, [*local_resources()])
     monkeypatch.setattr(ray_tune, "search_on_cluster", lambda *_: (space, None))
-    with pytest.raises(ResourceError, match=r"none of 0 configurations fits and leaves 8% .* \(none was measured\)"):
+    with pytest.raises(ResourceError, match=r"none of 0 configurations fits and leaves 8% .* \(none measured\)"):
         tune(job)
     assert not job.folder.best.exists()
 

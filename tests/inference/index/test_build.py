@@ -162,7 +162,7 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
         (other, {}, DataError, "are not comparable; give embeddings of the same model"),
         (zero, {}, DataError, "'z0' is a vector of zeros, which has no cosine"),
         (sources[1], {"name": "mean", "kind": "compressed"}, ConfigError, "--index.kind compressed: .*exact"),
-        (sources[1], {"metric": "l2"}, ConfigError, "--index.metric l2: .*is of cosine"),
+        (sources[1], {"metric": "l2"}, ConfigError, "--index.metric l2: .*has metric cosine"),
     ]:
         with pytest.raises(error, match=words):
             make_index([source], section(folder, **more))

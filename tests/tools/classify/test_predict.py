@@ -106,4 +106,4 @@ def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(pred
     outcome = predict(model, table, "out.csv", *options, refused=absent)
     assert outcome.err.endswith("e.g. --data.labels.id_column name\n")
     outcome = predict(model, table, "out.csv", refused=(3, "no column 'sequence'"))
-    assert "as --data.labels.text_column " in outcome.err
+    assert "e.g. --data.labels.text_column " in outcome.err

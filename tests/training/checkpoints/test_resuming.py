@@ -71,7 +71,7 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 
 
 def test_same_run_is_not_trained_twice_at_once(begun):
-    with held(begun.path), pytest.raises(ResourceError, match=r"process .* works on it"), held(begun.path):
+    with held(begun.path), pytest.raises(ResourceError, match=r"in use by process"), held(begun.path):
         pytest.fail("locked twice")
 
 

@@ -61,7 +61,7 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
         (lambda folder: (folder / "a.pt").write_bytes(bytes((folder / "a.pt").stat().st_size)), "size or SHA-256"),
         (lambda folder: (folder / "a.pt").unlink(), "missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest"),
-        (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "digest"),
+        (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "checksum mismatch"),
         (
             lambda folder: replace_in(folder / "manifest.json", '"a.pt"', '"../a.pt"'),
             "not the name of a file in its folder",

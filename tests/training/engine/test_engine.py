@@ -154,7 +154,7 @@ def test_settings_that_can_not_be_used_are_refused(tmp_path):
         ({"config": str(path)}, "train_batch_size"),
         ({"config": str(elastic)}, "elastic_checkpoint, which is not supported"),
         ({"config": str(tmp_path / "none.yaml")}, r"none\.yaml can't be read"),
-        ({"stage": 0, "offload_optimizer": True}, "stage 1 to 3"),
+        ({"stage": 0, "offload_optimizer": True}, "needs ZeRO"),
     ]:
         with pytest.raises(ConfigError, match=message):
             deepspeed_settings(TrainingSection(), DeepSpeedSection(**section))
