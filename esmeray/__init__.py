@@ -30,6 +30,7 @@ _MODULES = {
     "EsmerayError": "common.errors",
     "Model": "inference.models.model",
     "Store": "dataset.store.reader",
+    "align": "inference.alignment",
     "build_index": "inference.index.build",
     "classify": "inference.classify.calls",
     "evaluate": "inference.classify.calls",

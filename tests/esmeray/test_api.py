@@ -136,6 +136,13 @@ def test_hits_are_what_the_command_writes():
 
 
 @pytest.mark.usefixtures("found")
+def test_alignments_are_what_the_command_writes():
+    files = "--align.queries proteins.fasta --align.store proteins.store --align.output aligned.tsv"
+    written_by(f"align {files} --align.header true")
+    same_tables(esmeray.align("proteins.fasta", "proteins.store", header=True), "aligned.tsv", sep="\t")
+
+
+@pytest.mark.usefixtures("found")
 def test_an_index_is_what_the_command_writes():
     written_by("embed index vectors --index.output by_command.index --index.metric l2")
     esmeray.build_index(["vectors"], "by_call.index", metric="l2")
@@ -212,6 +219,8 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
             for function in (esmeray.classify, esmeray.evaluate)
         ],
         lambda: esmeray.evaluate("classifier", "labelled.fasta", part="some"),
+        lambda: esmeray.align("nowhere", "proteins.store"),
+        *[lambda store=store: esmeray.align("proteins.fasta", store) for store in ("nowhere", "vectors", None)],
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]
