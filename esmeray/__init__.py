@@ -38,6 +38,7 @@ _MODULES = {
     "fit_mutants": "inference.mutations.calls",
     "open_model": "inference.models.opening",
     "open_store": "dataset.store.reader",
+    "predict_functions": "inference.function.prediction",
     "propose": "inference.mutations.calls",
     "read_annotations": "function.annotations",
     "read_embeddings": "dataset.embeddings.reader",

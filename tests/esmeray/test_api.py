@@ -18,8 +18,11 @@ from esmeray.common.command_line import run
 from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
+from esmeray.inference.function.prediction import finish
 from esmeray.tasks.plan import TaskPlan
 from esmeray.tools.__main__ import main
+from esmeray.train_config.loading import dump_config
+from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
@@ -42,6 +45,17 @@ ORDER = (
 """Names whose examples continue with what those before them made."""
 
 
+def save_functions(folder: Path) -> None:
+    """A run of function prediction, without a network."""
+    data = {"source": ["sample"], "sample": {"records": 60, "families": 4}, "terms": {"min_count": 3}}
+    model = {"task": "terms", "terms": {"parts": ["naive", "homology"]}}
+    config = Config.model_validate(
+        {"run": {"name": "functions", "storage_path": str(folder)}, "data": data, "model": model}
+    )
+    finish(config.run, config.data, config.model.terms)
+    (folder / "functions" / "config.yaml").write_text(dump_config(config))
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterator[dict[str, Any]]:
     """Names that examples may use; what they open lies in the current folder."""
@@ -58,6 +72,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     write_sample(folder, SampleSection(records=60, families=4))
     (folder / "terms.obo").rename(folder / "go.obo")
     truth = (folder / "test.tsv").rename(folder / "truth.tsv").read_text().splitlines()
+    save_functions(folder)
     (folder / "predictions.tsv").write_text("".join(f"{line}\t0.5\n" for line in truth))
     with pytest.MonkeyPatch.context() as patch, serving.address(serving.app()) as address:
         patch.chdir(folder)
@@ -143,6 +158,13 @@ def test_alignments_are_what_the_command_writes():
 
 
 @pytest.mark.usefixtures("found")
+def test_functions_are_what_the_command_writes():
+    written_by("function predict functions --predict.input proteins.fasta --predict.output functions.tsv")
+    names = ["protein", "term", "score"]
+    same_tables(esmeray.predict_functions("functions", ["proteins.fasta"]), "functions.tsv", sep="\t", names=names)
+
+
+@pytest.mark.usefixtures("found")
 def test_an_index_is_what_the_command_writes():
     written_by("embed index vectors --index.output by_command.index --index.metric l2")
     esmeray.build_index(["vectors"], "by_call.index", metric="l2")
@@ -221,6 +243,9 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         lambda: esmeray.evaluate("classifier", "labelled.fasta", part="some"),
         lambda: esmeray.align("nowhere", "proteins.store"),
         *[lambda store=store: esmeray.align("proteins.fasta", store) for store in ("nowhere", "vectors", None)],
+        *[lambda run=run: esmeray.predict_functions(run, "proteins.fasta") for run in ("nowhere", "classifier", None)],
+        *[lambda path=path: esmeray.predict_functions("functions", path) for path in ("nowhere", None, [None])],
+        lambda: esmeray.predict_functions("functions", "proteins.fasta", terms=0),
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]
