@@ -33,6 +33,7 @@ _MODULES = {
     "align": "inference.alignment",
     "build_index": "inference.index.build",
     "classify": "inference.classify.calls",
+    "design": "inference.design.calls",
     "evaluate": "inference.classify.calls",
     "evaluate_functions": "function.evaluation",
     "fit_mutants": "inference.mutations.calls",

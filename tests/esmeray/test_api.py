@@ -19,6 +19,7 @@ from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
 from esmeray.inference.function.prediction import finish
+from esmeray.model.export.backbone import export as save_diffusion
 from esmeray.tasks.plan import TaskPlan
 from esmeray.tools.__main__ import main
 from esmeray.train_config.loading import dump_config
@@ -29,6 +30,8 @@ from tests.embeddings import make_embeddings, random_vectors
 from tests.model.small_models import save_masked_lm
 from tests.runs import TINY
 from tests.service.serving import Serving
+from tests.structures import folds, pdb_lines, write_pdb
+from tests.tasks.test_diffusion_model import trained
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +76,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     (folder / "terms.obo").rename(folder / "go.obo")
     truth = (folder / "test.tsv").rename(folder / "truth.tsv").read_text().splitlines()
     save_functions(folder)
+    save_diffusion(trained(("helix", "barrel")), folder / "diffusion")
+    write_pdb(folder / "fold.pdb", pdb_lines(folds(1)[0]))
     (folder / "predictions.tsv").write_text("".join(f"{line}\t0.5\n" for line in truth))
     with pytest.MonkeyPatch.context() as patch, serving.address(serving.app()) as address:
         patch.chdir(folder)
@@ -165,6 +170,16 @@ def test_functions_are_what_the_command_writes():
 
 
 @pytest.mark.usefixtures("found")
+def test_designs_are_what_the_command_writes():
+    options = {"number": 3, "steps": 2, "temperature": 0, "known": "proteins.store"}
+    words = " ".join(f"--generate.{name} {value}" for name, value in options.items())
+    written_by(f"design generate diffusion --generate.structures fold.pdb --generate.output designs {words}")
+    table = esmeray.design("diffusion", "fold.pdb", output="other_designs", **options)
+    assert Path("other_designs/designs.fasta").read_text() == Path("designs/designs.fasta").read_text()
+    assert table["same_as"].tolist() == ["", "fold_A_1", "fold_A_1"] and table["novelty"].between(0, 1).all()
+
+
+@pytest.mark.usefixtures("found")
 def test_an_index_is_what_the_command_writes():
     written_by("embed index vectors --index.output by_command.index --index.metric l2")
     esmeray.build_index(["vectors"], "by_call.index", metric="l2")
@@ -246,6 +261,12 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
         *[lambda run=run: esmeray.predict_functions(run, "proteins.fasta") for run in ("nowhere", "classifier", None)],
         *[lambda path=path: esmeray.predict_functions("functions", path) for path in ("nowhere", None, [None])],
         lambda: esmeray.predict_functions("functions", "proteins.fasta", terms=0),
+        *[lambda model=model: esmeray.design(model, "fold.pdb") for model in ("nowhere", "esm2", None)],
+        *[lambda path=path: esmeray.design("diffusion", path) for path in ("nowhere", None, [], [None])],
+        *[
+            lambda more=more: esmeray.design("diffusion", **more)
+            for more in ({"length": 0}, {"fix": "1"}, {"steps": 0})
+        ],
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]

@@ -1,0 +1,143 @@
+"""Generate sequences for structures as a function of Python, which ``esmeray design generate`` calls.
+
+Designs are written structure by structure. Mistakes are reported before torch is loaded: the last structure may lack a
+residue that is to be fixed.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from esmeray.common.errors import ConfigError
+from esmeray.common.progress import record_bar
+from esmeray.common.publishing import NOTES, made_folder, output_or_scratch, refuse_existing
+from esmeray.common.text import counted
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.sequence_list import checked_paths
+from esmeray.dataset.store.reader import Store
+from esmeray.dataset.structures.store import Structure
+from esmeray.inference.design.positions import fixed_positions, tied_positions
+from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
+from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MADE_BY = "generate"
+
+
+class GenerateSection(DesignStructuresSection):
+    """Structures, what to generate for them, and how the model runs."""
+
+    output: Path
+    """Folder to make for the results."""
+    length: Annotated[int, Field(gt=0, le=5000)] | None = None
+    """Residues of a design without a structure."""
+    number: PositiveInt = 1
+    """Sequences for each structure."""
+    fix: str = ""
+    """Residues that keep the structure's amino acid, by the numbers of its file, as 1-10,52A; '#13' counts from 1."""
+    omit: str = ""
+    """Amino acids that are not used, as CM."""
+    tie: str = ""
+    """Chains of a complex that get the same residues, as A,B."""
+    temperature: NonNegativeFloat = 0.1
+    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
+    steps: Annotated[int, Field(gt=0, le=1000)] = 20
+    """Steps of denoising for each sequence."""
+    guidance: NonNegativeFloat = 1.0
+    """Weight of the structure; above 1 it counts for more."""
+    order: Literal["confidence", "random"] = "confidence"
+    """Positions to decide first: by the model's confidence, or random."""
+    seed: NonNegativeInt = 0
+    """Seed of the random draws."""
+    known: Path | None = None
+    """Store of sequences to compare with: adds novelty to each."""
+
+
+def _check_settings(generate: GenerateSection) -> None:
+    # A structure has a length of its own.
+    if bool(generate.structures) == (generate.length is not None):
+        raise ConfigError("give either --generate.structures or --generate.length")
+    if generate.length and (generate.fix or generate.tie):
+        raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
+    if not set(generate.omit) < set(AMINO_ACIDS):
+        raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
+
+
+def design(
+    model: str | Path,
+    structures: str | Path | Sequence[str | Path] = (),
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> "pd.DataFrame":
+    """Generate sequences for backbone structures, as ``esmeray design generate``.
+
+    Args:
+        model: folder of a run of sequence diffusion, or of an export of one.
+        structures: structure file, folder or glob, or a list of them; none with ``length``.
+        output: folder to write designs.fasta, probabilities.tsv and the logos to; by default nothing is written.
+        overwrite: replace an output that design made.
+        settings: others of the command, such as ``number``, ``chains``, ``fix``, ``omit``, ``temperature`` and
+            ``known``.
+
+    Returns a row for each sequence: ``id``, ``structure``, ``sequence``, ``score`` (log-likelihood per residue in nats)
+    and what else is in the header of its record in designs.fasta: ``same_as``, ``chains``, ``fixed`` and ``recovery``,
+    and with ``known`` also ``novelty`` and ``nearest``. ``attrs["notes"]`` counts the fixed residues. Raises
+    EsmerayError for what the command refuses.
+
+    >>> designs = esmeray.design("diffusion", "fold.pdb", number=2, steps=2, fix="1-3")
+    >>> designs["id"].tolist(), designs["sequence"].str.len().tolist(), designs.attrs["notes"]
+    (['fold_A_1', 'fold_A_2'], [107, 107], ['3 residues fixed'])
+    """
+    with output_or_scratch(output) as target:
+        section = GenerateSection.of(structures=checked_paths(structures, "structures"), output=target, **settings)
+        _check_settings(section)
+        refuse_existing(section.output, MADE_BY, overwrite)
+        exported_design(Path(str(model)))
+        # Without a structure: residues without coordinates, with which the model was trained as well.
+        items = [Structure.unknown("free", "X" * section.length)] if section.length else structures_of(section)
+        known = None if section.known is None else Store(section.known)
+        fixed = [fixed_positions(section.fix, item) for item in items]
+        tied = [tied_positions(section.tie, item) for item in items]
+        diffusion, label = load_model(Path(str(model)), section)
+        from esmeray.alignment.scoring import scoring  # here: they load parasail, torch and Matplotlib
+        from esmeray.alignment.search import Search
+        from esmeray.inference.design.report import design_table, pd, write_designs
+        from esmeray.inference.design.sampling import Request, generate
+
+        options = section.model_dump(include={"temperature", "steps", "guidance", "order"})
+        requests = [
+            Request(item, positions, section.omit, groups, label, **options)
+            for item, (positions, _), groups in zip(items, fixed, tied, strict=True)
+        ]
+        search = None if known is None else Search(known, scoring())
+        total = len(requests) * section.number
+        tables: list[pd.DataFrame] = []
+        made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
+        with made as folder, record_bar("generating") as bar:
+            for request in requests:
+                designs = []
+                generated = generate(diffusion, request, section.number, seed=section.seed, tokens=section.tokens)
+                for done, item in enumerate(generated, len(tables) * section.number + 1):
+                    designs.append(item)
+                    bar(done / total, done)
+                table = design_table(diffusion, request, designs, search, section.tokens)
+                # Without a structure there is no native residue to recover.
+                tables.append(table if section.structures else table.drop(columns="recovery"))
+                # Appended structure by structure: the probabilities of all designs would need much memory.
+                if folder is not None:
+                    write_designs(folder, request, designs, tables[-1])
+    table = pd.concat(tables, ignore_index=True)
+    positions, absent = zip(*fixed, strict=True)
+    notes = {
+        f"{counted(sum(map(len, positions)), 'residue{s}')} fixed": section.fix,
+        f"{counted(sum(absent), 'number{s}')} within the ranges without a residue in the structures": any(absent),
+    }
+    table.attrs[NOTES] = [line for line, is_shown in notes.items() if is_shown]
+    return table
