@@ -7,7 +7,7 @@ are reported before parasail and torch are loaded.
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Unpack
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from esmeray.alignment.scoring import Scoring
     from esmeray.alignment.search import EmbeddingNeighbours, Search, SharedWords
+    from esmeray.inference.settings import AlignSettings
 
 MADE_BY = "align"
 
@@ -80,7 +81,7 @@ def align(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[AlignSettings]",
 ) -> "pd.DataFrame":
     """Align proteins with all of a store, as ``esmeray align``.
 

@@ -5,9 +5,13 @@ import doctest
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from inspect import signature
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -18,7 +22,14 @@ from esmeray.common.command_line import run
 from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
+from esmeray.function.section import PredictTermsSection
+from esmeray.inference.alignment import AlignSection
+from esmeray.inference.classify.calls import ClassifyEvaluateSection, ClassifySection
+from esmeray.inference.design.calls import GenerateSection
 from esmeray.inference.function.prediction import finish
+from esmeray.inference.index.search import SearchSection
+from esmeray.inference.index.section import IndexSection
+from esmeray.inference.mutations.section import MutationFitSection, MutationProposeSection, MutationScanSection
 from esmeray.model.export.backbone import export as save_diffusion
 from esmeray.tasks.plan import TaskPlan
 from esmeray.tools.__main__ import main
@@ -216,6 +227,43 @@ def test_type_checkers_see_the_names_that_there_are():
     assert {*dir(esmeray)} >= {*esmeray.__all__}
     with pytest.raises(AttributeError, match="nothing"):
         _ = esmeray.nothing
+
+
+SECTIONS = {
+    "align": AlignSection,
+    "build_index": IndexSection,
+    "classify": ClassifySection,
+    "design": GenerateSection,
+    "evaluate": ClassifyEvaluateSection,
+    "fit_mutants": MutationFitSection,
+    "predict_functions": PredictTermsSection,
+    "propose": MutationProposeSection,
+    "scan": MutationScanSection,
+    "search": SearchSection,
+}
+
+
+def in_python(annotation: Any) -> Any:
+    """The type of a setting, as callers may write it: a path may be a str, a list a tuple."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return in_python(arguments[0])
+    if get_origin(annotation) is list:
+        return Sequence[in_python(arguments[0])]
+    if get_origin(annotation) in (Union, UnionType):
+        return reduce(or_, map(in_python, arguments))
+    return str | Path if annotation is Path else annotation
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_settings_of_a_function_have_the_names_and_types_of_their_section(name: str):
+    stub: dict[str, Any] = {}
+    exec((REPOSITORY / "esmeray" / "inference" / "settings.pyi").read_text(encoding="utf-8"), stub)  # noqa: S102
+    parameters = signature(getattr(esmeray, name)).parameters
+    settings = stub[parameters["settings"].annotation.removeprefix("Unpack[").removesuffix("]")]
+    fields = {key: field for key, field in SECTIONS[name].model_fields.items() if key not in parameters}
+    assert settings.__annotations__ == {key: in_python(field.annotation) for key, field in fields.items()}
+    assert settings.__total__ is False and not any(field.is_required() for field in fields.values())
 
 
 def test_the_import_alone_takes_nothing_heavy(tmp_path: Path):

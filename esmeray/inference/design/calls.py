@@ -7,7 +7,7 @@ residue that is to be fixed.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from pydantic import Field
 
@@ -25,6 +25,8 @@ from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, Posit
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from esmeray.inference.settings import DesignSettings
 
 MADE_BY = "generate"
 
@@ -74,7 +76,7 @@ def design(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[DesignSettings]",
 ) -> "pd.DataFrame":
     """Generate sequences for backbone structures, as ``esmeray design generate``.
 

@@ -18,7 +18,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from rich.table import Table
@@ -54,6 +54,8 @@ from esmeray.training.config import load_config
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from esmeray.inference.settings import PredictFunctionsSettings
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
@@ -153,7 +155,7 @@ def predict_functions(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[PredictFunctionsSettings]",
 ) -> "pd.DataFrame":
     """Predict the functions of proteins by a finished run, as ``esmeray function predict``.
 

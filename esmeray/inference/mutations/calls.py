@@ -7,7 +7,7 @@ rules as other files. Settings of a command that are not arguments of its functi
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from esmeray.run_folder.job import unfinished
 if TYPE_CHECKING:
     import pandas as pd
 
+    from esmeray.inference.settings import FitMutantsSettings, ProposeSettings, ScanSettings
+
 SCANNED_BY, PROPOSED_BY = "scan_mutations", "propose_mutations"
 _TABLE = "table.csv"
 MutationsOf = TypeVar("MutationsOf", bound=MutationsSection)
@@ -44,7 +46,7 @@ def scan(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[ScanSettings]",
 ) -> "pd.DataFrame":
     """Score all single mutants of a protein, or of several, as ``esmeray mutations scan``.
 
@@ -144,7 +146,7 @@ def fit_mutants(
     output: str | Path,
     *,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[FitMutantsSettings]",
 ) -> MutantFit:
     """Fit a model to measured mutants of a protein, or of several, as ``esmeray mutations fit``, and cross-validate it.
 
@@ -185,7 +187,11 @@ def fit_mutants(
 
 
 def propose(
-    model: str | Path, *, output: str | Path | None = None, overwrite: bool = False, **settings: Any
+    model: str | Path,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **settings: "Unpack[ProposeSettings]",
 ) -> "pd.DataFrame":
     """Propose the mutants to measure next, by a model that :func:`fit_mutants` made, as ``esmeray mutations propose``.
 
