@@ -7,7 +7,7 @@ are reported before parasail and torch are loaded.
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -67,14 +67,6 @@ class AlignSection(Section):
     """Device that computes scores of all records."""
 
 
-class Aligned(NamedTuple):
-    """Queries that were aligned, the number of records that they were aligned with, and the number of hits."""
-
-    queries: Store
-    records: int
-    hits: int
-
-
 def align(
     queries: str | Path,
     store: str | Path,
@@ -107,7 +99,7 @@ def align(
 
     with output_or_scratch(output) as target:
         section = AlignSection.of(queries=str(queries), store=store, output=target, **settings)
-        aligned = align_to_file(section, IngestSection(), overwrite)
+        aligned, _, _ = align_to_file(section, IngestSection(), overwrite)
         from esmeray.alignment.search import HEADER  # here: it loads parasail
 
         # Ids are text, whatever they look like: "NA" and "1e5" are proteins' names.
@@ -121,12 +113,15 @@ def align(
             na_values={"evalue": ["nan"], "bitscore": ["nan"]},
             quoting=csv.QUOTE_NONE,
         )
-    hits.attrs[NOTES] = count_lines(aligned.queries.manifest.counts)
+    hits.attrs[NOTES] = count_lines(aligned.manifest.counts)
     return hits
 
 
-def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool) -> Aligned:
-    """Write the hits of all queries, or resume. Raises as :func:`align`, before anything is computed if possible."""
+def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool) -> tuple[Store, int, int]:
+    """Write the hits of all queries, or resume. Return queries, number of records searched, and number of hits.
+
+    Raises as :func:`align`, before anything is computed if possible.
+    """
     refuse_file(section.output, MADE_BY, overwrite)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
@@ -168,7 +163,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
             for line in done.lines():
                 file.write(line)
                 hits += 1
-    return Aligned(queries, len(store), hits)
+    return queries, len(store), hits
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, done: Journal) -> None:
