@@ -4,7 +4,6 @@ The journal of the unfinished output has the hits of each query that is done; th
 are reported before parasail and torch are loaded.
 """
 
-import csv
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -102,7 +101,7 @@ def align(
         aligned, _, _ = align_to_file(section, IngestSection(), overwrite)
         from esmeray.alignment.search import HEADER  # here: it loads parasail
 
-        # Ids are text, whatever they look like: "NA" and "1e5" are proteins' names.
+        # Ids are text, whatever they look like: "NA", "1e5" and "5'" are proteins' names. 3 is csv.QUOTE_NONE.
         hits = pd.read_csv(
             section.output,
             sep="\t",
@@ -111,7 +110,7 @@ def align(
             dtype={"qseqid": str, "sseqid": str},
             keep_default_na=False,
             na_values={"evalue": ["nan"], "bitscore": ["nan"]},
-            quoting=csv.QUOTE_NONE,
+            quoting=3,
         )
     hits.attrs[NOTES] = count_lines(aligned.manifest.counts)
     return hits

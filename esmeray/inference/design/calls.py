@@ -1,13 +1,14 @@
-"""Generate sequences for structures as a function of Python, which ``esmeray design generate`` calls.
+"""Settings of design by sequence diffusion, and ``esmeray design generate`` as a function of Python.
 
 Designs are written structure by structure. Mistakes are reported before torch is loaded: the last structure may lack a
 residue that is to be fixed.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -16,19 +17,45 @@ from esmeray.common.progress import record_bar
 from esmeray.common.publishing import NOTES, made_folder, output_or_scratch, refuse_existing
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.section import CaOnly, StructuresSection
 from esmeray.dataset.sequence_list import checked_paths
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.structures.conversion import check_ids, find_structure_files, read_files
+from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.design.positions import fixed_positions, tied_positions
-from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
+from esmeray.inference.models.source import exported_by
+from esmeray.train_config.section import DEFAULT_TOKENS, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from esmeray.inference.settings import DesignSettings
+    from esmeray.tasks.diffusion.model import SequenceDiffusion
 
 MADE_BY = "generate"
+TASK = "diffusion"
+
+
+class DesignModelSection(Section):
+    """Settings to run a sequence diffusion model."""
+
+    label: str | None = None
+    """Class to condition designs on."""
+    device: str | None = None
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
+    tokens: PositiveInt = DEFAULT_TOKENS
+    """Token budget of a batch."""
+
+
+class DesignStructuresSection(DesignModelSection):
+    """Settings for structures and the model."""
+
+    structures: list[str] = Field(default=[])
+    """Structure files, folders or globs."""
+    chains: str = "each"
+    """Chains to read from each file: each, first, complex (all as one), or names, e.g. A,B."""
+    ca_only: CaOnly = "error"
+    """Handling of chains with CA atoms only: error, skip or complete."""
 
 
 class GenerateSection(DesignStructuresSection):
@@ -101,13 +128,13 @@ def design(
         section = GenerateSection.of(structures=checked_paths(structures, "structures"), output=target, **settings)
         _check_settings(section)
         refuse_existing(section.output, MADE_BY, overwrite)
-        exported_design(Path(str(model)))
+        exported_design(model)
         # Without a structure: residues without coordinates, with which the model was trained as well.
         items = [Structure.unknown("free", "X" * section.length)] if section.length else structures_of(section)
         known = None if section.known is None else Store(section.known)
         fixed = [fixed_positions(section.fix, item) for item in items]
         tied = [tied_positions(section.tie, item) for item in items]
-        diffusion, label = load_model(Path(str(model)), section)
+        diffusion, label = load_model(model, section)
         from esmeray.alignment.scoring import scoring  # here: they load parasail, torch and Matplotlib
         from esmeray.alignment.search import Search
         from esmeray.inference.design.report import design_table, pd, write_designs
@@ -143,3 +170,39 @@ def design(
     }
     table.attrs[NOTES] = [line for line, is_shown in notes.items() if is_shown]
     return table
+
+
+def exported_design(source: str | Path) -> Path:
+    """Folder of the sequence diffusion model that ``source`` names. Raises ConfigError for any other model."""
+    return exported_by(TASK, source)
+
+
+def structures_of(options: DesignStructuresSection) -> list[Structure]:
+    """Read the chains of the structure files and print which residues were changed or left out.
+
+    Raises DataError for an invalid file or id.
+    """
+    # min_residues is 1, because the user named these files; training's minimum is meant for large collections.
+    # `predicted` is false, because designs depend on coordinates only.
+    section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only, predicted=False)
+    counts = StructureCounts()
+    structures = read_files(find_structure_files(options.structures), section, counts)
+    check_ids(structures)
+    for line in counts.lines():
+        print(line, file=sys.stderr)
+    return structures
+
+
+def load_model(source: str | Path, options: DesignModelSection) -> "tuple[SequenceDiffusion, int]":
+    """Load the model onto its device and look up the label's number.
+
+    Raises ConfigError for an unknown label or an unavailable device.
+    """
+    from esmeray.dataset.packed_batch import NO_LABEL
+    from esmeray.inference.models.opening import open_model
+
+    model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
+    if options.label is not None and options.label not in model.labels:
+        known = ", ".join(model.labels) or "none"
+        raise ConfigError(f"label {options.label}: the model knows {known}")
+    return model, NO_LABEL if options.label is None else model.labels.index(options.label)

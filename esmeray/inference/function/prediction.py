@@ -13,7 +13,6 @@ order of score, parents before children. Until the file is complete, ``OUTPUT.pa
 and the lines of finished blocks of proteins. The same command resumes the job.
 """
 
-import csv
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import pandas as pd
 from rich.table import Table
 from scipy.sparse import csr_array, hstack
 
@@ -53,8 +53,6 @@ from esmeray.tasks.terms.section import TermsSection
 from esmeray.training.config import load_config
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from esmeray.inference.settings import PredictFunctionsSettings
 
 TRAIN = "esmeray train --config train_config/function.yaml"
@@ -156,7 +154,7 @@ def predict_functions(
     output: str | Path | None = None,
     overwrite: bool = False,
     **settings: "Unpack[PredictFunctionsSettings]",
-) -> "pd.DataFrame":
+) -> pd.DataFrame:
     """Predict the functions of proteins by a finished run, as ``esmeray function predict``.
 
     Args:
@@ -173,16 +171,12 @@ def predict_functions(
     >>> [*table.columns], table["protein"].unique().tolist()
     (['protein', 'term', 'score'], ['first', 'second', 'third'])
     """
-    import pandas as pd
-
     with output_or_scratch(output) as target:
         section = PredictTermsSection.of(input=checked_paths(input, "input"), output=target, **settings)
         predict(Path(str(run)), section, IngestSection(), overwrite=overwrite)
         columns = {"protein": str, "term": str, "score": float}
-        # Ids are text, whatever they look like: "NA" and "1e5" are proteins' names.
-        return pd.read_csv(
-            section.output, sep="\t", names=[*columns], dtype=columns, na_filter=False, quoting=csv.QUOTE_NONE
-        )
+        # Ids are text, whatever they look like: "NA", "1e5" and "5'" are proteins' names. 3 is csv.QUOTE_NONE.
+        return pd.read_csv(section.output, sep="\t", names=[*columns], dtype=columns, na_filter=False, quoting=3)
 
 
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:
