@@ -32,38 +32,39 @@ MADE_BY = "align"
 
 
 class AlignSection(Section):
-    """Queries, store, scoring and what to keep."""
+    """Queries, store, scoring, and hits to keep."""
 
     queries: str
     """FASTA file, folder or quoted glob, or a store."""
     store: Path
-    """Store of proteins to search in."""
+    """Store of proteins to search."""
     output: Path
-    """TSV file of the results to write."""
+    """TSV file to write the hits to."""
     hits: PositiveInt = 10
-    """Hits of each query, at most."""
+    """Maximum number of hits per query."""
     evalue: PositiveFloat = 10.0
-    """Largest E-value of a hit; inf keeps all."""
+    """Maximum E-value of a hit; inf keeps all hits."""
     matrix: str = "BLOSUM62"
-    """Scores of pairs of residues: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    """Substitution matrix: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
     gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Penalty of a gap. Default: BLAST's for the matrix."""
+    """Penalty for opening a gap. Default: BLAST's for the matrix."""
     gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
-    """Penalty of each residue of a gap. Default: BLAST's."""
+    """Penalty per residue of a gap. Default: BLAST's for the matrix."""
     prefilter: Literal["none", "kmer", "embedding"] = "none"
-    """Records to align. none: all; kmer: the ones that share words of four residues; embedding: nearest embeddings."""
+    """Records to align with a query. none: all records; kmer: records that share words of four residues with it;
+    embedding: records with the most similar embeddings."""
     candidates: PositiveInt = 1000
-    """Records that a prefilter leaves to each query."""
+    """Number of records per query that a prefilter keeps."""
     query_embeddings: Path | None = None
-    """Folder of embeddings of the queries, one vector a protein."""
+    """Folder of embeddings of the queries, one vector per protein."""
     store_embeddings: Path | None = None
-    """Folder of embeddings of the store, one vector a protein."""
+    """Folder of embeddings of the store, one vector per protein."""
     header: bool = False
-    """Name the columns in a first line."""
+    """Write the names of the columns as the first line."""
     threads: PositiveInt | None = None
-    """Threads that compute. Default: the cores that this process may use."""
+    """Number of CPU threads. Default: the cores that this process may use."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that computes scores of all records."""
+    """Device that computes the scores; cuda scores all records, without a prefilter."""
 
 
 def align(
@@ -125,7 +126,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
-    # Manifests of all parts: another part would be other vectors.
+    # The job records the manifest of every part: an added part changes the candidates.
     vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
     if section.device == "cuda" and section.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
@@ -134,7 +135,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
     from esmeray.alignment.search import HEADER, Search
 
     by = scoring(section.matrix, section.gap_open, section.gap_extend)
-    # BLAST tabulates Karlin-Altschul parameters for its own combinations only.
+    # Karlin-Altschul parameters come from tables, which BLAST has only for its own combinations of matrix and gaps.
     if by.statistics is None and section.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     with unfinished(section.output, MADE_BY) as folder:
@@ -144,7 +145,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
             "evalue": str(section.evalue),  # JSON has no infinity
             "queries": queries.checksum,
             "store": store.checksum,
-            "matrix": by.scores.tolist(),  # not its name: a file of that name may change
+            "matrix": by.scores.tolist(),  # scores instead of the name: the content of a file may change
             "gap penalties": [by.gap_open, by.gap_extend],
             "embeddings": vectors,
         }
@@ -153,6 +154,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
             scores = _on_gpu(store, by) if section.device == "cuda" else None
             _align(Search(store, by, threads=section.threads, scores=scores), queries, section, done)
         hits = 0
+        # The journal has every hit. The file is written in one go, so that it is either complete or absent.
         with (
             made_file(section.output, MADE_BY, overwrite) as building,
             building.open("w", encoding="utf-8") as file,
@@ -166,7 +168,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, done: Journal) -> None:
-    # A prefilter reads the whole store. If only the output is missing, it is not needed.
+    # The prefilter reads the whole store. A search whose hits are all in the journal does not need it.
     prefilter = _prefilter(section, search.store) if done.done < len(queries) else None
     with record_bar("aligning") as bar:
         for number in range(done.done, len(queries)):
@@ -185,7 +187,7 @@ def _prefilter(section: AlignSection, store: Store) -> "EmbeddingNeighbours | Sh
 
 
 def _on_gpu(store: Store, by: "Scoring") -> Any:
-    """Scores of a query with all of the store, computed on a GPU."""
+    """Return a function that scores a query against the whole store on a GPU."""
     import torch
 
     from esmeray.model.kernels.smith_waterman import SmithWaterman
@@ -194,4 +196,4 @@ def _on_gpu(store: Store, by: "Scoring") -> Any:
         raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")
     sequences = (by.codes[store.sequence(record)] for record in range(len(store)))
     scores_of = SmithWaterman(sequences, by.scores, by.first, by.gap_extend, "cuda")
-    return lambda query: scores_of(by.codes[list(query)])  # bytes to the matrix's rows
+    return lambda query: scores_of(by.codes[list(query)])  # residue letters to rows of the matrix

@@ -59,36 +59,36 @@ class DesignStructuresSection(DesignModelSection):
 
 
 class GenerateSection(DesignStructuresSection):
-    """Structures, what to generate for them, and how the model runs."""
+    """Structures, designs to generate for them, and settings of the model."""
 
     output: Path
-    """Folder to make for the results."""
+    """Folder to write the results to."""
     length: Annotated[int, Field(gt=0, le=5000)] | None = None
-    """Residues of a design without a structure."""
+    """Number of residues of a design without a structure."""
     number: PositiveInt = 1
-    """Sequences for each structure."""
+    """Number of sequences per structure."""
     fix: str = ""
-    """Residues that keep the structure's amino acid, by the numbers of its file, as 1-10,52A; '#13' counts from 1."""
+    """Residues that keep the structure's amino acid, by the numbers of its file, e.g. 1-10,52A; '#13' counts from 1."""
     omit: str = ""
-    """Amino acids that are not used, as CM."""
+    """Amino acids that designs must not contain, e.g. CM."""
     tie: str = ""
-    """Chains of a complex that get the same residues, as A,B."""
+    """Chains of a complex that get the same residues, e.g. A,B."""
     temperature: NonNegativeFloat = 0.1
-    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
+    """Sampling temperature. 0: the likeliest residue; 1: the model's probabilities."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
-    """Steps of denoising for each sequence."""
+    """Number of denoising steps per sequence."""
     guidance: NonNegativeFloat = 1.0
-    """Weight of the structure; above 1 it counts for more."""
+    """Weight of the structure; above 1 it has more influence than in training."""
     order: Literal["confidence", "random"] = "confidence"
-    """Positions to decide first: by the model's confidence, or random."""
+    """Order in which positions are decided: the most confident first, or random."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None
-    """Store of sequences to compare with: adds novelty to each."""
+    """Store of known sequences; adds the novelty of each design."""
 
 
 def _check_settings(generate: GenerateSection) -> None:
-    # A structure has a length of its own.
+    # The length of a design for a structure is the structure's.
     if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if generate.length and (generate.fix or generate.tie):
@@ -129,7 +129,7 @@ def design(
         _check_settings(section)
         refuse_existing(section.output, MADE_BY, overwrite)
         exported_design(model)
-        # Without a structure: residues without coordinates, with which the model was trained as well.
+        # Without a structure, all residues lack coordinates. The model was trained for this case, too.
         items = [Structure.unknown("free", "X" * section.length)] if section.length else structures_of(section)
         known = None if section.known is None else Store(section.known)
         fixed = [fixed_positions(section.fix, item) for item in items]

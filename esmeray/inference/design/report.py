@@ -47,7 +47,7 @@ def design_table(
             "structure": structure.id,
             "sequence": texts,
             "score": log_likelihoods(model, structure, texts, label=request.label, tokens=tokens),
-            # At a low temperature the likeliest sequence comes again.
+            # At a low temperature the likeliest sequence is drawn repeatedly.
             "same_as": [ids[texts.index(text)] for text in texts],
             "chains": chains if "," in chains else "",
             "fixed": written_positions(structure, request.fixed) if request.fixed else "",

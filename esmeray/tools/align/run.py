@@ -1,9 +1,9 @@
-"""Align proteins with all of a store, and write the best hits of each as BLAST does.
+"""Align proteins with a store, and write the best hits of each protein in BLAST's tabular format.
 
 Scores are exact: Smith-Waterman with affine gaps on all cores, or on a GPU. A gap of n residues costs gap_open plus n
-times gap_extend, as in BLAST. Columns are those of BLAST's output format 6, E-values and bit scores those of blastp
-without composition-based statistics. A prefilter aligns fewer records, and loses hits. The same command resumes a
-search that was ended.
+times gap_extend, as in BLAST. The output has the columns of BLAST's output format 6. E-values and bit scores agree with
+blastp without composition-based statistics. A prefilter aligns fewer records, and misses some hits. The same command
+resumes an interrupted search.
 
 Examples:
   esmeray align --align.queries proteins.fasta --align.store proteins.store --align.output hits.tsv

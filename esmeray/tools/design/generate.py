@@ -1,13 +1,17 @@
-"""Generate sequences for backbone structures, by a trained sequence diffusion.
+"""Generate sequences for backbone structures with a trained sequence diffusion model.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their recovery
-of the native residues, fixed ones included, same_as where one equals an earlier one, and, with --generate.known, the
-share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
-logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
-compare.
+Writes designs.fasta, probabilities.tsv with the probabilities at each position, and for each structure a logo next to
+the native sequence. The header of a design has
+
+- score: log-likelihood per residue in nats; nearer 0 is better;
+- recovery: share of native residues, including fixed residues;
+- same_as: the earlier design that it equals, if any;
+- novelty, with --generate.known: share of residues that differ from the nearest known sequence.
+
+A high recovery is not designability: fold the sequences with a folding model and compare.
 
 fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
-counts along the chain from 1. Fixed residues keep the structure's amino acid; they are listed in the header of each
+counts along the chain from 1. Fixed residues keep the structure's amino acid. They are listed in the header of each
 design and in probabilities.tsv. tie A,B gives two chains of a complex the same residues.
 
 Examples:
