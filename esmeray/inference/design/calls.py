@@ -140,13 +140,12 @@ def design(
         from esmeray.inference.design.report import design_table, pd, write_designs
         from esmeray.inference.design.sampling import Request, generate
 
-        options = section.model_dump(include={"temperature", "steps", "guidance", "order"})
+        sampling = section.model_dump(include={"temperature", "steps", "guidance", "order"})
         requests = [
-            Request(item, positions, section.omit, groups, label, **options)
+            Request(item, positions, section.omit, groups, label, **sampling)
             for item, (positions, _), groups in zip(items, fixed, tied, strict=True)
         ]
         search = None if known is None else Search(known, scoring())
-        total = len(requests) * section.number
         tables: list[pd.DataFrame] = []
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
         with made as folder, record_bar("generating") as bar:
@@ -155,7 +154,7 @@ def design(
                 generated = generate(diffusion, request, section.number, seed=section.seed, tokens=section.tokens)
                 for done, item in enumerate(generated, len(tables) * section.number + 1):
                     designs.append(item)
-                    bar(done / total, done)
+                    bar(done / (len(requests) * section.number), done)
                 table = design_table(diffusion, request, designs, search, section.tokens)
                 # Without a structure there is no native residue to recover.
                 tables.append(table if section.structures else table.drop(columns="recovery"))

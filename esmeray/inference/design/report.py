@@ -39,8 +39,8 @@ def design_table(
     structure = request.structure
     texts = [design.residues for design in designs]
     ids = [f"{structure.id}_{design.seed + 1}" for design in designs]
-    sizes = zip(structure.chain_names, np.bincount(structure.chains), strict=True)
-    chains = ",".join(f"{name}:{size}" for name, size in sizes)
+    sizes = np.bincount(structure.chains)
+    chains = ",".join(f"{name}:{size}" for name, size in zip(structure.chain_names, sizes, strict=True))
     table = pd.DataFrame(
         {
             "id": ids,
