@@ -108,7 +108,8 @@ def align(
             sep="\t",
             names=HEADER.split("\t"),
             skiprows=int(section.header),
-            dtype={"qseqid": str, "sseqid": str},
+            dtype=dict.fromkeys(HEADER.split("\t"), int)
+            | {"qseqid": str, "sseqid": str, "pident": float, "evalue": float, "bitscore": float},
             keep_default_na=False,
             na_values={"evalue": ["nan"], "bitscore": ["nan"]},
             quoting=3,
