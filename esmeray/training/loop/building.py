@@ -3,7 +3,6 @@
 Takes the config, rank and device, the run's folder and a store on disk; returns a :class:`Worker`.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,6 @@ from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.memory_guard import MemoryGuard
-from esmeray.training.engine.memory_state import MemoryState, copy_bytes, sweep
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
 from esmeray.training.loop.checkpoints import Checkpoints, Saver
 from esmeray.training.loop.observing import Observers
@@ -54,12 +52,6 @@ class Worker:
     checkpoints: Checkpoints
     saver: Saver
     observers: Observers
-
-    def leave(self, *, is_over: bool) -> None:
-        """Stop the background work. If the run is over, remove its copies in memory. May be called again."""
-        self.observers.close()
-        if self.saver.memory is not None:
-            self.saver.memory.close(keep=not is_over)
 
 
 def build_worker(
@@ -87,7 +79,6 @@ def build_worker(
     model = _prepared_model(experiment, context, control, store)
     # Before the engine is built: it takes the parameters as they are then, and ZeRO-3 partitions them.
     prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     flops_per_token = training_flops_per_token(
         model, experiment.batches.mean_context, runs_backbone=experiment.runs_backbone
     )
@@ -96,26 +87,14 @@ def build_worker(
     # With a URI a checkpoint counts once it is uploaded, not when it is on the node's own disk.
     completed = observers.note_checkpoint if run.uri is None else mirror.ask
     recorded = config.model_dump(mode="json")
-    # Copies in memory resume only the same command. Changed settings can only resume from checkpoints on disk.
-    identity = json.dumps([str(run.path), wandb_run_id, experiment.checksum, context.world_size, recorded])
-    size_bytes = copy_bytes(
-        trained,
-        stage=engine.stage,
-        world_size=context.world_size,
-        precision=training.precision,
-        weight_mean=training.weight_mean is not None,
-    )
     saver = Saver(
         engine,
         control,
         observers,
         CheckpointWriter(store, context.rank, sharing, config.checkpoint, completed, course.branch_step),
-        _memory_state(identity, config.checkpoint, context, control, size_bytes),
         _manifest(recorded, config.run.seed, experiment.checksum, context.world_size, wandb_run_id),
         names=experiment.names,
         report=context.report,
-        compares_weights=training.checksum_every_steps is not None and context.world_size > 1,
-        total_steps=course.total_steps,
     )
     checkpoints = Checkpoints(
         store, mirror, control, observers, leads, config.run.resume == "must", course, experiment.batches
@@ -164,15 +143,6 @@ def _manifest(
         created="",
         files={},
     )
-
-
-def _memory_state(
-    identity: str, section: CheckpointSection, context: WorkerContext, control: ControlGroup, size_bytes: int
-) -> MemoryState | None:
-    if section.memory_every_steps is None:
-        sweep()  # copies of runs that were killed still use memory of this machine
-        return None
-    return MemoryState(identity, section, context, control, size_bytes)
 
 
 def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard | None:

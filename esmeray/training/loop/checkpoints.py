@@ -1,11 +1,10 @@
 """The checkpoints of a run in its loop: saved in the background, restored at the start, and returned to by a rewind.
 
-A checkpoint on disk is reported to the launcher; between two of them come copies in memory. A run resumes from the
-newest intact checkpoint or copy. A run that saved one never silently restarts from step 0. Every worker makes the same
-calls.
+A run resumes from the newest intact checkpoint. A run that saved one never silently restarts from step 0. Every worker
+makes the same calls.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,8 +16,6 @@ from esmeray.run_folder.mirror import RunMirror
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.engine.memory_state import MemoryState
-from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights
 from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.section import TrainingSection
@@ -29,64 +26,37 @@ class Saver:
     """The writing side of one run's checkpoints.
 
     Attributes:
-        memory: the copies in memory; None if there are none.
         template: the manifest of every checkpoint, without the values that depend on the step.
         names: files saved next to the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
-        report: reports a checkpoint on disk to the launcher.
-        compares_weights: compare the weights across workers before each save.
-        total_steps: steps of the run; after the last one, no copy in memory is needed.
-        saved_step: step of the newest checkpoint on disk.
+        report: reports a checkpoint to the launcher.
+        saved_step: step of the newest checkpoint.
     """
 
     engine: TrainingEngine
     control: ControlGroup
     observers: Observers
     writer: CheckpointWriter
-    memory: MemoryState | None
     template: Manifest
     names: dict[str, bytes]
     report: Callable[[dict[str, float]], None]
-    compares_weights: bool
-    total_steps: int
     saved_step: int = 0
 
-    def save(self, position: Position, validation_cost: float | None, on_disk: bool = True) -> None:
-        """Start writing the state: a checkpoint if ``on_disk``, and a copy in memory if copies are kept."""
+    def save(self, position: Position, validation_cost: float | None) -> None:
+        """Start writing a checkpoint."""
         self.observers.watchdog.extend()
-        # Corrupt weights must not get into a checkpoint that training would return to.
-        self.check_weights()
         # Copied now, since the next step changes the weights in place; written in the background.
-        shards = self.engine.copy_shards(with_model=self.memory is not None)
+        shards = self.engine.copy_shards()
         created = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = self.template.model_copy(
             update={"position": position, "validation_cost": validation_cost, "created": created}
         )
-        if self.memory is not None and position.step < self.total_steps:
-            self.memory.write(shards, manifest, self.control)
-        if on_disk:
-            shards = [(name, state) for name, state in shards if self.engine.writes(name)]
-            if self.control.rank == 0:
-                shards += self.names.items()
-            self.writer.write(shards, manifest)
-            self.saved_step = position.step
+        if self.control.rank == 0:
+            shards += self.names.items()
+        self.writer.write(shards, manifest)
+        self.saved_step = position.step
         self.observers.forget_peak()
-        if on_disk:
-            # Every worker reports, after the same steps: Ray Train's report waits for all of them.
-            self.report({"step": float(position.step)})
-
-    def check_weights(self) -> None:
-        """Compare the weights across workers. If they differ, log it and raise WeightsDifferError."""
-        if not self.compares_weights:
-            return
-        if problem := differing_weights(self.engine.module, self.control):
-            self.writer.wait()
-            if self.memory is not None:
-                self.memory.close()  # the weights of these copies were never compared
-            # Logged at the step of the checkpoint that training returns to: the log drops later lines.
-            self.observers.log.event(
-                "weights_differ", self.saved_step, message=f"at step {self.observers.step} {problem}"
-            )
-            raise WeightsDifferError(problem)
+        # Every worker reports, after the same steps: Ray Train's report waits for all of them.
+        self.report({"step": float(position.step)})
 
 
 @dataclass(frozen=True)
@@ -108,30 +78,27 @@ class Checkpoints:
     course: Course
     batches: TrainingSteps
 
-    def newest(
-        self, copies: Iterable[CheckpointFolder] = (), finite: bool = False
-    ) -> tuple[CheckpointFolder | None, list[str]]:
+    def newest(self, finite: bool = False) -> tuple[CheckpointFolder | None, list[str]]:
         """Find the newest intact checkpoint. Returns it, or None if the run never completed one, and warnings about
         newer ones.
 
-        ``copies`` in memory are candidates as well. ``finite``: only checkpoints whose last step was finite. Every
-        worker checks the files of its own rank, and a share of the files of ranks that no longer have a worker. Raises
-        CheckpointError if there are checkpoints on disk but none can be used.
+        ``finite``: only checkpoints whose last step was finite. Every worker checks the files of its own rank, and a
+        share of the files of ranks that no longer have a worker. Raises CheckpointError if there are checkpoints but
+        none can be used.
         """
         warnings: list[str] = []
         # Use rank 0's list: other nodes may see an older state of a shared file system.
         names = self.control.from_rank_0([folder.path.name for folder in self.store.complete()])
-        on_disk = [CheckpointFolder(self.store.root / name) for name in names]
-        for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
+        folders = [CheckpointFolder(self.store.root / name) for name in names]
+        for folder in sorted(folders, key=lambda folder: folder.step, reverse=True):
             problem = self._problem_of(folder, finite)
             # All workers use the same checkpoint, so a part that is damaged on one worker rules it out for all.
             is_intact = self.control.all_true(not problem)
             self.observers.watchdog.extend()  # checking large files took long, and reading them may as well
             if is_intact:
                 return folder, warnings
-            if folder in on_disk:
-                reason = problem or "another worker found its part of it damaged"
-                warnings.append(f"{folder.path.name} can't be used: {reason}")
+            reason = problem or "another worker found its part of it damaged"
+            warnings.append(f"{folder.path.name} can't be used: {reason}")
         if warnings:
             raise CheckpointError(
                 f"{self.store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
@@ -172,8 +139,7 @@ def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
         store.root.mkdir(parents=True, exist_ok=True)
         store.sweep()
     control.all_true(True)  # nobody looks before the leaders have swept
-    # Use the copies that every worker has a part of: a lost worker's copies are lost as well.
-    folder, warnings = checkpoints.newest([] if saver.memory is None else saver.memory.common(control))
+    folder, warnings = checkpoints.newest()
     if folder is None:
         _refuse_to_begin_again(checkpoints)
         position = Position()
@@ -185,25 +151,20 @@ def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
             log.event("warning", position.step, message=warning)
         checkpoints.load(folder, saver.engine)
         control.all_true(True)  # nobody renames before all have read
-        in_memory = folder.path.parent != store.root
-        # A copy in memory does not count as a checkpoint: it is lost with its worker.
-        saver.saved_step = 0 if in_memory else position.step
+        saver.saved_step = position.step
         if checkpoints.leads:
             # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would mix.
-            store.discard_after(position.step - in_memory)
-            if not in_memory:
-                store.write_latest(folder)
+            store.discard_after(position.step)
+            store.write_latest(folder)
         log.event(
             "resumed",
             position.step,
-            checkpoint=folder.path.name + " in memory" * in_memory,
+            checkpoint=folder.path.name,
             total_steps=checkpoints.course.total_steps,
             workers=control.world_size,
         )
     if checkpoints.leads:
         checkpoints.mirror.start(position.step)
-    if saver.memory is not None:
-        saver.memory.discard_after(position.step)
     return position
 
 

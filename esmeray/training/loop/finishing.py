@@ -41,7 +41,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     worker.control.all_true(True)  # every shard is on disk, or its writing was given up
     if worker.control.rank == 0:
         _record(outcome, worker.run, worker.checkpoints)
-    worker.leave(is_over=True)
+    worker.observers.close()
     # After the outcome is written, since the URI gets it after the last checkpoint.
     worker.checkpoints.mirror.wait(ENDING_S if outcome.status == "failed" else None)
     worker.observers.log.close()

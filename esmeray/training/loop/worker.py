@@ -45,11 +45,8 @@ def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_
         worker = build_worker(config, context, run, store_path, wandb_run_id)
         try:
             return finish(worker, loop(worker, start(worker, context.resized)))
-        except Exception as error:
-            worker.leave(is_over=repeatable(error) is not None)
-            raise
         finally:
-            worker.leave(is_over=False)
+            worker.observers.close()
             worker.checkpoints.mirror.close()
     except Exception as error:
         exit_code = repeatable(error)
@@ -129,7 +126,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
             observers.sampler.new_epoch()
         due = _due(position.step, course, training, worker.checkpoint)
         saves = due.checkpoint
-        if due.evaluation or due.checkpoint or due.copy:
+        if due.evaluation or due.checkpoint:
             # Read whether the steps were finite: after too many that were not, nothing is saved.
             position = results.log_all(position)
         if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
@@ -142,11 +139,9 @@ def loop(worker: Worker, position: Position) -> Outcome:
         if cost is not None:
             costs.append(cost)
             saves |= evaluations_since_best(costs) == 0 and experiment.exports_best
-        if saves or due.copy:
+        if saves:
             with clock.phase("checkpoint"):
-                saver.save(position, cost, on_disk=saves)
-        elif due.comparison:
-            saver.check_weights()
+                saver.save(position, cost)
         # After saving, since the export reads a checkpoint. Early stopping follows Prechelt (1998).
         is_over = experiment.patience is not None and evaluations_since_best(costs) >= experiment.patience
         if is_over and position.step < course.total_steps:
@@ -161,10 +156,6 @@ class Due(NamedTuple):
 
     evaluation: bool
     checkpoint: bool
-    copy: bool
-    """Copy of the state in memory."""
-    comparison: bool
-    """Comparison of the weights across workers."""
 
 
 def _due(step: int, course: Course, training: TrainingSection, checkpoint: CheckpointSection) -> Due:
@@ -173,16 +164,7 @@ def _due(step: int, course: Course, training: TrainingSection, checkpoint: Check
     saving = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
     # A checkpoint can only rank among the best if its loss is known.
     evaluating = is_last or step % training.evaluate_every_steps == 0 or (saving and checkpoint.keep_best > 0)
-    return Due(
-        evaluating,
-        saving,
-        _divides(checkpoint.memory_every_steps, step),
-        _divides(training.checksum_every_steps, step),
-    )
-
-
-def _divides(every_steps: int | None, step: int) -> bool:
-    return every_steps is not None and step % every_steps == 0
+    return Due(evaluating, saving)
 
 
 def evaluations_since_best(costs: list[float]) -> int:
