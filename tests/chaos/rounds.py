@@ -17,7 +17,8 @@ from yaml import safe_dump as dump_yaml
 
 from benchmarks.programs.servers import free_port
 from esmeray.train_config.loading import dump_config
-from esmeray.tuning.records import SearchFolder, Trial, read_trials
+from esmeray.tuning.records import SearchFolder, Trial
+from esmeray.tuning.search import read_trials
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import TOLERANCE, committed, problems, read_history, seconds_to_a_step
 from tests.clusters import Machines, Mend
