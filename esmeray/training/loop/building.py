@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
-from esmeray.training.loop.checkpoints import Checkpoints, Saver
+from esmeray.training.loop.checkpoints import Checkpoints
 from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.section import CheckpointSection, TrainingSection
@@ -39,19 +38,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of a run, ready to train."""
+    """One worker of a run, ready to train: what computes, what is kept, and the settings that decide on both."""
 
-    run: RunFolder
-    control: ControlGroup
     experiment: Experiment
     engine: TrainingEngine
+    control: ControlGroup
     guard: MemoryGuard | None
-    training: TrainingSection
-    course: Course
-    checkpoint: CheckpointSection
-    checkpoints: Checkpoints
-    saver: Saver
     observers: Observers
+    checkpoints: Checkpoints
+    training: TrainingSection
+    checkpoint: CheckpointSection
+
+    @property
+    def run(self) -> RunFolder:
+        return self.observers.run
+
+    @property
+    def course(self) -> Course:
+        return self.checkpoints.course
 
 
 def build_worker(
@@ -86,18 +90,20 @@ def build_worker(
     course = course_of(training, experiment.batches)
     # With a URI a checkpoint counts once it is uploaded, not when it is on the node's own disk.
     completed = observers.note_checkpoint if run.uri is None else mirror.ask
-    recorded = config.model_dump(mode="json")
-    saver = Saver(
+    checkpoints = Checkpoints(
+        store,
+        mirror,
         engine,
         control,
         observers,
         CheckpointWriter(store, context.rank, sharing, config.checkpoint, completed, course.branch_step),
-        _manifest(recorded, config.run.seed, experiment.checksum, context.world_size, wandb_run_id),
+        leads,
+        _manifest(config, experiment.checksum, context.world_size, wandb_run_id),
         names=experiment.names,
         report=context.report,
-    )
-    checkpoints = Checkpoints(
-        store, mirror, control, observers, leads, config.run.resume == "must", course, experiment.batches
+        is_needed=config.run.resume == "must",
+        course=course,
+        batches=experiment.batches,
     )
     guard = _memory_guard(training, context.device, observers)
     if training.gpu_log_interval > 0:
@@ -106,9 +112,7 @@ def build_worker(
     is_limited = context.replaced and config.data.predictions.on_miss != "wait"
     # Last, since the work above may take hours, e.g. features of a frozen backbone.
     observers.watchdog = Watchdog(run.logs, context.rank, training.watchdog_s if is_limited else None)
-    return Worker(
-        run, control, experiment, engine, guard, training, course, config.checkpoint, checkpoints, saver, observers
-    )
+    return Worker(experiment, engine, control, guard, observers, checkpoints, training, config.checkpoint)
 
 
 def _prepared_model(
@@ -127,18 +131,16 @@ def _prepared_model(
     return model
 
 
-def _manifest(
-    config: dict[str, Any], seed: int, store_checksum: str, world_size: int, wandb_run_id: str | None
-) -> Manifest:
+def _manifest(config: Config, store_checksum: str, world_size: int, wandb_run_id: str | None) -> Manifest:
     """Return the template of this attempt's checkpoint manifests, without the values that depend on the step."""
     return Manifest(
         position=Position(),
         world_size=world_size,
-        seed=seed,
+        seed=config.run.seed,
         store_checksum=store_checksum,
         wandb_run_id=wandb_run_id,
         validation_cost=None,
-        config=config,
+        config=config.model_dump(mode="json"),
         versions=installed_versions(),
         created="",
         files={},

@@ -22,23 +22,32 @@ from esmeray.training.section import TrainingSection
 
 
 @dataclass
-class Saver:
-    """The writing side of one run's checkpoints.
+class Checkpoints:
+    """The checkpoints of a run, in its folder or at its URI, as one worker writes and reads them.
 
     Attributes:
+        leads: this worker is the first of those that share its folder, and does the work that is done once per folder.
         template: the manifest of every checkpoint, without the values that depend on the step.
         names: files saved next to the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
         report: reports a checkpoint to the launcher.
+        is_needed: a run without a checkpoint is refused.
+        course, batches: steps and batches of this attempt.
         saved_step: step of the newest checkpoint.
     """
 
+    store: CheckpointStore
+    mirror: RunMirror
     engine: TrainingEngine
     control: ControlGroup
     observers: Observers
     writer: CheckpointWriter
+    leads: bool
     template: Manifest
     names: dict[str, bytes]
     report: Callable[[dict[str, float]], None]
+    is_needed: bool
+    course: Course
+    batches: TrainingSteps
     saved_step: int = 0
 
     def save(self, position: Position, validation_cost: float | None) -> None:
@@ -58,25 +67,71 @@ class Saver:
         # Every worker reports, after the same steps: Ray Train's report waits for all of them.
         self.report({"step": float(position.step)})
 
+    def restore(self) -> Position:
+        """Resume from the newest intact checkpoint, or start at step 0 if there is none."""
+        store, log = self.store, self.observers.log
+        if self.leads:
+            store.root.mkdir(parents=True, exist_ok=True)
+            store.sweep()
+        self.control.all_true(True)  # nobody looks before the leaders have swept
+        folder, warnings = self.newest()
+        if folder is None:
+            self._refuse_to_begin_again()
+            position = Position()
+            log.rewind(-1)  # an attempt that saved nothing may have logged steps, which are repeated
+        else:
+            position = folder.manifest().position
+            log.rewind(position.step)
+            for warning in warnings:
+                log.event("warning", position.step, message=warning)
+            self.load(folder)
+            self.control.all_true(True)  # nobody renames before all have read
+            self.saved_step = position.step
+            if self.leads:
+                # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would
+                # mix.
+                store.discard_after(position.step)
+                store.write_latest(folder)
+            log.event(
+                "resumed",
+                position.step,
+                checkpoint=folder.path.name,
+                total_steps=self.course.total_steps,
+                workers=self.control.world_size,
+            )
+        if self.leads:
+            self.mirror.start(position.step)
+        return position
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """The checkpoints of a run as this worker reads them: in the run's folder or at its URI.
+    def rewind(self, training: TrainingSection, position: Position) -> bool:
+        """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
 
-    Attributes:
-        leads: this worker is the first of those that share its folder, and does the work that is done once per folder.
-        is_needed: a run without a checkpoint is refused.
-        course, batches: steps and batches of this attempt.
-    """
-
-    store: CheckpointStore
-    mirror: RunMirror
-    control: ControlGroup
-    observers: Observers
-    leads: bool
-    is_needed: bool
-    course: Course
-    batches: TrainingSteps
+        Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has
+        to end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint.
+        """
+        if training.on_divergence == "stop":
+            return False
+        self.observers.watchdog.extend()
+        self.writer.wait()  # the newest checkpoint may be half-written
+        # Counted in the log, which outlives the process, so that resuming does not add rewinds.
+        records = self.observers.records()
+        rewinds = self.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
+        if rewinds >= training.max_rewinds:
+            return False
+        try:
+            folder, _ = self.newest(finite=True)
+        except CheckpointError:
+            folder = None
+        if folder is None:
+            return False
+        self.load(folder)
+        message = (
+            f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer "
+            f"are reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
+            f"{training.max_rewinds})"
+        )
+        self.observers.log.event("rewound", position.step, message=message)
+        return True
 
     def newest(self, finite: bool = False) -> tuple[CheckpointFolder | None, list[str]]:
         """Find the newest intact checkpoint. Returns it, or None if the run never completed one, and warnings about
@@ -106,8 +161,8 @@ class Checkpoints:
             )
         return None, []
 
-    def load(self, folder: CheckpointFolder, engine: TrainingEngine) -> None:
-        engine.load_shards(self.mirror.fetched(folder))
+    def load(self, folder: CheckpointFolder) -> None:
+        self.engine.load_shards(self.mirror.fetched(folder))
 
     def _problem_of(self, folder: CheckpointFolder, finite: bool) -> str:
         try:
@@ -131,86 +186,17 @@ class Checkpoints:
         # be prolonged.
         return earlier != self.course and earlier.branch_step is not None and folder.step > earlier.branch_step
 
-
-def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
-    """Resume from the newest intact checkpoint, or start at step 0 if there is none. Every worker calls it."""
-    store, control, log = checkpoints.store, checkpoints.control, checkpoints.observers.log
-    if checkpoints.leads:
-        store.root.mkdir(parents=True, exist_ok=True)
-        store.sweep()
-    control.all_true(True)  # nobody looks before the leaders have swept
-    folder, warnings = checkpoints.newest()
-    if folder is None:
-        _refuse_to_begin_again(checkpoints)
-        position = Position()
-        log.rewind(-1)  # an attempt that saved nothing may have logged steps, which are repeated
-    else:
-        position = folder.manifest().position
-        log.rewind(position.step)
-        for warning in warnings:
-            log.event("warning", position.step, message=warning)
-        checkpoints.load(folder, saver.engine)
-        control.all_true(True)  # nobody renames before all have read
-        saver.saved_step = position.step
-        if checkpoints.leads:
-            # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would mix.
-            store.discard_after(position.step)
-            store.write_latest(folder)
-        log.event(
-            "resumed",
-            position.step,
-            checkpoint=folder.path.name,
-            total_steps=checkpoints.course.total_steps,
-            workers=control.world_size,
-        )
-    if checkpoints.leads:
-        checkpoints.mirror.start(position.step)
-    return position
-
-
-def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, position: Position) -> bool:
-    """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
-
-    Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has to
-    end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint. Every
-    worker calls it.
-    """
-    if training.on_divergence == "stop":
-        return False
-    checkpoints.observers.watchdog.extend()
-    saver.writer.wait()  # the newest checkpoint may be half-written
-    # Counted in the log, which outlives the process, so that resuming does not add rewinds.
-    records = checkpoints.observers.records()
-    rewinds = checkpoints.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
-    if rewinds >= training.max_rewinds:
-        return False
-    try:
-        folder, _ = checkpoints.newest(finite=True)
-    except CheckpointError:
-        folder = None
-    if folder is None:
-        return False
-    checkpoints.load(folder, saver.engine)
-    message = (
-        f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
-        f"reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
-        f"{training.max_rewinds})"
-    )
-    checkpoints.observers.log.event("rewound", position.step, message=message)
-    return True
-
-
-def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
-    """Raise CheckpointError at step 0 if the run saved a checkpoint before, or ``run.resume`` is ``must``."""
-    records = checkpoints.observers.records()
-    saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
-    saved_step = checkpoints.control.from_rank_0(max(saved_steps, default=0))
-    if saved_step > 0:
-        raise CheckpointError(
-            f"{checkpoints.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
-            "restore the folder, or start again under another run.name"
-        )
-    if checkpoints.is_needed:
-        raise CheckpointError(
-            f"{checkpoints.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
-        )
+    def _refuse_to_begin_again(self) -> None:
+        """Raise CheckpointError at step 0 if the run saved a checkpoint before, or ``run.resume`` is ``must``."""
+        records = self.observers.records()
+        saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
+        saved_step = self.control.from_rank_0(max(saved_steps, default=0))
+        if saved_step > 0:
+            raise CheckpointError(
+                f"{self.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
+                "restore the folder, or start again under another run.name"
+            )
+        if self.is_needed:
+            raise CheckpointError(
+                f"{self.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+            )
