@@ -167,8 +167,10 @@ class _Sampler(optuna.samplers.TPESampler):
 
 def read_trials(path: Path) -> list[Trial]:
     """Return the trials of a search in the order they ended. Raises DataError if the file can't be read."""
+    if not path.exists() or path.stat().st_size == 0:  # Optuna creates the file before the study
+        return []
     try:
-        return _ended(optuna.load_study(study_name=STUDY, storage=_open_storage(path))) if path.exists() else []
+        return _ended(optuna.load_study(study_name=STUDY, storage=_open_storage(path)))
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: no trials of this version ({error!r}); choose another --tune.name") from error
 
@@ -207,11 +209,13 @@ def _is_expected_too_large(settings: Settings, measurements: dict[Settings, Meas
 
 
 def _open_storage(path: Path, repair: bool = False) -> JournalStorage:
-    """Open Optuna's journal. ``repair``: remove an incomplete last line, which a full disk or a kill may leave."""
+    """Open Optuna's journal. ``repair``: remove its lock and an incomplete last line, which a kill or a full disk may
+    leave."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if repair and path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
+        Path(f"{path}.lock").unlink(missing_ok=True)
     return JournalStorage(JournalFileBackend(str(path)))
 
 
