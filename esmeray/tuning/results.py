@@ -115,14 +115,14 @@ def make_table(results: Results) -> Table:
 def summary(best: Trial, results: Results) -> Iterator[str]:
     """Yield lines on the fastest configuration, and on what limits it."""
     seconds = sum(trial.measurement.seconds for trial in results.trials)
-    yield f"{len(results.trials)} configurations tried of {len(results.space)} in {seconds / 60:.1f} min: "
-    yield f"{results.outcomes()}."
+    tried = f"{len(results.trials)} configurations tried of {len(results.space)} in {seconds / 60:.1f} min"
+    yield f"{tried}: {results.outcomes()}."
     yield from results.against_own(best)
     shares = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
-    tried = frozenset(KEYS[name] for name in results.space.varied)
-    limit = what_limits(Facts(**shares, memory=best.measurement.memory_share, tried=tried))
+    searched = frozenset(KEYS[name] for name in results.space.varied)
+    limit = what_limits(Facts(**shares, tried=searched))
     if limit is not None:
         yield f"{limit}."
 
@@ -185,11 +185,14 @@ def draw(results: Results, path: Path) -> None:
         for axes, (title, height) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             style(axes, title)
             axes.set_xscale("log", base=2)
+            axes.set_xticks(results.space.budgets, [f"{tokens:,}" for tokens in results.space.budgets])
+            axes.margins(x=0.1)
             for name in sorted({_kind(trial) for trial in results.trials}):
                 trials = [trial for trial in results.trials if _kind(trial) == name]
                 is_failure = trials[0].measurement.tokens_per_s is None
                 marker = {"marker": "x", "color": RED} if is_failure else {"marker": "o"}
                 axes.scatter([t.settings.tokens for t in trials], list(map(height, trials)), label=name, **marker)
+            axes.set_ylim(bottom=0.0)
             legend(axes, over_curves=True)
 
 

@@ -117,7 +117,8 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
         raise error
     if best is None:
         raise nothing_fits(results)
-    Console().print(make_table(results), *summary(best, results), sep="\n", highlight=False, markup=False)
+    Console().print(make_table(results))
+    say("\n".join(summary(best, results)))
     say("\n".join(to_set(best, results, job.config.batch.global_tokens, job.search)))
     say(f"  fastest  {folder.best}\n  trials   {folder.table}, {folder.picture}")
     say(next_command("train", "--config", folder.best))

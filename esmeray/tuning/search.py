@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -34,12 +34,13 @@ STUDY = "search"
 MEASUREMENT = "measurement"
 """Attribute of a trial of the study: its :class:`~esmeray.tuning.records.Measurement`."""
 
-_CHOICES = {
-    "precision": ("fp32", "bf16", "fp16"),
-    "gradient_checkpointing": (False, "selective", True),
+_CHOICES: dict[str, tuple[Value, ...]] = {
+    "precision": ("bf16", "fp32", "fp16"),
+    "gradient_checkpointing": (False, True, "selective"),
     "compile": (False, True),
 }
-"""All values of settings without an order, so that a search with another space reads the same study (Optuna)."""
+"""All values of settings that are no numbers. The study has their indices: integers are the only parameters whose range
+may change when a search resumes with another space (Optuna)."""
 
 
 class Search(OptunaSearch):
@@ -140,7 +141,7 @@ class _Sampler(optuna.samplers.TPESampler):
 
     def __init__(
         self,
-        distributions: dict[str, BaseDistribution],
+        distributions: dict[str, IntDistribution],
         choose: Callable[[Settings | None, random.Random], Settings],
         search: TuneConfig,
     ) -> None:
@@ -158,11 +159,11 @@ class _Sampler(optuna.samplers.TPESampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        several = {name: values for name, values in search_space.items() if not values.single()}
-        only = {name: values.low for name, values in search_space.items() if name not in several}
+        several = {name: numbers for name, numbers in search_space.items() if not numbers.single()}
         params = super().sample_relative(study, trial, several) if self._uses_model else {}
+        only = {name: numbers.low for name, numbers in self._distributions.items() if name not in several}
         settings = self._choose(_settings_of(only | params) if params else None, self._chance)
-        return {name: value or 0 if name == "batch_size" else value for name, value in asdict(settings).items()}
+        return {name: _number(name, value) for name, value in asdict(settings).items()}
 
 
 def read_trials(path: Path) -> list[Trial]:
@@ -230,11 +231,15 @@ def _ended(study: optuna.Study) -> list[Trial]:
 
 
 def _settings_of(params: dict[str, Any]) -> Settings:
-    return Settings(**params | {"batch_size": params["batch_size"] or None})
+    values = {name: _CHOICES[name][number] if name in _CHOICES else number for name, number in params.items()}
+    return Settings(**values | {"batch_size": params["batch_size"] or None})
 
 
-def _distribution(name: str, values: Sequence[Value]) -> BaseDistribution:
-    if name in _CHOICES:
-        return CategoricalDistribution(_CHOICES[name])
-    numbers = [int(value or 0) for value in values]  # no limit of sequences is 0 in the study
+def _distribution(name: str, values: Sequence[Value]) -> IntDistribution:
+    numbers = [_number(name, value) for value in values]
     return IntDistribution(min(numbers), max(numbers), log=name == "tokens")
+
+
+def _number(name: str, value: Any) -> int:
+    # No limit of sequences in a batch is 0 in the study.
+    return _CHOICES[name].index(value) if name in _CHOICES else value or 0
