@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -118,7 +119,7 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     tried = f"{len(results.trials)} configurations tried of {len(results.space)} in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
     yield from results.against_own(best)
-    shares = dict(best.measurement.shares)
+    shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
     searched = frozenset(KEYS[name] for name in results.space.varied)

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,11 @@ class Search(OptunaSearch):
     Its study is in the file ``trials``. A trial of the study has the settings that were measured.
     """
 
+    _ot_study: Any
+
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         self._configurations, self._options, self._margin = space, search.search, search.memory_margin
-        distributions = {name: _distribution(name, space.values[name]) for name in NAMES}
+        distributions: dict[str, BaseDistribution] = {name: _distribution(name, space.values[name]) for name in NAMES}
         sampler = _Sampler(distributions, self._choose, search)
         super().__init__(
             distributions, METRIC, "max", sampler=sampler, study_name=STUDY, storage=_open_storage(trials, repair=True)
@@ -141,7 +144,7 @@ class _Sampler(optuna.samplers.TPESampler):
 
     def __init__(
         self,
-        distributions: dict[str, IntDistribution],
+        distributions: dict[str, BaseDistribution],
         choose: Callable[[Settings | None, random.Random], Settings],
         search: TuneConfig,
     ) -> None:
@@ -156,12 +159,10 @@ class _Sampler(optuna.samplers.TPESampler):
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._distributions
 
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         several = {name: numbers for name, numbers in search_space.items() if not numbers.single()}
         params = super().sample_relative(study, trial, several) if self._uses_model else {}
-        only = {name: numbers.low for name, numbers in self._distributions.items() if name not in several}
+        only = {name: numbers.low for name, numbers in search_space.items() if name not in several}
         settings = self._choose(_settings_of(only | params) if params else None, self._chance)
         return {name: _number(name, value) for name, value in asdict(settings).items()}
 
@@ -223,7 +224,7 @@ def _open_storage(path: Path, repair: bool = False) -> JournalStorage:
 def _ended(study: optuna.Study) -> list[Trial]:
     # Failures are complete as well, with a speed of 0, so that the sampler avoids them.
     complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-    in_order = sorted(complete, key=lambda trial: trial.datetime_complete)
+    in_order = sorted(complete, key=attrgetter("datetime_complete"))
     return [
         Trial(number, _settings_of(trial.params), Measurement(**trial.user_attrs[MEASUREMENT]))
         for number, trial in enumerate(in_order, start=1)
