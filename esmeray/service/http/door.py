@@ -81,10 +81,14 @@ class Door:
         if first["type"] == "http.disconnect" or await self._has_left(body):
             return
         begun = iter([first])
+        paid_bytes = LARGE_BYTES
 
         async def received() -> Message:
-            if body.size_bytes > LARGE_BYTES and not body.is_whole:
-                await self._wait_for_turn()
+            nonlocal paid_bytes
+            # Before the next piece is read, so that none is held while it waits.
+            if body.size_bytes > paid_bytes and not body.is_whole:
+                await self._wait_for_turn(body.size_bytes - paid_bytes)
+                paid_bytes = body.size_bytes
             return next(begun, None) or await body()
 
         try:
@@ -103,9 +107,9 @@ class Door:
                 return body.is_whole and (await body())["type"] == "http.disconnect"
         return False
 
-    async def _wait_for_turn(self) -> None:
+    async def _wait_for_turn(self, size_bytes: int) -> None:
         now_s = time.monotonic()
-        self.next_large_s = max(now_s, self.next_large_s) + GATHERED_BYTES / LARGE_BYTES_PER_S
+        self.next_large_s = max(now_s, self.next_large_s) + size_bytes / LARGE_BYTES_PER_S
         await asyncio.sleep(self.next_large_s - now_s)
 
     def _note(self, headers: dict[bytes, bytes]) -> None:
