@@ -27,6 +27,9 @@ LARGE_BYTES = 1_000_000
 LARGE_BYTES_PER_S = 25_000_000
 """What bodies have beyond LARGE_BYTES is passed on at this rate, of all of them together: each 16 MB cost the proxy and
 the ingress 0.1 s of a core, whatever they are."""
+LEAVES_S, WARY_S = 0.05, 1.0
+"""After a client has left without its answer, for WARY_S the first request of each connection waits for LEAVES_S. A
+client that leaves meanwhile costs the ingress nothing; one that keeps its connection does not wait."""
 LINGER_S = 0.25
 """Seconds that a refused connection or foreign page waits, so that it comes back less often."""
 MOST_HEAD_BYTES = 65_536
@@ -48,6 +51,8 @@ class Door:
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
     next_large_s: float = 0.0
     """When the next piece of a large body may be passed on."""
+    wary_until_s: float = 0.0
+    """Until then the first request of a connection waits; see LEAVES_S."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the start and end of the proxy
@@ -71,15 +76,17 @@ class Door:
             return
         scope["headers"] = [header for header in scope["headers"] if header[0] not in _OF_SERVE]
 
+        is_answered = False
+
         async def noting(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
             if message.get("status") == 429:
                 self._note(dict(message["headers"]))
             await send(message)
 
         body = _Gathered(receive)
         first = await body()  # before it the request costs the ingress nothing
-        if first["type"] == "http.disconnect" or await self._has_left(body):
-            return
         begun = iter([first])
         paid_bytes = LARGE_BYTES
 
@@ -92,18 +99,22 @@ class Door:
             return next(begun, None) or await body()
 
         try:
-            await self.app(scope, received, noting)
+            if first["type"] == "http.request" and not await self._has_left(scope, body):
+                await self.app(scope, received, noting)
         finally:
+            if not is_answered:
+                self.wary_until_s = time.monotonic() + WARY_S
             if body.size_bytes > LARGE_BYTES:
                 give_back_memory()
 
-    async def _has_left(self, body: "_Gathered") -> bool:
-        """Test for a client that left after its request, which then costs the ingress nothing."""
+    async def _has_left(self, scope: Scope, body: "_Gathered") -> bool:
+        """Return whether the client has left after its request, which then costs the ingress nothing."""
         # One request for each turn of the event loop, which meanwhile hears who has left.
         async with self.turns:
             await asyncio.sleep(0)
+        is_wary = time.monotonic() < self.wary_until_s and scope.get("state", {}).get("is_first")
         with suppress(TimeoutError):
-            async with asyncio.timeout(0):
+            async with asyncio.timeout(LEAVES_S * bool(is_wary)):
                 return body.is_whole and (await body())["type"] == "http.disconnect"
         return False
 

@@ -88,6 +88,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.pending_bytes = 0
         self.missing_bytes = 0
         self._unset_keepalive_if_required()
+        self.scope["state"]["is_first"] = self.cycle is None
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
