@@ -1,6 +1,6 @@
-"""``POST /v1/search``: the neighbours of sequences in an index, or of the index's own proteins.
+"""``POST /v1/search``: neighbours of sequences in an index, or of the index's own proteins.
 
-Shape legend: N sequences or ids, K neighbours of one.
+Shape legend: N sequences or ids, K neighbours of each.
 """
 
 from contextlib import nullcontext
@@ -19,12 +19,12 @@ from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, 
 
 router = APIRouter()
 WIDE_HITS = 1_000
-"""Searches for more neighbours take turns: thirty at once would take all cores from small ones."""
+"""Searches for more neighbours wait for each other: thirty at once would take all cores from small ones."""
 Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
 
 
 class SearchBody(Body):
-    """Queries of a search, and the number of neighbours of each."""
+    """Queries of a search, and the number of neighbours of each query."""
 
     index: str | None = Field(
         default=None, description="Default: the first; GET /v1/models lists the indexes of each model."
