@@ -63,7 +63,7 @@ def checked_key(key: str, source: str) -> str:
     """
     if not isinstance(key, str) or not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
-            f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
+            f"{source}: holds no API key; a key is one word of printable ASCII, as 'esmeray serve key' prints it"
         )
     return key
 
@@ -112,7 +112,7 @@ class Client:
             url = httpx.URL("")
         # httpx escapes invalid characters of a host, and would then look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
-            raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
+            raise ConfigError(f"{address}: is not the address of a service; write it as http://HOST:PORT")
         _Numbers.of(concurrency=concurrency, retries=retries, timeout_s=timeout_s)
         # No proxy for this machine: the proxy may be another machine, whose loopback address is its own.
         is_here = is_loopback(url.host)
@@ -232,7 +232,7 @@ class Client:
         if self._process != os.getpid():
             raise ForkedError(f"{self._http.base_url}: {FORKED}")
         if self._loop.is_closed():
-            raise ConfigError(f"{self._http.base_url}: this client is closed; make another")
+            raise ConfigError(f"{self._http.base_url}: this client is closed; create a new one")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -244,9 +244,9 @@ class Client:
             try:
                 answer = await self._http.request(method, path, **request)
             except UnicodeEncodeError as error:  # a lone surrogate, e.g. from a file name that is not UTF-8
-                raise DataError(f"{path}: text that is no UTF-8 can't be sent ({error.reason})") from None
+                raise DataError(f"{path}: text that is not valid UTF-8 can't be sent ({error.reason})") from None
             except httpx.TransportError as error:
-                refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?")
+                refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service running?")
                 # If a connection broke later, there was a service, whose process may be replaced.
                 is_there = not isinstance(error, httpx.ConnectError)
             else:

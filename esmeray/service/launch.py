@@ -180,4 +180,6 @@ def _check_sources(config: ServeSection) -> None:
     for index in config.indexes:
         # Of a URI only the manifest is fetched. Its fingerprint is compared once the models are loaded.
         if read_index_manifest(local_path(index.source, {INDEX_FILE, MADE_FILE}.__contains__)).made_of is None:
-            raise ConfigError(f"indexes: {index.source}: does not name its vectors' model; make them by 'embed run'")
+            raise ConfigError(
+                f"indexes: {index.source}: does not name the model of its vectors; make them with 'embed run'"
+            )

@@ -42,7 +42,7 @@ def start_proxies(options: dict[str, Any], say: Callable[[str], None]) -> None:
     except RayTaskError as error:  # from the proxy, e.g. if the port is taken on another cluster
         serve.shutdown()
         raise ResourceError(
-            f"serve.port: {first_line(error.cause or error)}; choose another by --serve.port"
+            f"serve.port: {first_line(error.cause or error)}; choose another with --serve.port"
         ) from error
     except (TimeoutError, RayActorError):  # Serve replaces a proxy that takes too long
         say("Ray Serve's proxy is slow to come up: waiting for it")

@@ -62,7 +62,9 @@ def read_keys(path: str | Path) -> list[Key]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         # pydantic's own text would repeat the value, e.g. a key in plain text.
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else first_line(error)
-        raise ConfigError(f"access.keys: {path}: no list of keys ({reason}); see 'esmeray serve key --help'") from error
+        raise ConfigError(
+            f"access.keys: {path}: is not a list of keys ({reason}); see 'esmeray serve key --help'"
+        ) from error
     if len({key.name for key in keys}) < len(keys):
         raise ConfigError(f"access.keys: {path}: two keys have the same name; rename one")
     return keys
@@ -106,7 +108,7 @@ class Access:
         match = _HOST.fullmatch(host)
         if self._keys is None and not (match and is_loopback(match[1].strip("[]").lower())):
             raise RefusalError(
-                421, "without keys the service answers as 127.0.0.1 or localhost alone; see 'esmeray serve key --help'"
+                421, "without keys the service answers as 127.0.0.1 or localhost only; see 'esmeray serve key --help'"
             )
 
     def key_of(self, path: str, authorization: str) -> Key:

@@ -128,7 +128,7 @@ def arrays_answer(
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
     if kind == CSV and not isinstance(arrays, np.ndarray):  # CSV has no lists
-        raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
+        raise RefusalError(406, f"CSV has one row per sequence; ask for {PARQUET}")
     if kind == CSV and not channels:
         channels = [f"{name}_{number}" for number in range(len(arrays[0]))]
     values = np.asarray(arrays).T if channels else [_column(arrays)]

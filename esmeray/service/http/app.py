@@ -64,7 +64,7 @@ def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = T
         try:
             hook = resolve_name(name)
             if not callable(hook):
-                raise ValueError("it is no function")
+                raise ValueError("it is not a function")
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(
                 f"startup_hook: {name}: can't be imported ({error}); name it as MODULE:FUNCTION"
@@ -102,9 +102,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
         case HTTPException():
             refusal = RefusalError(error.status_code, error.detail)
         case RequestValidationError():  # its own text would repeat the request
-            refusal = RefusalError(422, "the query of the address is not as /docs says")
+            refusal = RefusalError(422, "the query of the address does not match /docs")
         case ClientDisconnect():
-            refusal = RefusalError(400, "the connection ended within the body")
+            refusal = RefusalError(400, "the connection ended before the end of the body")
         case _:
             log.error("request %s failed", request.state.request_id, exc_info=error)
             refusal = RefusalError(500, "the service failed; its log has the request's id")

@@ -220,7 +220,7 @@ def checked(
             texts[index] = _residues(text, name, masks)
         # Protein vocabularies are ASCII; text classifiers take any language.
         elif not text or (not about.labels and not text.isascii()):
-            raise RefusalError(422, f"record {name}: must be text of ASCII, at least a letter", record=name)
+            raise RefusalError(422, f"record {name}: must be ASCII text of at least one letter", record=name)
     return ids, texts
 
 
@@ -233,7 +233,7 @@ def _residues(letters: str, record: str, masks: bool) -> str:
         raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
     match = pattern.match(letters)
     position = match.end() + 1 if match else 1
-    raise RefusalError(422, f"record {record}: the letter at position {position} is no residue", record=record)
+    raise RefusalError(422, f"record {record}: the letter at position {position} is not a residue", record=record)
 
 
 def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
@@ -247,9 +247,9 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
         # pydantic's parser: faster than json, and with a limit on the depth.
         content = from_json(body)
     except ValueError:
-        raise RefusalError(400, "the body is no JSON, or nested too deeply") from None
+        raise RefusalError(400, "the body is not JSON, or nested too deeply") from None
     if not isinstance(content, dict):
-        raise RefusalError(422, f"the body must be an object of JSON with {', '.join(schema.model_fields)}")
+        raise RefusalError(422, f"the body must be a JSON object with {', '.join(schema.model_fields)}")
     for name, value in content.items():
         if isinstance(value, list):  # sequences, mutations, or latents per sequence
             _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
@@ -285,7 +285,7 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
         try:
             records.append({"id": name, "sequence": sequence.decode("utf-8")})
         except UnicodeDecodeError as error:
-            raise RefusalError(400, "the body is no text of UTF-8") from error
+            raise RefusalError(400, "the body is not UTF-8 text") from error
     return records
 
 
@@ -293,7 +293,7 @@ def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
         array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
     except Exception as error:  # NumPy evaluates the header as a Python literal, which can raise anything
-        raise RefusalError(400, "the body is no .npy file of numbers") from error
+        raise RefusalError(400, "the body is not a .npy file of numbers") from error
     if array.ndim == 2:
         _check_number(len(array), "residues", limits)
     return array

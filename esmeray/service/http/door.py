@@ -178,7 +178,9 @@ def give_back_memory() -> None:
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:
     """Return the refusal of a request that would wait too long; one of ``room_tokens`` would be accepted."""
     headers = {} if room_tokens is None else {ROOM_TOKENS: str(room_tokens)}
-    return RefusalError(429, "too much is waiting; try again later", retry_after_s, headers, limit="queue_tokens")
+    return RefusalError(
+        429, "too many tokens are waiting; try again later", retry_after_s, headers, limit="queue_tokens"
+    )
 
 
 def middlewares() -> list[Middleware]:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 _OF_REPLICAS = {
-    "queued_tokens": "Tokens that wait",
+    "queued_tokens": "Waiting tokens",
     "memory_bytes": "Memory in use: of the device, or resident on a CPU",
     "tokens": "Tokens computed",
     "batches": "Batches computed",
@@ -33,9 +33,9 @@ class Metrics:
             registry=registry,
             buckets=SECONDS,
         )
-        self.ongoing = Gauge("esmeray_requests_ongoing", "Requests that are being answered", registry=registry)
-        self.sequences = Counter("esmeray_sequences", "Sequences asked for", ["model"], registry=registry)
-        self.residues = Counter("esmeray_residues", "Residues asked for", ["model"], registry=registry)
+        self.ongoing = Gauge("esmeray_requests_ongoing", "Requests being answered", registry=registry)
+        self.sequences = Counter("esmeray_sequences", "Sequences requested", ["model"], registry=registry)
+        self.residues = Counter("esmeray_residues", "Residues requested", ["model"], registry=registry)
         self.replicas_lost = Counter("esmeray_replicas_lost", "Calls whose replica was lost", registry=registry)
         self._of_replicas = {
             name: Gauge(f"esmeray_replica_{name}", text, ["model", "replica"], registry=registry)

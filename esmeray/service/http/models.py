@@ -72,8 +72,8 @@ class Models:
             space = self.about[index.model].spaces.get(index.output)
             if space != index.space:
                 return (
-                    f"indexes: {index.name}: its vectors are of {index.space}, those of model {index.model} "
-                    f"of {space}; serve the model that made them, and name it as model of the index"
+                    f"indexes: {index.name}: its vectors are of {index.space}, but model {index.model} "
+                    f"makes vectors of {space}; serve the model that made them, and name it as model of the index"
                 )
         return ""
 

@@ -120,7 +120,7 @@ class IndexReplica(Replica):
 
         def items() -> list[Item]:
             if space != self._about.space:  # other weights were loaded since the start
-                raise DataError(f"{self._settings.name}: the vectors of the index are of another model than is served")
+                raise DataError(f"{self._settings.name}: its vectors are of another model than the served one")
             # Check them before they share a batch with queries of other requests.
             self._index.check(queries_NC)
             return [Item(considered, (considered, query_C.tobytes()), query_C, 1) for query_C in queries_NC]

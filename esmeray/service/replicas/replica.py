@@ -207,7 +207,7 @@ def _log_to_file() -> None:
     folder.mkdir(exist_ok=True)
     # Folders of 'ray start' are 0777, so others may have put links there. Require a folder of our own and a new file.
     if folder.lstat().st_uid != os.geteuid():
-        raise ResourceError(f"{folder}: is another user's, and would get the service's log; start Ray anew")
+        raise ResourceError(f"{folder}: belongs to another user and would get the service's log; restart Ray")
     handler = logging.FileHandler(folder / f"esmeray-{os.getpid()}.log", mode="x")
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)

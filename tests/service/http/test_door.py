@@ -27,7 +27,7 @@ def test_what_has_no_room_is_refused_at_the_door_and_smaller_requests_pass(servi
     with serving.address(Door(app)) as address, httpx.Client(base_url=address) as client:
         for _ in range(2):
             refused = client.post("/v1/encode", json={"sequences": ["M" * 200]})
-            assert problem(refused, 429) == "too much is waiting; try again later"
+            assert problem(refused, 429) == "too many tokens are waiting; try again later"
             assert refused.headers["retry-after"] == "7"
         smaller = httpx.post(f"{address}/v1/encode", json={"sequences": ["M" * 30]})  # another caller's
         assert client.get("/health").status_code == smaller.status_code == 200

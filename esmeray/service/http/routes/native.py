@@ -44,7 +44,7 @@ class EncodeBody(SequencesBody):
     """Sequences and the requested output."""
 
     output: str = Field(
-        default="mean", pattern=f"^({_ENCODED})$", description="One vector a protein, or a row a residue."
+        default="mean", pattern=f"^({_ENCODED})$", description="One vector per protein, or one row per residue."
     )
 
 
@@ -61,7 +61,7 @@ class MaskedBody(SequencesBody):
     """Sequences, which may contain <mask>, and mutations to score."""
 
     mutations: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        default=None, description="Mutants of the only sequence, as A12G, A12G:C13D or p.Ala12Gly; positions from 1."
+        default=None, description="Mutants of the only sequence, e.g. A12G, A12G:C13D or p.Ala12Gly; positions from 1."
     )
     method: Literal["wild_type", "masked"] = Field(
         default="wild_type", description="Probabilities of the sequence as it is, or with each position masked in turn."
@@ -217,7 +217,7 @@ def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | 
     if texts is None:
         return None
     if len(sequences) != 1:
-        raise RefusalError(422, "mutations: are of a single sequence")
+        raise RefusalError(422, "mutations: send them with a single sequence")
     # One letter per mask, so that positions count residues. No mutation can name this letter.
     protein = Protein(sequences[0].replace(MASK_TEXT, "#"))
     mutations = []

@@ -25,9 +25,11 @@ class EmbeddingsBody(Body):
     input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(default=None, description="Default: the first of GET /v1/models.")
     encoding_format: Literal["float", "base64"] | None = Field(default=None, description="Default: float.")
-    dimensions: int | None = Field(default=None, description="The model's own, or left out.")
-    user: Any = Field(default=None, description="Accepted, and not used: it changes no vector.")
-    pooling: Literal["mean", "max", "cls"] = Field(default="mean", description="Over the residues. Not OpenAI's.")
+    dimensions: int | None = Field(default=None, description="The model's number of channels; may be left out.")
+    user: Any = Field(default=None, description="Accepted and ignored.")
+    pooling: Literal["mean", "max", "cls"] = Field(
+        default="mean", description="Pooling over the residues. Not in OpenAI's API."
+    )
 
 
 @router.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody))

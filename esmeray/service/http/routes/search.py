@@ -29,12 +29,13 @@ class SearchBody(Body):
     index: str | None = Field(
         default=None, description="Default: the first; GET /v1/models lists the indexes of each model."
     )
-    model: str | None = Field(default=None, description="That of the index, or left out.")
+    model: str | None = Field(default=None, description="The model of the index; may be left out.")
     sequences: Sequences | None = Field(default=None, description="Sequences, or records with id and sequence.")
     ids: Ids | None = Field(
-        default=None, description="In place of sequences: proteins of the index, which are left out of it."
+        default=None,
+        description="In place of sequences: ids of proteins in the index. A protein is not its own neighbour.",
     )
-    top_k: int = Field(default=10, ge=1, description="Neighbours of each, at most.")
+    top_k: int = Field(default=10, ge=1, description="Maximum number of neighbours of each query.")
 
 
 @router.post("/v1/search", name="search", openapi_extra=documented(SearchBody))

@@ -37,7 +37,7 @@ class TokenizeBody(InputsBody):
 class TruncatedBody(InputsBody):
     """Body of /embed_all."""
 
-    truncate: bool | None = Field(default=None, description="Cut sequences at the model's longest.")
+    truncate: bool | None = Field(default=None, description="Cut sequences to the model's maximum length.")
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
         default="right", description="The end that is cut off."
     )
@@ -51,7 +51,7 @@ class EmbedBody(TruncatedBody):
     """Body of /embed."""
 
     normalize: bool = True
-    dimensions: int | None = Field(default=None, description="The model's own, or left out.")
+    dimensions: int | None = Field(default=None, description="The model's number of channels; may be left out.")
 
 
 class PredictBody(TruncatedBody):
@@ -63,9 +63,9 @@ class PredictBody(TruncatedBody):
         | Annotated[
             list[Annotated[list[Entry], Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True)
         ]
-    ) = Field(description="One sequence, or a list of one for each of many.")  # type: ignore[assignment]
+    ) = Field(description="One sequence, or many, each in a list of its own.")  # type: ignore[assignment]
     raw_scores: Literal[False] = False
-    parameters: dict[str, Any] = Field(default={}, max_length=0, description="Of huggingface_hub; there are none.")
+    parameters: dict[str, Any] = Field(default={}, max_length=0, description="Sent by huggingface_hub; must be empty.")
 
 
 @router.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False))
