@@ -20,7 +20,6 @@ from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.answers import off_loop
-from esmeray.service.http.door import LARGE_BYTES, give_back_memory
 from esmeray.service.http.refusals import RefusalError, printable
 from esmeray.service.section import LimitsSection
 
@@ -115,11 +114,7 @@ async def read(
         )
     query = _query(request, schema, sequences_field)  # before the body arrives: a name may be misspelled
     body = await request.body()
-    try:
-        return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
-    finally:  # also after a refusal, whose body took as much memory
-        if len(body) > LARGE_BYTES:
-            give_back_memory()
+    return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
 
 
 def _parsed(

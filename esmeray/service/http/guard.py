@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esmeray.service.http.access import ANYBODY, PUBLIC, check_page
 from esmeray.service.http.bodies import SMALL_BYTES
-from esmeray.service.http.door import head_refusal
+from esmeray.service.http.door import LARGE_BYTES, give_back_memory, head_refusal
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Service
 from esmeray.service.section import LimitsSection
@@ -108,6 +108,9 @@ class Guard:
             self.ongoing -= 1
             self.body_bytes -= body.arrived_bytes
             self._note(scope, answer, time.perf_counter() - start_s)
+            # Here, where the body is freed: also of a request that was refused while its body arrived.
+            if body.arrived_bytes > LARGE_BYTES:
+                give_back_memory()
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         endpoint = getattr(scope.get("route"), "name", "other")
