@@ -87,8 +87,6 @@ def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) 
         ),
         "deepspeed.offload_optimizer: Muon would multiply matrices on the CPU, where their momentum is: set it "
         "to false, or training.optimizer to adamw": section.offload_optimizer and is_muon,
-        "training.checksum_every_steps: under ZeRO-3 every worker has different weights, so there is nothing "
-        "to compare: set it to none, or deepspeed.stage to 2": stage == 3 and training.checksum_every_steps is not None,
         "training.optimizer muon: under ZeRO-3 no worker has a complete matrix: set deepspeed.stage to 2, or "
         "training.optimizer to adamw": stage == 3 and is_muon,
         "training.weight_mean: needs ZeRO, because checkpoints without ZeRO do not map optimizer states to "
