@@ -71,7 +71,7 @@ def test_search_over_budgets_alone_says_what_to_set():
     assert largest == "Largest token budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
     assert options == "To set: --batch.tokens 2048 --batch.global_tokens 32768"
     predicting = TuneConfig(keep_global_tokens=False, inference=True)
-    assert "2048 tokens a batch" in to_set(best, results, 32_000, predicting)[1]
+    assert "2048 tokens per batch" in to_set(best, results, 32_000, predicting)[1]
     assert to_set(best, results, 32_000, TuneConfig()) == [largest]
 
 
