@@ -75,7 +75,7 @@ chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undis
 
 # Where no text has words of .ci/words.txt any more.
 PLAIN := $(addprefix esmeray/,alignment dataset function inference monitoring run_folder tasks train_config training tuning) \
-	README.md CONTRIBUTING.md docs/design.md docs/howto.md docs/index.md docs/python.md
+	README.md CONTRIBUTING.md benchmarks docs/design.md docs/gpu.md docs/howto.md docs/index.md docs/python.md
 
 lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports
 	$(BIN)/ruff check .
