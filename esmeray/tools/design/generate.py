@@ -1,13 +1,17 @@
-"""Generate sequences for backbone structures, by a trained sequence diffusion.
+"""Generate sequences for backbone structures with a trained sequence diffusion model.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their recovery
-of the native residues, fixed ones included, same_as where one equals an earlier one, and, with --generate.known, the
-share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
-logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
-compare.
+Writes designs.fasta, probabilities.tsv with the probabilities at each position, and for each structure a logo next to
+the native sequence. The header of a design has
+
+- score: log-likelihood per residue in nats; nearer 0 is better;
+- recovery: share of native residues, including fixed residues;
+- same_as: the earlier design that it equals, if any;
+- novelty, with --generate.known: share of residues that differ from the nearest known sequence.
+
+A high recovery is not designability: fold the sequences with a folding model and compare.
 
 fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
-counts along the chain from 1. Fixed residues keep the structure's amino acid; they are listed in the header of each
+counts along the chain from 1. Fixed residues keep the structure's amino acid. They are listed in the header of each
 design and in probabilities.tsv. tie A,B gives two chains of a complex the same residues.
 
 Examples:
@@ -22,126 +26,17 @@ Examples:
 --generate.output free
 """
 
-from pathlib import Path
-from typing import Annotated, Literal
-
-import numpy as np
-from pydantic import Field
-
-from esmeray.common.errors import ConfigError
-from esmeray.common.progress import record_bar
+from esmeray.common.publishing import NOTES
 from esmeray.common.text import counted
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.dataset.store.reader import Store
-from esmeray.dataset.structures.store import Structure
-from esmeray.inference.design.positions import fixed_positions, tied_positions, written_positions
-from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
+from esmeray.inference.design.calls import MADE_BY, GenerateSection, design
 from esmeray.tools.grammar import Made, OfModel, command
-from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
-class GenerateSection(DesignStructuresSection):
-    """Structures, what to generate for them, and how the model runs."""
-
-    output: Path
-    """Folder to make for the results."""
-    length: Annotated[int, Field(gt=0, le=5000)] | None = None
-    """Residues of a design without a structure."""
-    number: PositiveInt = 1
-    """Sequences for each structure."""
-    fix: str = ""
-    """Residues that keep the structure's amino acid, by the numbers of its file, as 1-10,52A; '#13' counts from 1."""
-    omit: str = ""
-    """Amino acids that are not used, as CM."""
-    tie: str = ""
-    """Chains of a complex that get the same residues, as A,B."""
-    temperature: NonNegativeFloat = 0.1
-    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
-    steps: Annotated[int, Field(gt=0, le=1000)] = 20
-    """Steps of denoising for each sequence."""
-    guidance: NonNegativeFloat = 1.0
-    """Weight of the structure; above 1 it counts for more."""
-    order: Literal["confidence", "random"] = "confidence"
-    """Positions that are decided first: those of which the model is surest, or random ones."""
-    seed: NonNegativeInt = 0
-    """Seed of the random draws."""
-    known: Path | None = None
-    """Store of sequences to compare with: adds novelty to each."""
-
-
-def _check_settings(generate: GenerateSection) -> None:
-    # A structure has a length of its own.
-    if bool(generate.structures) == (generate.length is not None):
-        raise ConfigError("give either --generate.structures or --generate.length")
-    if generate.length and (generate.fix or generate.tie):
-        raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
-    if not set(generate.omit) < set(AMINO_ACIDS):
-        raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
-
-
-@command("design generate", __doc__, made_by="generate")
+@command("design generate", __doc__, made_by=MADE_BY)
 def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
-    _check_settings(generate)
-    made.refuse_existing(generate.output)
-    exported_design(model)
-    # Without a structure: one of residues without coordinates, for which the model was trained as well.
-    structures = [Structure.unknown("free", "X" * generate.length)] if generate.length else structures_of(generate)
-    known = None if generate.known is None else Store(generate.known)
-    # For all structures, before the model is loaded: the last one may have no residue 57.
-    fixed_residues = [fixed_positions(generate.fix, item) for item in structures]
-    tied_residues = [tied_positions(generate.tie, item) for item in structures]
-    diffusion, label = load_model(model, generate)
-
-    from esmeray.alignment.scoring import scoring
-    from esmeray.alignment.search import Search
-    from esmeray.inference.design import sampling
-    from esmeray.inference.design.report import draw_logo, write_probabilities
-
-    search = None if known is None else Search(known, scoring())
-    total, done = len(structures) * generate.number, 0
-    distinct = 0
-    options = {name: getattr(generate, name) for name in ("temperature", "steps", "guidance", "order")}
-    with made.folder(generate.output) as folder, record_bar("generating") as bar:
-        for structure, (fixed, _), tied in zip(structures, fixed_residues, tied_residues, strict=True):
-            request = sampling.Request(structure, fixed, generate.omit, tied, label, **options)
-            designs = []
-            for design in sampling.generate(
-                diffusion, request, generate.number, seed=generate.seed, tokens=generate.tokens
-            ):
-                designs.append(design)
-                done += 1
-                bar(done / total, done)
-            texts = [design.residues for design in designs]
-            distinct += len(set(texts))
-            scores = sampling.log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
-            sizes = np.bincount(structure.chains)
-            chains = ",".join(f"{name}:{size}" for name, size in zip(structure.chain_names, sizes, strict=True))
-            # Appended structure by structure: what is done needs no memory.
-            with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
-                for design, score in zip(designs, scores.tolist(), strict=True):
-                    # At a low temperature the likeliest sequence comes again.
-                    first = designs[texts.index(design.residues)]
-                    recovery = sampling.recovery(design.residues, structure.residues)
-                    values = {
-                        "score": f"{score:.3f}",
-                        "same_as": "" if first is design else f"{structure.id}_{first.seed + 1}",
-                        "chains": chains if "," in chains else "",
-                        "fixed": written_positions(structure, fixed) if fixed else "",
-                        # Without a structure there is no native residue to recover.
-                        "recovery": f"{recovery:.3f}" if generate.structures else "",
-                    }
-                    if search is not None:
-                        record, novelty = sampling.nearest(design.residues, search)
-                        values |= {"novelty": f"{novelty:.3f}", "nearest": record}
-                    written = " ".join(f"{name}={value}" for name, value in values.items() if value)
-                    file.write(f">{structure.id}_{design.seed + 1} {written}\n{design.residues}\n")
-            write_probabilities(folder / "probabilities.tsv", structure, fixed, designs)
-            draw_logo(folder / f"{structure.id}.png", structure, designs)
-    equal = f", {total - distinct:,} of them equal to an earlier one (same_as in designs.fasta)"
-    words = f"{counted(total, 'sequence{s}')} for {counted(len(structures), 'structure{s}')}"
-    print(f"{generate.output}: {words}{equal if distinct < total else ''}")
-    if generate.fix:
-        positions, absent = zip(*fixed_residues, strict=True)
-        print(f"  {counted(sum(map(len, positions)), 'residue{s}')} fixed")
-        if any(absent):
-            print(f"  {counted(sum(absent), 'number{s}')} within the ranges without a residue in the structures")
+    table = design(model, **dict(generate), overwrite=made.overwrite)
+    words = f"{counted(len(table), 'sequence{s}')} for {counted(table['structure'].nunique(), 'structure{s}')}"
+    equal = (table["same_as"] != "").sum()
+    if equal:
+        words += f", {equal:,} of them equal to an earlier one (same_as in designs.fasta)"
+    print("\n".join([f"{generate.output}: {words}", *(f"  {line}" for line in table.attrs[NOTES])]))

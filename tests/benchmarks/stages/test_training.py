@@ -49,7 +49,7 @@ def ours_in_a_lasting_process(arguments: dict[str, Any]) -> Any:
 
         def build_worker(*given: Any) -> Worker:
             worker = original(*given)
-            stack.callback(worker.leave, is_over=True)
+            stack.callback(worker.observers.close)
             return worker
 
         patch.setattr(trainings, "build_worker", build_worker)
