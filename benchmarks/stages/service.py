@@ -11,7 +11,7 @@ Latency is measured with the same requests at even times, at half the rate that 
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -74,7 +74,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
         load = Load(address + ENCODE, bodies, "application/x-npy", requests=len(bodies))
         rate = len(bodies) / _answered(load).seconds
         setting.facts["saturating rate, sequences/s"] = round(TOGETHER * rate, 1)
-        latencies = {
+        latencies: dict[str, Callable[[], float]] = {
             "p99 at half load": lambda: _answered(replace(load, rate=rate / 2)).percentile_ms(99),
             LIMIT: partial(_limit_ms, load),
         }
