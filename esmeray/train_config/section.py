@@ -16,12 +16,14 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.processor import default_precision
 from esmeray.common.text import refusal
+from esmeray.train_config.removed import removal_of, without_removed
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -86,8 +88,16 @@ class Section(BaseModel):
             return cls(**arguments)
         except ValidationError as error:
             # Each member of a union reports an error of its own: keep the last one.
-            problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
+            problems = {
+                problem["loc"][:1]: removal_of(cls, "".join(map(str, problem["loc"][:1]))) or refusal(problem)
+                for problem in error.errors()
+            }
             raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any, info: ValidationInfo) -> Any:
+        return without_removed(cls, values, info.context) if isinstance(values, dict) else values
 
     @field_validator("*", mode="before")
     @classmethod

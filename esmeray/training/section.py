@@ -66,8 +66,6 @@ class TrainingSection(Section):
     stays the same if the run is prolonged."""
     betas: tuple[Share, Share] = (0.9, 0.98)
     """AdamW's decay rates of the first and second moment."""
-    eps: PositiveFloat = 1e-8
-    """AdamW's epsilon, which keeps a step finite if a gradient is 0."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of AdamW and Muon; not applied to biases and norms."""
     weight_mean: Annotated[float | None, Field(gt=0, lt=1), FIXED] = None
@@ -79,11 +77,6 @@ class TrainingSection(Section):
     """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is always fp32. Default: the
     precision of a resumed run. For a new run bf16 on GPUs, and on CPUs if the processors of all nodes have bf16
     instructions. Otherwise fp32, since bf16 without such instructions is thirty times slower."""
-    tf32: bool = True
-    """Use TF32 for the products that remain in fp32 on CUDA."""
-    cudnn_benchmark: bool = False
-    """Let cuDNN time its kernels on each new shape and keep the fastest. Useful for convolutions whose shapes repeat;
-    packed batches rarely have the same shape twice."""
     compile: bool | None = None
     """Compile the encoder layers with torch.compile. This cuts the memory traffic between matrix products to a third
     and takes some seconds at the first step. Default: true on CUDA under ZeRO-0 to 2."""
@@ -124,14 +117,6 @@ class TrainingSection(Section):
     def _warm_up_of_any_length(self) -> "TrainingSection":
         if self.schedule == "wsd" and self.warmup_steps is None:
             raise ValueError("schedule wsd: set warmup_steps, as a tenth of the steps would change with their number")
-        return self
-
-    @model_validator(mode="after")
-    def _repeatable_kernels(self) -> "TrainingSection":
-        if self.deterministic and self.cudnn_benchmark:
-            raise ValueError(
-                "cudnn_benchmark chooses kernels by timing them, which deterministic forbids: set one of them to false"
-            )
         return self
 
 

@@ -7,6 +7,7 @@ Nothing here needs torch, so that damage to a folder is reported at once.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.section import ClassifierSection
+from esmeray.train_config.removed import stored_in
 
 FORMAT_VERSION = 1
 REMEDY = "export the model again"
@@ -71,7 +73,9 @@ def task_of(folder: Path) -> str | None:
 
 def read_settings(folder: Path) -> ClassifierSettings:
     """The settings of an exported classifier. Raises DataError (no classifier, another format version, or damage)."""
-    return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)
+    return read_settings_of(
+        folder / CONFIG_FILE, "classifier", partial(ClassifierSettings.model_validate, context=stored_in(folder))
+    )
 
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def device_of(plan: PlanSection) -> scale.Device:
 
     names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
     known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
-    # Training in fp32 multiplies in TF32 (training.tf32).
+    # Training in fp32 multiplies in TF32.
     known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
     if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:

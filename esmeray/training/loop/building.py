@@ -199,9 +199,9 @@ def _sampler(
 ) -> Sampler:
     peak = monitoring.peak_tflops
     if peak is None and context.device.type == "cuda":
-        # TF32 applies to fp32 products only.
-        is_tf32 = training.precision == "fp32" and training.tf32
-        peak = peak_tflops(torch.cuda.get_device_name(context.device), "tf32" if is_tf32 else training.precision)
+        # Products in fp32 are computed in TF32.
+        precision = "tf32" if training.precision == "fp32" else training.precision
+        peak = peak_tflops(torch.cuda.get_device_name(context.device), precision)
     return Sampler(
         path=sample_file(run.monitoring, context.rank),
         worker=context.rank,
