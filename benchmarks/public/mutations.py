@@ -44,7 +44,7 @@ def _assays(work: Work) -> dict[str, Value]:
         "measured_column": "measured",
         "zero_shot_column": "eve",
     }
-    _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
+    _run(work, "fit", settings, "--fit.folds", "rest", "--fit.sizes", *SIZES)
     evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
     for size in SIZES:
@@ -54,9 +54,9 @@ def _assays(work: Work) -> dict[str, Value]:
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    _run(work, "campaign", settings, "--campaign.repeats", 1)
+    _run(work, "campaign", settings)
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
-    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
+    found = table[(table["round"] == table["round"].max()) & (table["repeat"] == 0)].groupby("way")["found"].mean()
     return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
 

@@ -68,7 +68,7 @@ _JUDGED = "AGLS"
 _MONITORING: dict[str, dict[str, Any]] = {
     ON: {"training": {"gpu_log_interval": 5.0}, "wandb": {"mode": "offline"}},
     OFF: {
-        "training": {"gpu_log_interval": 0.0, "memory_guard": {"enabled": False}},
+        "training": {"gpu_log_interval": 0.0},
         "monitoring": {"prometheus": False, "alerts": {"enabled": False}},
         "wandb": {"mode": "disabled"},
     },

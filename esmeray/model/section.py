@@ -92,8 +92,6 @@ class ClassifierSection(Section):
     (regression)."""
     patience: Annotated[PositiveInt | None, END] = None
     """Evaluations without a better best_metric after which training stops."""
-    bootstrap: Annotated[PositiveInt, UNSEEN] = 1000
-    """Resamplings for the confidence intervals of a report."""
 
 
 class StructureEncoderSection(Section):

@@ -93,13 +93,10 @@ class LimitsSection(Section):
     neighbours: PositiveInt = 20_000
     """Neighbours of all sequences of a search together, at most."""
     body_bytes: PositiveInt = 16_000_000
-    """Bytes of a request's body, at most."""
-    bodies_bytes: PositiveInt = 64_000_000
-    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this."""
+    """Bytes of a request's body, at most. An ingress replica holds at most four times as many of all bodies at once;
+    bodies of up to 64 kB are accepted beyond this."""
     requests: PositiveInt = 512
     """Requests that an ingress replica answers at once, at most."""
-    body_s: PositiveFloat = 20.0
-    """Seconds that a request's body may take to arrive."""
     timeout_s: PositiveFloat = 120.0
     """Seconds until a request is answered, at most."""
 
@@ -190,7 +187,6 @@ class ServeSection(Section):
                 self.limits.sequence_residues > self.limits.residues,
                 "limits.sequence_residues is more than limits.residues",
             ),
-            (self.limits.body_bytes > self.limits.bodies_bytes, "limits.body_bytes is more than limits.bodies_bytes"),
         ]
         for is_so, problem in wrong:
             if is_so:

@@ -14,7 +14,43 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
-    "TrainingSection": {"cudnn_benchmark": False, "eps": 1e-8, "tf32": True},
+    "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
+    "ClassifierSection": {"bootstrap": 1000},
+    "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DeviceProfileSection": {"random_weights": False},
+    "EmbeddingAssumptions": {
+        "compressed_queries_per_s": 1200.0,
+        "exact_products_per_s": 2.8e10,
+        "peak_tflops": None,
+    },
+    "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3},
+    "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
+    "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
+    "MutantTableSection": {"bootstrap": 1000},
+    "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
+    "MutationFitSection": {"bootstrap": 100},
+    "MutationsSection": {"random_weights": False},
+    "PlanAssumptions": {
+        "host_gb_per_s": 6.0,
+        "jitter": 0.01,
+        "link_gb_per_s": None,
+        "memory_gb": None,
+        "memory_gb_per_s": None,
+        "memory_reserve": 0.1,
+        "mtbf_gpu_hours": 49_000.0,
+        "overlap": 0.8,
+        "peak_tflops": None,
+        "restart_s": 180.0,
+    },
+    "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0},
+    "RetrievalSection": {"bootstrap": 1000},
+    "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "TrainingSection": {
+        "cudnn_benchmark": False,
+        "eps": 1e-8,
+        "memory_guard": {"enabled": True, "max_halvings": 3},
+        "tf32": True,
+    },
 }
 """Former defaults, which are the values now, by the section's class (or a base class of it) and the setting's name."""
 

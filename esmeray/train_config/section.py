@@ -123,18 +123,23 @@ class ComputeSection(Section):
     """Precision of the computation. Default: bf16, or fp32 if the CPU that computes has no bf16 instructions."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
-    stream: Stream = "auto"
-    """Read the layers of an ESM-2 from disk for every 16,384 tokens instead of keeping them in memory: true, false, or
-    auto: if memory is too small. The results are the same."""
-    weights: Weights = "stored"
-    """Weights of the layers of an ESM-2. stored: as in the checkpoint; int8: rounded to 8 bits, half the memory and
-    bytes of bf16; the vectors differ slightly."""
 
     def resolved(self, on_cuda: bool) -> Compute:
         """Return the settings with the defaults of the device, for this machine."""
         precision = self.precision or default_precision(on_cuda)
         # A small batch stays in the CPU's cache; a GPU needs a large one to be busy.
         return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
+
+
+class LargeModelSection(ComputeSection):
+    """Device, precision, batches, and how the layers of a large model are held."""
+
+    stream: Stream = "auto"
+    """Read the layers of an ESM-2 from disk for every 16,384 tokens instead of keeping them in memory: true, false, or
+    auto: if memory is too small. The results are the same."""
+    weights: Weights = "stored"
+    """Weights of the layers of an ESM-2. stored: as in the checkpoint; int8: rounded to 8 bits, half the memory and
+    bytes of bf16; the vectors differ slightly."""
 
 
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:

@@ -16,17 +16,6 @@ from esmeray.train_config.section import (
 )
 
 
-class MemoryGuardSection(Section):
-    """Handling of out of memory in training."""
-
-    enabled: bool = True
-    """Repeat a step that was out of memory with its batches split in halves, and keep the halves from then on. The
-    optimizer step and its result stay the same. If workers already wait for each other, training resumes from the last
-    checkpoint."""
-    max_halvings: NonNegativeInt = 3
-    """Maximum number of times that batches are halved in a run."""
-
-
 class MuonSection(Section):
     """Muon (Jordan et al. 2024) for the matrices of the backbone's layers, if training.optimizer is muon."""
 
@@ -108,7 +97,6 @@ class TrainingSection(Section):
     cpu_memory_limit_mib: Annotated[PositiveFloat | None, UNSEEN] = None
     """Memory limit of a worker's process on the CPU, in MiB, in place of a GPU's memory size. A worker beyond it counts
     as out of memory. none: no limit."""
-    memory_guard: Annotated[MemoryGuardSection, UNSEEN] = MemoryGuardSection()
     watchdog_s: Annotated[PositiveFloat | None, UNSEEN] = 600.0
     """Seconds without progress after which a worker on Ray saves the stacks of its threads and ends, to be restarted.
     The first step, a checkpoint and the export may take five times as long. none: no limit."""

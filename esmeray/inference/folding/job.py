@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_FAILURES = 3
+"""Times that a batch may lose its actor, before it counts as the reason."""
 _MERGED = 256
 """Batches between merges of their shards. Each shard is an open file in every reader."""
 
@@ -110,12 +112,10 @@ def actors(
     settings: FoldingSettings,
     count: int,
     cpus: int,
-    gpus: float,
     *,
-    max_failures: int = 3,
     ended: threading.Event | None = None,
 ) -> "ActorPool":
-    """Start prediction actors, each with ``cpus`` cores and, on CUDA, ``gpus`` GPUs. Ray must be connected."""
+    """Start prediction actors, each with ``cpus`` reserved cores and, on CUDA, a GPU. Ray must be connected."""
     from esmeray.cluster.actor_pool import ActorPool  # imported here, because it imports Ray
 
     def same(first: str, other: str) -> None:
@@ -126,9 +126,9 @@ def actors(
         Folder,
         settings,
         count,
-        {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0},
+        {"num_cpus": cpus, "num_gpus": 1 if settings.device == "cuda" else 0},
         at_once=1,
-        max_failures=max_failures,
+        max_failures=MAX_FAILURES,
         log=log,
         ended=ended,
         same=same,

@@ -111,7 +111,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
 
     def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
         """Inputs of new mutants. Raises DataError if the underlying model has changed."""
-        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens", "stream"}))
+        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens"}))
 
         # Opened on demand: one-hot features with a column of scores need no model.
         @cache

@@ -9,8 +9,7 @@ Examples:
   esmeray design fold --fold.input proteins.fasta --fold.model facebook/esmfold_v1 --fold.cache predictions
   esmeray design fold --fold.input proteins.fasta --fold.predictor esmfold2 --fold.model biohub/ESMFold2 \
 --fold.cache predictions
-  esmeray design fold --fold.input store/ --fold.model esmfold/ --fold.cache predictions --fold.workers 8 \
---fold.gpus_per_worker 0.5
+  esmeray design fold --fold.input store/ --fold.model esmfold/ --fold.cache predictions --fold.workers 8
 """
 
 from pathlib import Path
@@ -27,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
 from esmeray.tools.grammar import ClusterSection, command
-from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 
 class FoldSection(Section):
@@ -53,12 +52,6 @@ class FoldSection(Section):
     """Device that computes, cpu or cuda. Default: CUDA where there is one."""
     workers: PositiveInt | None = None
     """Actors on Ray that predict. Default: this process alone."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores that each actor gets."""
-    gpus_per_worker: PositiveFloat = 1.0
-    """GPUs of an actor; 0.5 puts two on each."""
-    max_failures: NonNegativeInt = 3
-    """Times that a batch may lose its actor."""
 
 
 @command("design fold", __doc__)
@@ -99,14 +92,8 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
 
             with connected(RaySection(address=address)):
                 # The cluster's GPUs count, not this machine's, which may be a login node.
-                on_actors = predictor(any(node.gpus for node in cluster_resources()), fold.cpus_per_worker)
-                workers = actors(
-                    on_actors,
-                    fold.workers,
-                    fold.cpus_per_worker,
-                    fold.gpus_per_worker,
-                    max_failures=fold.max_failures,
-                )
+                on_actors = predictor(any(node.gpus for node in cluster_resources()), 1)
+                workers = actors(on_actors, fold.workers, 1)
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")

@@ -47,8 +47,6 @@ class DeviceProfileSection(Section):
     """Measurements of each device."""
     precision: Precision | None = None
     """Precision on both devices, where there is a GPU. Default: as embed."""
-    random_weights: bool = False
-    """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
 
 
 @command("profile devices", __doc__, made_by="profile devices")
@@ -92,7 +90,7 @@ def compare(
     sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
     subjects = {}
     for device, precision in kinds:
-        subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
+        subject = open_subject(name, EmbedSection(precision=precision), device, ["mean"])
         subject.run(sample[:1])  # loads kernels, which is no part of a measurement
         subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
     contenders = {
@@ -113,7 +111,7 @@ def compare(
     slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
     return {
         "model": name,
-        "random_weights": settings.random_weights,
+        "random_weights": any(subject.model.facts.random_weights for subject in subjects.values()),
         "proteins": len(sample),
         "residues": residues,
         "devices": devices,

@@ -47,7 +47,7 @@ class Worker:
     control: ControlGroup
     experiment: Experiment
     engine: TrainingEngine
-    guard: MemoryGuard | None
+    guard: MemoryGuard
     training: TrainingSection
     course: Course
     checkpoint: CheckpointSection
@@ -175,15 +175,10 @@ def _memory_state(
     return MemoryState(identity, section, context, control, size_bytes)
 
 
-def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard | None:
-    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
-    if not section.enabled:
-        if limit_mib is None:
-            return None
-        section = section.model_copy(update={"max_halvings": 0})  # no halving: reaching the limit ends the run
+def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard:
+    limit_mib = training.cpu_memory_limit_mib
     observers.meter = MemoryMeter(device, None if limit_mib is None else int(limit_mib * 2**20))
     return MemoryGuard(
-        section,
         observers.meter,
         observers.run.memory_guard,
         report=lambda message, parts: observers.log.event("memory_guard", observers.step, parts=parts, message=message),
