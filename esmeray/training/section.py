@@ -23,11 +23,7 @@ class MuonSection(Section):
     """Peak learning rate of these matrices. It follows training.schedule; all other parameters use
     training.learning_rate."""
     momentum: Share = 0.95
-    """Decay rate of Muon's momentum."""
-    warmup_momentum: Share = 0.85
-    """Decay rate of Muon's momentum at the first step. It rises linearly to momentum."""
-    momentum_warmup_steps: NonNegativeInt = 300
-    """Steps over which warmup_momentum rises to momentum."""
+    """Decay rate of Muon's momentum. It starts at 0.85 and moves linearly to this rate over 300 steps."""
 
 
 class TrainingSection(Section):

@@ -56,7 +56,6 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
         section.model,
         cache,
         device="cuda" if on_gpu else "cpu",
-        modules=tuple(section.predictor_module),
         cpus=1,
         section="data.predictions",
     )

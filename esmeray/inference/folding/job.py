@@ -38,9 +38,8 @@ class FoldingSettings:
     """Predictor and cache of a folding job.
 
     Attributes:
-        predictor, source: predictor name, and its weights.
+        predictor, source: predictor name, after its module if that is to be imported, and its weights.
         cache: folder shared by all nodes.
-        modules: modules imported in each process to register predictors.
         cpus: cores per process; None for all.
         section: settings section that messages name.
     """
@@ -49,7 +48,6 @@ class FoldingSettings:
     source: str
     cache: Path
     device: str
-    modules: tuple[str, ...] = ()
     cpus: int | None = None
     section: str = "fold"
 
@@ -82,9 +80,10 @@ class Folder:
         settings = self._settings
         if settings.cpus is not None:
             torch.set_num_threads(settings.cpus)
-        for module in settings.modules:  # imported here, because an actor's process lacks the driver's imports
+        module, _, kind = settings.predictor.rpartition(":")
+        if module:  # imported here, because an actor's process lacks the driver's imports
             import_module(module)
-        self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
+        self._predictor = predictor(kind, settings.source, settings.device, settings.section)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:

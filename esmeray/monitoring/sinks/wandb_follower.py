@@ -37,7 +37,6 @@ from esmeray.monitoring.sampling.metric_names import METRICS, RUN_METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.metrics_log import Record, RunTail, read_metrics
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.removed import stored_in
 
 POLL_S = 0.5
 OFFLINE_LIMIT_S = 60.0
@@ -81,7 +80,7 @@ class _Follower:
         path = arguments.run_folder.absolute()
         self._run = RunFolder(path.parent, path.name)
         self._config = yaml.safe_load(self._run.config.read_text(encoding="utf-8"))
-        self._section = WandbSection.model_validate(self._config["wandb"], context=stored_in(self._run.config))
+        self._section = WandbSection(**self._config["wandb"])
         self._mode = arguments.mode or self._section.mode
         self._worker: int | None = arguments.worker
         self._follow, self._replies = arguments.follow, replies

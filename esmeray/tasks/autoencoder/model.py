@@ -35,7 +35,6 @@ from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from esmeray.tasks.section import ModelSection
-from esmeray.train_config.removed import stored_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -248,7 +247,7 @@ class ESM2Autoencoder(ResidueModel):
         section = read_settings_of(
             folder / CONFIG_FILE,
             "autoencoder",
-            lambda settings: AutoencoderSection.model_validate(settings["autoencoder"], context=stored_in(folder)),
+            lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
         )
         with drawn(0):  # random weights are overwritten; the caller's random state must not change
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)

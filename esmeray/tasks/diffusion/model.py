@@ -28,7 +28,6 @@ from esmeray.model.task_model import Card, TaskOutput, scalar_sums
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM, hidden_residues, residue_metrics, residue_sums
 from esmeray.tasks.section import ModelSection
-from esmeray.train_config.removed import stored_in
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
@@ -159,10 +158,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     section, labels = read_settings_of(
         folder / CONFIG_FILE,
         "model of sequence diffusion",
-        lambda settings: (
-            DiffusionSection.model_validate(settings["diffusion"], context=stored_in(folder)),
-            tuple(settings["labels"]),
-        ),
+        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
     )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with drawn(0):  # random weights are overwritten; the caller's random state must not change

@@ -37,9 +37,7 @@ class FoldSection(Section):
     model: str
     """Folder or hub name of the predictor's weights."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
-    predictor_module: list[str] = Field(default=[])
-    """Modules to import, which register further kinds."""
+    """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
     cache: Path
     """Folder to keep predictions in."""
     cache_gb: PositiveFloat = 50.0
@@ -62,7 +60,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
-    if not fold.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+    if ":" not in fold.predictor:  # what a predictor of somebody else's takes for its source is its own affair
         check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer ones would end the job.
     sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
@@ -73,10 +71,10 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
-        device, modules = fold.device or ("cuda" if has_gpu else "cpu"), tuple(fold.predictor_module)
+        device = fold.device or ("cuda" if has_gpu else "cpu")
         if device == "cuda" and not has_gpu:
             raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
-        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, modules, cpus)
+        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, cpus)
 
     with record_bar("predicting") as bar:
         options: dict[str, Any] = {

@@ -17,7 +17,7 @@ from esmeray.service.http.routes import native
 from tests.service.serving import Serving, npy, problem
 
 SIZE = 2_000_000
-LARGE: dict[str, Any] = {"body_bytes": SIZE, "bodies_bytes": 2 * SIZE, "sequences": 1024, "residues": 200_000}
+LARGE: dict[str, Any] = {"body_bytes": SIZE, "sequences": 1024, "residues": 200_000}
 ALLOWANCE = 8_000_000
 """Bytes for what does not grow with the body."""
 JSON, FASTA, NPY = "application/json", "text/plain", "application/x-npy"
