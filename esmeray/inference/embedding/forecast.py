@@ -25,8 +25,8 @@ EXACT_PRODUCTS_PER_S = 2.8e10
 320 channels); higher with bf16 products.
 """
 COMPRESSED_QUERIES_PER_S, AT_ROWS = 1200.0, 1_000_000
-"""Queries per second and core of a compressed index, and the number of its vectors. Measured on AMD Zen 3. The rate falls with
-larger clusters, because a fixed number of clusters is searched.
+"""Queries per second and core of a compressed index, and the number of its vectors. Measured on AMD Zen 3. The rate
+falls with larger clusters, because a fixed number of clusters is searched.
 """
 
 
