@@ -352,6 +352,10 @@ def test_an_upload_that_is_killed_after_its_manifest_leaves_nothing_to_the_same_
     assert listing(f"{uri}.partial")
     remote.target_path(Path(uri))
     assert not listing(f"{uri}.partial") and {*listing(uri)} == {"a", MADE_FILE}
+    folder = tmp_path / "ended" / "out.partial"
+    folder.mkdir(parents=True)  # a kill between the removal of the record and of its folder
+    remote.target_path(Path(uri))
+    assert address.startswith("s3") or not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["index.json", "text"])
