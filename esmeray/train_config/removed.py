@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
+    "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
     "DeviceProfileSection": {"random_weights": False},
@@ -48,6 +49,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "SearchSection": {"prune_margin": 0.15},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
     "TrainingSection": {
+        "checksum_every_steps": None,
         "cudnn_benchmark": False,
         "eps": 1e-8,
         "memory_guard": {"enabled": True, "max_halvings": 3},

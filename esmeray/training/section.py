@@ -83,9 +83,6 @@ class TrainingSection(Section):
     were not finite, and leave out the batches since then."""
     max_rewinds: PositiveInt = 3
     """Maximum number of rewinds, after which the run ends."""
-    checksum_every_steps: Annotated[PositiveInt | None, UNSEEN] = None
-    """Steps between comparisons of the weights across workers (ZeRO-0 to 2), in addition to the comparison before each
-    checkpoint. If the weights differ, training restarts from the newest checkpoint. none: never."""
     log_every_steps: Annotated[PositiveInt, UNSEEN] = 1
     """Steps between lines of metrics.jsonl."""
     gpu_log_interval: Annotated[NonNegativeFloat, UNSEEN] = 5.0
@@ -127,8 +124,3 @@ class CheckpointSection(Section):
     """Number of checkpoints with the best validation loss to keep in addition."""
     asynchronous: bool = True
     """Write and hash checkpoints in the background while training continues."""
-    memory_every_steps: PositiveInt | None = None
-    """Steps between copies of the state in the host's /dev/shm. If a worker is lost but its machine is not, training
-    resumes from them. The newest two are kept until the run ends. none: checkpoints on disk only."""
-    memory_limit_gib: PositiveFloat | None = None
-    """Maximum size of these copies per machine, in GiB. Default: the free space of /dev/shm at the start."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import made_folder, refuse_existing
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from esmeray.inference.classifier import ClassifierPipeline
+    from esmeray.inference.settings import ClassifySettings, EvaluateSettings
 
 CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
@@ -97,7 +98,11 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
 
 
 def classify(
-    model: str | Path, input: str | Path, *, config: Mapping[str, Any] | None = None, **settings: Any
+    model: str | Path,
+    input: str | Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    **settings: "Unpack[ClassifySettings]",
 ) -> "pd.DataFrame":
     """Predict the labels of a file by a trained classifier, as ``esmeray classify predict``.
 
@@ -160,7 +165,7 @@ def evaluate(
     *,
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: "Unpack[EvaluateSettings]",
 ) -> ClassifierEvaluation:
     """Evaluate a trained classifier on a labelled file, or on what its run held out, as ``esmeray classify evaluate``.
 
