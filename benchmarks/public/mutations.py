@@ -37,7 +37,7 @@ def _assays(work: Work) -> dict[str, Value]:
     tables = f"--SECTION.sequence {folder}/wild_types.fasta --SECTION.table {folder}"
     columns = "--SECTION.measured_column measured --SECTION.zero_shot_column eve"
     sizes = " ".join(map(str, SIZES))
-    _run(work, "fit", f"{tables} {columns} --fit.folds rest --fit.bootstrap 1 --fit.sizes {sizes}")
+    _run(work, "fit", f"{tables} {columns} --fit.folds rest --fit.sizes {sizes}")
     evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
     for size in SIZES:
@@ -47,9 +47,9 @@ def _assays(work: Work) -> dict[str, Value]:
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    _run(work, "campaign", f"{tables} {columns} --campaign.repeats 1")
+    _run(work, "campaign", f"{tables} {columns}")
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
-    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
+    found = table[(table["round"] == table["round"].max()) & (table["repeat"] == 0)].groupby("way")["found"].mean()
     return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
 
