@@ -113,7 +113,7 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
         (["--training.precision", "fp8"], r"^--training\.precision: .*'fp32', 'bf16' or 'fp16'"),
         (
             ["--batch.tokens", "4", "--data.max_length", "9000"],
-            r"^--data\.max_length --batch\.tokens: batch\.tokens \(4\) can't",
+            r"^--data\.max_length --batch\.tokens: batch\.tokens \(4\) is too small",
         ),
         (["--training.eps", "1e-6"], r"unknown option --training\.eps: was removed; its value is now 1e-08"),
     ],
@@ -126,9 +126,9 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
 
 def test_a_rule_that_an_override_breaks_names_the_override(file):
     path = file("data:\n  max_length: 9000\n")
-    with pytest.raises(ConfigError, match=r"^--batch\.tokens: batch\.tokens \(4096\) can't"):
+    with pytest.raises(ConfigError, match=r"^--batch\.tokens: batch\.tokens \(4096\) is too small"):
         load(path, "--batch.tokens", "4096", "--training.epochs", "3")
-    with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) can't"):
+    with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) is too small"):
         load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")
 
 

@@ -59,7 +59,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
         # Checks the address before sequences are read and torch is loaded.
         find(RaySection(address=address))
     elif address is not None:
-        raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
+        raise ConfigError("--ray.address needs --fold.workers; without workers, this process predicts")
     if ":" not in fold.predictor:  # a predictor from outside defines what its model may be
         check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer sequences would run out of memory.
@@ -73,7 +73,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
         device = fold.device or ("cuda" if has_gpu else "cpu")
         if device == "cuda" and not has_gpu:
-            raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
+            raise ResourceError("--fold.device cuda: no GPU found; use --fold.device cpu")
         return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, cpus)
 
     with record_bar("predicting") as bar:

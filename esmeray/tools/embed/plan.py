@@ -51,8 +51,8 @@ def _peak_tflops(plan: EmbeddingPlanSection) -> float:
     if peak is None:
         gpus = known_gpus()
         raise ConfigError(
-            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; choose one "
-            f"of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
+            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; use "
+            f"one of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
         )
     return peak
 

@@ -72,9 +72,7 @@ def device_of(plan: PlanSection) -> scale.Device:
     # Training in fp32 multiplies in TF32.
     peak = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     if peak is None:
-        raise ConfigError(
-            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: choose another plan.precision"
-        )
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: use another plan.precision")
     memory = (peaks.memory_gb, peaks.memory_gb_per_s, peaks.link_gb_per_s)
     return scale.Device(1e12 * peak, *(1e9 * value for value in memory))
 
@@ -110,7 +108,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     # written.
     lost = scale.lost_share(interval_s, stall_s, scale.RESTART_S + 2 * write_s, mtbf_s)
     if lost > 0.99:
-        raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
+        raise ResourceError(f"with a fault every {mtbf_s:.0f} s there is no time to train: lower plan.gpus")
     faults = 1 - math.exp(-scale.RESTART_S / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}

@@ -75,7 +75,7 @@ class MemoryGuard:
 
     def _double(self) -> None:
         if self.parts >= 2**MAX_HALVINGS:
-            halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
+            halved = f", even with batches split into {self.parts} micro-batches" if self.parts > 1 else ""
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
         # Write now: a process that is killed for its memory would otherwise restart with whole batches.

@@ -70,7 +70,10 @@ def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
         message = f"restarted after too long without progress; stack traces of the workers: {observers.hung}"
         log.event("hung", step, message=message)
     if guard.restore(worker.control):
-        message = f"out of memory before: every batch is taken in {guard.parts} parts ({worker.run.memory_guard})"
+        message = (
+            f"out of memory in an earlier attempt: every batch is split into {guard.parts} micro-batches "
+            f"({worker.run.memory_guard})"
+        )
         log.event("memory_guard", step, parts=guard.parts, message=message)
     if resized is not None:
         log.event("resized", step, **resized)

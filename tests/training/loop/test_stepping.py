@@ -117,7 +117,7 @@ def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_
         with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
             stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
     monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 1)
-    with pytest.raises(ResourceError, match="also with batches in 2 parts"):
+    with pytest.raises(ResourceError, match="even with batches split into 2 micro-batches"):
         stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
 
 
