@@ -68,7 +68,7 @@ def device_of(plan: PlanSection) -> scale.Device:
     peaks, gpus = known_peaks(plan.gpu), known_gpus()
     if peaks is None:
         hint = did_you_mean(plan.gpu, gpus)
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} is not known{hint}: choose one of {', '.join(gpus)}")
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} is unknown{hint}: use one of {', '.join(gpus)}")
     # Training in fp32 multiplies in TF32.
     peak = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     if peak is None:
