@@ -55,7 +55,7 @@ def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
         replies = {_start(task, identity, environment, mark): address for identity, address in others.items()}
         done, _ = ray.wait(list(replies), num_returns=len(replies), timeout=TIMEOUT_S)
         for reply in done:
-            if lacks := _lacks(reply, here, shared):
+            if lacks := _differences(reply, here, shared):
                 raise ResourceError(f"ray.address: the node {replies[reply]} {'; '.join(lacks)}")
 
 
@@ -98,7 +98,7 @@ def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any
     return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(*mark)
 
 
-def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
+def _differences(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     try:
         there = NodeFacts(*ray.get(reply))
     except RayTaskError as error:  # a missing package, or a version of Esmeray without this module

@@ -49,7 +49,7 @@ class Workers:
         return self.sizes or (self.count,)
 
     @property
-    def each(self) -> str:
+    def per_worker(self) -> str:
         """Resources per worker, in words."""
         return f"{counted(self.cpus_each, 'CPU core{s}')}{' and a GPU' if self.use_gpu else ''}"
 
@@ -87,7 +87,7 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
-    has = in_words(nodes)
+    has = described_nodes(nodes)
     if isinstance(section.num_workers, tuple):
         least = 1 if section.cpus_per_worker == "auto" else section.cpus_per_worker
         count = _largest(section.sizes, _room_for(nodes, least, use_gpu))
@@ -115,7 +115,7 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     return Workers(count, cpus_each, use_gpu, section.sizes)
 
 
-def in_words(nodes: list[NodeResources]) -> str:
+def described_nodes(nodes: list[NodeResources]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
 

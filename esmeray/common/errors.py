@@ -26,7 +26,7 @@ class EsmerayError(Exception):
 
     def __init__(self, *problems: str) -> None:
         # Messages of libraries have line breaks, and may quote long text from a file.
-        self.problems = tuple(shortened(" ".join(problem.splitlines()), _LONGEST_PROBLEM) for problem in problems)
+        self.problems = tuple(shortened(" ".join(problem.splitlines()), _MAX_PROBLEM_LENGTH) for problem in problems)
         super().__init__("; ".join(self.problems))
 
     def __reduce__(self) -> tuple[type["EsmerayError"], tuple[str, ...], dict[str, object]]:
@@ -121,8 +121,8 @@ def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
 
 # Exceptions that parsers raise on unexpected bytes, deep nesting (RecursionError) and lengths beyond memory included.
 _UNREADABLE = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-_LONGEST_PROBLEM = 1500
-_LONGEST_REASON = 200
+_MAX_PROBLEM_LENGTH = 1500
+_MAX_REASON_LENGTH = 200
 """Maximum length in characters: some parsers quote their input."""
 
 
@@ -137,7 +137,7 @@ def parsing(path: Path | str, remedy: str, *others: type[Exception]) -> Iterator
         with reading(path, remedy):  # inside: an OSError means unreadable, not damaged
             yield
     except unreadable as error:
-        raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
+        raise DataError(f"{path}: damaged ({first_line(error)[:_MAX_REASON_LENGTH]}); {remedy}") from error
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ VARIABLE = "ESMERAY_STORAGE"
 """Environment variable that passes this process's settings to its child processes, which read it once."""
 AT_ONCE_S = 20.0
 """How long to retry, in seconds, if a user waits for a command to start."""
-REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
+REPORTED_S, MAX_WAIT_S = 4.0, 30.0
 """Waits between retries, in seconds: the wait that is reported, and the longest."""
 VERSION_FILE = "esmeray-version.txt"
 """File that names the folder of the current version of a replaced output."""
@@ -295,7 +295,7 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
         return resolved(target)
     work = work_path(uri)
     items = retried(lambda: listing(uri), uri)
-    leave(target)
+    discard_work(target)
     work.parent.mkdir(parents=True, exist_ok=True)
     # A file's manifest is next to it. A folder contains its manifest, or has a record of unfinished work.
     evidence = _manifest_uri(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"
@@ -339,10 +339,10 @@ def publish(target: Path) -> None:
             _publish_folder(work, uri)
 
     retried(replace, uri, _storage.patience_s, log.warning)
-    leave(target)
+    discard_work(target)
 
 
-def leave(target: Path) -> None:
+def discard_work(target: Path) -> None:
     """Remove the local path that :func:`target_path` returned for a URI."""
     if (uri := uri_of(target)) is not None:
         shutil.rmtree(work_path(uri), ignore_errors=True)
@@ -424,7 +424,7 @@ def retried(
             if wait_s == REPORTED_S:
                 report(f"{reason}; retrying for up to {patience_s:g} s")
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        wait_s = min(2 * wait_s, MAX_WAIT_S)
 
 
 def _cache() -> Path:

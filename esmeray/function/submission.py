@@ -11,7 +11,7 @@ from pathlib import Path
 from esmeray.common.errors import DataError
 from esmeray.dataset.table import numbered_lines
 from esmeray.function.ontology import Ontology
-from esmeray.function.section import MOST_TERMS
+from esmeray.function.section import MAX_TERMS
 
 _LINE = re.compile(r"\S+\t(\S+)\t(?!0\.0+$)(?:0\.\d{1,3}|1(?:\.0{1,3})?)")
 
@@ -39,7 +39,7 @@ def check_submission(path: Path, ontology: Ontology) -> None:
                 "digits)": not match,
                 "has a term that is a root or not in the ontology": term not in allowed,
                 "repeats a term of the protein": term in terms,
-                f"exceeds {MOST_TERMS:,} terms for the protein": len(terms) == MOST_TERMS,
+                f"exceeds {MAX_TERMS:,} terms for the protein": len(terms) == MAX_TERMS,
                 "is separated from the protein's other lines": protein in proteins,
             }
             broken = [problem for problem, holds in problems.items() if holds]

@@ -90,7 +90,7 @@ class ForwardLoop:
         return self._launched([indices[:half]]) + self._launched([indices[half:]])
 
 
-def each(
+def one_by_one(
     launch: Callable[[Indices], Mapping[str, Tensor]],
 ) -> Callable[[Sequence[Indices]], Sequence[Mapping[str, Tensor]]]:
     """Return a function that launches batches one after the other."""

@@ -92,7 +92,7 @@ def advise(facts: Facts) -> list[Advice]:
     return sorted(_by_rule(facts), key=lambda advice: -advice.cost)
 
 
-def what_limits(facts: Facts) -> Advice | None:
+def limiting_factor(facts: Facts) -> Advice | None:
     """Return the finding on what limits the speed of a step: loading, communication or compute."""
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
     # Waits are fixed first: more compute would only wait longer.

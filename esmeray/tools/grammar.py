@@ -52,7 +52,7 @@ class Command(Section):
 
 
 @dataclass(frozen=True)
-class Made:
+class OutputWriter:
     """Writer of a command's outputs, which replaces earlier outputs of the same command if ``overwrite`` is set.
 
     ``made_by`` is the name of the command in the manifests of its outputs.
@@ -90,8 +90,8 @@ OPTIONAL_TARGET = "optional target"
 Overwrite = Annotated[
     bool, Field(description="Replace an existing output of this command if it has not been modified.")
 ]
-OfModel = Annotated[Path, Field(description="Folder of a run or of its export.")]
-OfRun = Annotated[Path, Field(description="Folder of the run.")]
+ModelPath = Annotated[Path, Field(description="Folder of a run or of its export.")]
+RunPath = Annotated[Path, Field(description="Folder of the run.")]
 
 
 class IngestedSection(Section):
@@ -129,8 +129,8 @@ class Main:
             run = Config
         arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
         values = dict(arguments)
-        if "made" in parameters:
-            values["made"] = Made(self.made_by, values.pop("overwrite"))
+        if "writer" in parameters:
+            values["writer"] = OutputWriter(self.made_by, values.pop("overwrite"))
         if "overrides" in parameters:
             values["overrides"] = overrides
         from esmeray.common.progress import working  # imported here: not needed if the arguments are wrong
@@ -144,7 +144,7 @@ def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callabl
 
     The parameters of the function are the sections and words of the command. Two parameters have a special meaning:
 
-    - ``made`` is the :class:`Made` that writes the outputs; it adds the flag ``--overwrite``.
+    - ``writer`` is the :class:`OutputWriter` that writes the outputs; it adds the flag ``--overwrite``.
     - ``overrides`` holds settings of an experiment, not validated yet, which override the settings of a run.
 
     ``text`` is the docstring of the command's module.
@@ -154,9 +154,9 @@ def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callabl
 
 def _schema_of(work: Callable[..., int | None]) -> type[Command]:
     parameters = signature(work).parameters
-    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "made" in parameters else {}
+    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "writer" in parameters else {}
     for key, parameter in parameters.items():
-        if key not in ("made", "overrides"):
+        if key not in ("writer", "overrides"):
             default = ... if parameter.default is parameter.empty else parameter.default
             # A section has a default if all its settings have one.
             if is_section(parameter.annotation) and not any(

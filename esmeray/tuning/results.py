@@ -14,7 +14,7 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
-from esmeray.monitoring.advice import Facts, what_limits
+from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import absolute_path
 from esmeray.tuning.records import (
@@ -124,7 +124,7 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
     searched = frozenset(KEYS[name] for name in results.space.varied)
-    limit = what_limits(Facts(**shares, tried=searched))
+    limit = limiting_factor(Facts(**shares, tried=searched))
     if limit is not None:
         yield f"{limit}."
 

@@ -50,7 +50,9 @@ def tune(job: Job) -> int:
 
 def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
-    job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # recorded configs have absolute paths too
+    job = _with_first_precision(
+        replace(job, config=with_absolute_paths(job.config))
+    )  # recorded configs have absolute paths too
     data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
     space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
@@ -59,7 +61,7 @@ def dry_run_tune(job: Job) -> int:
 
 
 def _tune_locked(job: Job, signals: StopSignals) -> int:
-    job = _as_begun(job)
+    job = _with_first_precision(job)
     folder = job.folder
     if find(job.config.ray) == LOCAL:
         make_space(job, [*local_resources()])  # checks as much as possible before anything is prepared
@@ -77,7 +79,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     return _conclude(job, results, signals, error)
 
 
-def _as_begun(job: Job) -> Job:
+def _with_first_precision(job: Job) -> Job:
     """Return the job with the precision of the search that it resumes, if it sets none.
 
     Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.

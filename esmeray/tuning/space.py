@@ -18,7 +18,7 @@ from esmeray.tuning.section import SearchSection, TuneConfig
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values are ordered."""
 
-LEAST_TRIALS = 12
+MIN_TRIALS = 12
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def most_trials(search: SearchSection, size: int) -> int:
     """Return the number of configurations to measure in a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
-    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
+    return size if search.algorithm == "grid" else min(size, max(MIN_TRIALS, size // 5))
 
 
 def _refusal(

@@ -17,7 +17,7 @@ from esmeray.common.text import shortened
 MADE_FILE = "esmeray.json"
 PARTS = "part-*"
 """Subfolders that are added to a growing folder, each with its own manifest; existing files are not rewritten."""
-_LONGEST_NAME, _LONGEST_PATH = 255, 2000
+_MAX_NAME_LENGTH, _MAX_PATH_LENGTH = 255, 2000
 """Maximum length of a name in bytes, and of a path below a folder in characters."""
 
 
@@ -88,9 +88,9 @@ def inner_name(name: object) -> str:
     Manifests may be untrusted, and the files that they list are read, replaced and removed.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
-    is_long = any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts) or len(str(name)) > _LONGEST_PATH
+    is_long = any(len(os.fsencode(part)) > _MAX_NAME_LENGTH for part in parts) or len(str(name)) > _MAX_PATH_LENGTH
     if not parts or parts[0].startswith("/") or ".." in parts or is_long:
-        raise ValueError(f"{shortened(repr(name), _LONGEST_NAME)} is not the name of a file in its folder")
+        raise ValueError(f"{shortened(repr(name), _MAX_NAME_LENGTH)} is not the name of a file in its folder")
     return str(name)
 
 

@@ -34,7 +34,7 @@ Indices = NDArray[np.int64]
 _SHUFFLE_STREAM = 0x5041434B
 """Separates the shuffle's random numbers from other uses of the same seed ('PACK' in ASCII)."""
 
-_LEAST_BATCHES_PER_WINDOW = 8
+_MIN_BATCHES_PER_WINDOW = 8
 """Minimum batches per window. A smaller window would leave large gaps in its batches, so it is widened."""
 
 
@@ -185,8 +185,8 @@ class _WindowPacker:
     ) -> None:
         self._lengths = lengths_N.astype(np.int64)  # sums of an epoch's tokens exceed 32 bits
         self._budget, self._most = budget, most
-        least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
-        self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
+        least_window = _MIN_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
+        self._window = max(window, min(least_window, _MIN_BATCHES_PER_WINDOW * most))
         self._random = random
         self._orders: list[Indices] = [np.empty(0, dtype=np.int64)]
         self._sizes: list[Indices] = [np.empty(0, dtype=np.int64)]

@@ -27,7 +27,7 @@ _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.ite
 BLOCKS = ".blocks"
 """Suffix of the file with a file's checksums, one per block."""
 _ALIGNMENT = 64
-_LONGEST_HEADER = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """Maximum bytes of a header, as in the safetensors library."""
 _BLOCK = 2**16
 """Bytes per checksum. Smaller blocks read less per row; larger blocks keep fewer checksums in memory."""
@@ -177,7 +177,7 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
     """Return the arrays in the bytes of a safetensors file."""
     length = int.from_bytes(content[:8].tobytes(), "little")
-    if length > min(_LONGEST_HEADER, len(content) - 8):  # checked before that many bytes are read
+    if length > min(_MAX_HEADER_BYTES, len(content) - 8):  # checked before that many bytes are read
         raise ValueError(f"its header claims {length:,} bytes")
     header = json.loads(content[8 : 8 + length].tobytes())
     arrays: dict[str, Any] = {}

@@ -33,7 +33,7 @@ NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95
 """Smallest share of nucleotide letters at which a sequence counts as DNA or RNA. A protein has about 26 %."""
 
-_FEWEST_LETTERS = 300
+_MIN_LETTERS = 300
 """Batches with fewer letters are not checked for DNA: a few peptides may consist of A, C, G and T by chance."""
 
 _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
@@ -171,7 +171,7 @@ class Ingest:
         is_refused = self._policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
         # With the policy error every record is checked, so that none is missed.
-        if len(residues) < _FEWEST_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
+        if len(residues) < _MIN_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:

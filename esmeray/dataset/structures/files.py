@@ -33,8 +33,8 @@ from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
 
-_LONGEST_ID = 200
-_MOST_CHAINS = 127
+_MAX_ID_LENGTH = 200
+_MAX_CHAINS = 127
 
 _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[int, int] | None, Any]] = {
     "x": (("Cartn_x",), (30, 38), np.nan),
@@ -59,7 +59,7 @@ label_seq_id. PDB has models as lines of their own.
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
 _PART_LINES = 20_000
-_LONGEST_ROW = 500
+_MAX_ROW_LENGTH = 500
 """Maximum characters of an atom's line; programs write about 100."""
 _PDB_LINE, _COORDINATES_END = 80, 54
 """Columns of a PDB line that are read, and the column of z's last digit: a shorter line is truncated."""
@@ -95,10 +95,10 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     if missing:
         raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
     chosen = [chains[name] for name in names]
-    if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
-        raise DataError(f"{path}: {len(chosen)} chains, more than the maximum of {_MOST_CHAINS}")
+    if section.chains == "complex" and len(chosen) > _MAX_CHAINS:
+        raise DataError(f"{path}: {len(chosen)} chains, more than the maximum of {_MAX_CHAINS}")
     counts.chains += len(chosen)
-    stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
+    stem = path.name.removesuffix(".gz").rpartition(".")[0][:_MAX_ID_LENGTH].replace(" ", "_")
     if section.chains != "complex":
         return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
     return [
@@ -128,11 +128,11 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
             if content.startswith((b"\x82", b"\x83", b"\x84")):
-                models, atoms, predicted = _of_binary_cif(path, content)
+                models, atoms, predicted = _read_binary_cif(path, content)
             elif content[:5].lower().startswith((b"data_", b"#")):
-                models, atoms, predicted = _of_cif(path, content)
+                models, atoms, predicted = _read_cif(path, content)
             else:
-                models, atoms, predicted = _of_pdb(path, content)
+                models, atoms, predicted = _read_pdb(path, content)
             numbers = list(map(packed_number, atoms.res_id.tolist(), atoms.ins_code.tolist()))
             atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
@@ -168,7 +168,7 @@ def _confidence(
     return np.full(len(values), 100.0)
 
 
-def _of_pdb(path: Path, content: bytes) -> _Read:
+def _read_pdb(path: Path, content: bytes) -> _Read:
     models = 0
     atoms: list[bytes] = []
     for line in io.BytesIO(content):
@@ -200,7 +200,7 @@ def _of_pdb(path: Path, content: bytes) -> _Read:
     return max(models, 1), _atoms(path, fields), predicted is not None
 
 
-def _of_cif(path: Path, content: bytes) -> _Read:
+def _read_cif(path: Path, content: bytes) -> _Read:
     columns: list[bytes] = []
     rows: list[bytes] = []
     is_row = predicted = False
@@ -222,8 +222,8 @@ def _of_cif(path: Path, content: bytes) -> _Read:
     if len(set(columns)) < len(columns):
         raise DataError(f"{path}: several data blocks have atoms; save each in a separate file")
     longest = max(rows, key=len)
-    if len(longest) > _LONGEST_ROW:
-        raise DataError(f"{path}: a line has more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
+    if len(longest) > _MAX_ROW_LENGTH:
+        raise DataError(f"{path}: a line has more than {_MAX_ROW_LENGTH} characters: {longest[:30]!r} ...; shorten it")
     # Parse in parts: biotite needs 1,500 bytes per atom for parsing, its arrays 110. Rows that span lines stay whole.
     size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
     parts = []
@@ -270,7 +270,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     return atoms
 
 
-def _of_binary_cif(path: Path, content: bytes) -> _Read:
+def _read_binary_cif(path: Path, content: bytes) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
         """Refuse an encoding by its declared length: a few bytes may declare gigabytes of data."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):

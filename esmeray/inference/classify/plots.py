@@ -27,13 +27,13 @@ from esmeray.common.text import counted
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.metrics.weighted import CALIBRATION_BINS
 
-_MOST_CLASSES = 100
+_MAX_CLASSES = 100
 """Maximum classes in a confusion matrix. Beyond it only the most confused classes are shown."""
 _NUMBERED_CLASSES = 20
 """Maximum classes of a confusion matrix with numbers in its cells."""
-_MOST_COLUMNS = 9
-_MOST_POINTS = 2000
-_LONGEST_NAME = 36
+_MAX_COLUMNS = 9
+_MAX_POINTS = 2000
+_MAX_NAME_LENGTH = 36
 _COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#8c564b", "#d6539b", "#4ab4c4")
 
 Displays = list[tuple[float, RocCurveDisplay | PrecisionRecallDisplay]]
@@ -46,7 +46,7 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
     title = f"{right:,} of {total:,} correct ({right / max(total, 1):.1%})"
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
-    shown_C = np.sort(order[:_MOST_CLASSES])  # restore the label space's order, which a reader expects
+    shown_C = np.sort(order[:_MAX_CLASSES])  # restore the label space's order, which a reader expects
     if len(shown_C) < len(names):
         title += f"; the {len(shown_C)} most confused of {len(names)} classes"
     # Shares of the whole row, before classes are left out, so that shown shares need not add up to 1.
@@ -125,7 +125,7 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
     """Draw measured (NaN if missing) against predicted numbers, one panel for each of the first columns."""
-    shown = names[:_MOST_COLUMNS]
+    shown = names[:_MAX_COLUMNS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
     title = "Measured vs. predicted"
@@ -136,13 +136,13 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
         for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
             known_N = np.isfinite(measured_N)
             records = int(known_N.sum())
-            sampled = f", {_MOST_POINTS:,} sampled" if records > _MOST_POINTS else ""
+            sampled = f", {_MAX_POINTS:,} sampled" if records > _MAX_POINTS else ""
             if records:
                 PredictionErrorDisplay.from_predictions(
                     measured_N[known_N],
                     predicted_N[known_N],
                     kind="actual_vs_predicted",
-                    subsample=min(_MOST_POINTS, records),  # more points overlap, and are slow to draw
+                    subsample=min(_MAX_POINTS, records),  # more points overlap, and are slow to draw
                     random_state=0,
                     ax=axes,
                     scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
@@ -208,5 +208,5 @@ def _confidences(probabilities_NC: NDArray, targets: NDArray) -> tuple[NDArray, 
 def _legible(name: str) -> str:
     """Shorten a name to one line and escape Matplotlib's math."""
     name = " ".join(name.split())
-    short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    short = name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
     return short.replace("$", r"\$")

@@ -27,7 +27,7 @@ from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output
 from esmeray.run_folder.job import differences
 
-_MOST_RECORDS = 1 << 40
+_MAX_RECORDS = 1 << 40
 _BLOCK = 4096
 """Records per block. Wanted records of an earlier output in the same block are read together."""
 
@@ -96,7 +96,7 @@ def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) 
     known_U = np.full(records_U.size, -1)
     for number, source in sources.items():
         found_U = source.find(store, records_U)
-        known_U = np.where((known_U < 0) & (found_U >= 0), number * _MOST_RECORDS + found_U, known_U)
+        known_U = np.where((known_U < 0) & (found_U >= 0), number * _MAX_RECORDS + found_U, known_U)
     return known_U if sources else None
 
 
@@ -113,7 +113,7 @@ def write_known(
     rows = []
     for number in range(plan.num_cached):
         shard = plan.shard(number)
-        sources_n, found_n = np.divmod(known_U[plan.bounds[number] : plan.bounds[number + 1]], _MOST_RECORDS)
+        sources_n, found_n = np.divmod(known_U[plan.bounds[number] : plan.bounds[number + 1]], _MAX_RECORDS)
         numbers = np.unique(sources_n).tolist()
         if {*numbers} - sources.keys():
             raise ConfigError(

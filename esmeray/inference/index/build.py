@@ -28,7 +28,7 @@ from esmeray.common.publishing import (
     resolved,
     write_atomically,
 )
-from esmeray.common.remote import leave, local_path, publish, target_path
+from esmeray.common.remote import discard_work, local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
@@ -61,7 +61,7 @@ PART_ROWS = 2**21
 """Maximum rows of a part. With short vectors the ids would otherwise dominate memory."""
 _SAMPLED = 64
 """Training vectors per cluster of a compressed index."""
-_FEWEST_SAMPLED = 39
+_MIN_SAMPLED = 39
 """Minimum training vectors per cluster that faiss asks for."""
 _BLOCK = 16_384
 
@@ -134,7 +134,7 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
-            leave(section.output)
+            discard_work(section.output)
             return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),
@@ -228,7 +228,7 @@ def _model_of(source: Embeddings) -> SourceModel | None:
 def num_lists(rows: int, channels: int) -> int:
     """Number of clusters of a compressed index with this number of rows."""
     # faiss recommends 4 sqrt(N). Fewer if a cluster would get fewer than the 39 training vectors that faiss asks for.
-    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _FEWEST_SAMPLED))
+    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _MIN_SAMPLED))
 
 
 def _most_sampled(channels: int) -> int:

@@ -26,16 +26,16 @@ from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index
-from esmeray.inference.index.metric import LONGEST, MetricName, scores
+from esmeray.inference.index.metric import MAX_NORM, MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, Kinds, PartEntry, open_part
 
 PROBES = 32
-_FEWEST = 100
+_MIN_ROWS = 100
 _TIMES = 10
 _OF_CLUSTER = 3
 """Number of rows that are scored again: the maximum of three values.
 
-These are ``_FEWEST``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
+These are ``_MIN_ROWS``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
 """
 _BLOCK = 16_384
 _SCORED_AT_ONCE = 16
@@ -84,7 +84,7 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
             or (rotation.A.size(), centroids.ntotal) != (manifest.channels**2, clusters.nlist)
             # Written so that NaN is rejected too. No value of an orthonormal matrix exceeds 1, except by rounding.
             or not abs(faiss.vector_to_array(rotation.A)).max() <= 1.001
-            or not abs(centroids.reconstruct_n()).max() <= LONGEST
+            or not abs(centroids.reconstruct_n()).max() <= MAX_NORM
         ):
             raise ValueError(f"not the clusters of a {manifest.metric} index with {manifest.channels:,} channels")
     return index
@@ -131,7 +131,7 @@ def compressed_arrays(vectors_nC: Values) -> Arrays:
     return {"codes": codes_nC, "deviations": deviations_C, "centre": centre_C}
 
 
-def _widened(codes_nC: NDArray[np.float16]) -> Values:
+def _dequantized(codes_nC: NDArray[np.float16]) -> Values:
     """Convert finite fp16 to fp32, five times as fast as NumPy (2.4), which converts values one by one."""
     # Shift exponent and fraction to their fp32 positions, and keep the sign of the int32. Then correct the exponent
     # bias.
@@ -190,7 +190,7 @@ class CompressedIndex(Index):
             codes = part["codes"][rows]
             if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # would become finite
                 raise DataError(f"{self.folder}: damaged: codes contain NaN or infinity; {REMEDY}")
-            values = _widened(codes)
+            values = _dequantized(codes)
             values *= part["deviations"]
             values += part["centre"]
             if self.metric == "cosine":  # restore length 1, to remove the largest error of fp16 between near rows
@@ -222,7 +222,7 @@ class CompressedIndex(Index):
         # The larger a cluster, the more near rows its bits confuse. Measured with ten million vectors as close as
         # mutants' vectors (1,860 per cluster): 100 rows contained 0.82 of the ten nearest; 632 contained 0.98, at 0.87
         # times the speed.
-        return min(self.count, max(_FEWEST, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
+        return min(self.count, max(_MIN_ROWS, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
         rotated_qC = self._rotation.apply(queries_qC)

@@ -29,7 +29,7 @@ from esmeray.common.verification import check_file, verified
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.inference.index.metric import LONGEST, MetricName
+from esmeray.inference.index.metric import MAX_NORM, MetricName
 from esmeray.inference.index.section import Kind
 
 Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
@@ -39,9 +39,9 @@ INDEX_FILE = "index.json"
 TRAINED_FILE = "trained.faiss"
 REMEDY = "build or copy the index again"
 _BOUNDS = {
-    **dict.fromkeys(("vectors", "centre"), (-LONGEST, LONGEST)),
-    **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * LONGEST)),
-    "half_squares": (0.0, LONGEST**2),
+    **dict.fromkeys(("vectors", "centre"), (-MAX_NORM, MAX_NORM)),
+    **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * MAX_NORM)),
+    "half_squares": (0.0, MAX_NORM**2),
 }
 """Bounds of values in arrays. Beyond them products are infinite, and hits would be missed silently."""
 

@@ -9,7 +9,7 @@ import torch
 from esmeray.common.errors import ConfigError
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
-from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, naming
+from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, rename_errors
 from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
 from esmeray.model.backbones.stored_weights import num_parameters
 from esmeray.model.device import DTYPES, check_device, choose_device, refuse_forked
@@ -63,7 +63,7 @@ def open_model(
         check_device(device)
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
-    with naming(key):
+    with rename_errors(key):
         streamed = _is_streamed(located, section.stream, weights, precision, target)
         with_head = heads is None or "masked_lm" in heads
         opened = (

@@ -72,13 +72,13 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
             "facebook/esm2_t6_8M_UR50D, or to try it with random weights, set random_weights true"
         )
     if located.task is None:  # the manifest of an export has been read already
-        with naming(key):
+        with rename_errors(key):
             source_type(BackboneSection(source=located.path))
     return located
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def rename_errors(key: str) -> Iterator[None]:
     """Rename the training setting in error messages to ``key``."""
     try:
         yield

@@ -40,7 +40,7 @@ TASK = "mutations"
 """Task name in the manifest of a fitted model's folder."""
 _FILE = "mutations.json"
 _EMBEDDINGS = "embeddings.npy"
-_FEWEST = 20
+_MIN_ROWS = 20
 
 Floats: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Floats]
@@ -293,9 +293,9 @@ def measured_parts(
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
-    if fewest < _FEWEST:
+    if fewest < _MIN_ROWS:
         where = f"{section.table}, {name}" if name else section.table
-        raise DataError(f"{where}: only {fewest} mutants have values in all columns; give at least {_FEWEST}")
+        raise DataError(f"{where}: only {fewest} mutants have values in all columns; give at least {_MIN_ROWS}")
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     replicates_N = table.replicates[section.measured_column][rows]

@@ -70,7 +70,7 @@ def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
     list_files(folder, "weights int8")
 
 
-def widened(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return a layer's tensors without scales: int8 weights dequantized to ``dtype``, computed in fp32."""
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALES)}
     for name in tensors.keys() - whole.keys():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import amount, did_you_mean, duration
-from esmeray.monitoring.advice import Facts, what_limits
+from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from esmeray.run_folder.checkpoints import saved_steps
 from esmeray.run_folder.job import lock_state
@@ -77,7 +77,7 @@ class RunStatus:
             yield ", ".join(speed)
             if pace.validation is not None:
                 yield f"  step {pace.validation['step']:,}: {describe_validation(pace.validation, self._labels)}"
-            yield f"  {what_limits(self._facts()) or 'no bottleneck measured'}"
+            yield f"  {limiting_factor(self._facts()) or 'no bottleneck measured'}"
         yield from (f"  {tail.problem}" for tail in self._tails if tail.problem)
         for alert in self._alerts.values():
             if alert.get("state") == "raised":

@@ -26,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 from esmeray.train_config.section import PositiveInt
 
 
@@ -46,8 +46,8 @@ class DesignEvaluateSection(DesignModelSection):
 
 
 @command("design evaluate", __doc__, made_by="evaluate_design")
-def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
-    made.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
+def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter) -> None:
+    writer.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
     exported_design(model)  # checked before torch is loaded
     store = StructureStore(
         evaluate.store,
@@ -97,4 +97,4 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
         )
     metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
     content = {"part": evaluate.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-    made.write_json(evaluate.output, content, indent=2)
+    writer.write_json(evaluate.output, content, indent=2)

@@ -18,7 +18,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.calls import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 
 
 class ScoreSection(DesignStructuresSection):
@@ -31,8 +31,8 @@ class ScoreSection(DesignStructuresSection):
 
 
 @command("design score", __doc__, made_by="score_design")
-def main(model: OfModel, score: ScoreSection, made: Made) -> None:
-    made.refuse_file(score.output)
+def main(model: ModelPath, score: ScoreSection, writer: OutputWriter) -> None:
+    writer.refuse_file(score.output)
     exported_design(model)
     if not score.structures:
         raise ConfigError("--score.structures: give the files of the structures to score on")
@@ -49,7 +49,7 @@ def main(model: OfModel, score: ScoreSection, made: Made) -> None:
 
     rows = 0
     with (
-        made.file(score.output) as building,
+        writer.file(score.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("scoring") as bar,
     ):

@@ -22,7 +22,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.inference.retrieval.metrics import in_training
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Section
 
 SEED = 0
@@ -51,9 +51,9 @@ class PlotSection(Section):
 
 @command("embed plot", __doc__, made_by="plot_embeddings")
 def main(
-    folder: Annotated[Path, Field(description="Folder of embeddings to plot.")], plot: PlotSection, made: Made
+    folder: Annotated[Path, Field(description="Folder of embeddings to plot.")], plot: PlotSection, writer: OutputWriter
 ) -> None:
-    made.refuse_existing(plot.output)
+    writer.refuse_existing(plot.output)
     # umap-learn is an optional dependency.
     if plot.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; run: pip install umap-learn")
@@ -80,7 +80,7 @@ def main(
     trained_P, training = in_training(embeddings.folder, embeddings.sequence_keys[chosen_N])
     title = f"{embeddings.name}: {drawn}" + f"; {training}" * (trained_P is not None)
     texts = title, *axes, plot.label_column if plot.labels else "residues"
-    with made.folder(plot.output) as building:
+    with writer.folder(plot.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()

@@ -31,7 +31,7 @@ from esmeray.common.text import counted
 from esmeray.inference.index.search import SearchSection, searching
 from esmeray.inference.retrieval.conformal import ascending
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
+from esmeray.tools.grammar import ClusterSection, IngestedSection, OutputWriter, command
 
 
 class SearchFileSection(SearchSection):
@@ -48,15 +48,15 @@ def main(
     data: IngestedSection,
     storage: StorageSection,
     ray: ClusterSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
     storage.apply()
-    made.refuse_file(search.output)
+    writer.refuse_file(search.output)
     start_s = time.perf_counter()
     hits = 0
     with (
         searching(database, search, data.ingest, ray.address) as begun,
-        made.file(search.output) as building,
+        writer.file(search.output) as building,
         building.open("w", encoding="utf-8") as file,
     ):
         file.write("\t".join(begun.columns) + "\n")

@@ -36,7 +36,7 @@ from esmeray.function.annotations import (
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.function.section import EvaluateTermsSection, EvaluationSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 def main(
     predictions: Annotated[Path, Field(description="TSV with protein, term and score (0 to 1).")],
     evaluate: EvaluateTermsSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
     if evaluate.ia and evaluate.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from are mutually exclusive; give one")
-    made.refuse_existing(evaluate.output)
+    writer.refuse_existing(evaluate.output)
     evaluations = _evaluated(predictions, evaluate)
     _print(evaluations)  # before writing the folder, which may fail
     if evaluate.output is not None:
-        with made.folder(evaluate.output) as building:
+        with writer.folder(evaluate.output) as building:
             _write(building, evaluations, evaluate)
 
 

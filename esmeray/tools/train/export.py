@@ -14,7 +14,7 @@ from esmeray.common.publishing import refuse_existing
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tools.grammar import OfRun, Overwrite, command
+from esmeray.tools.grammar import Overwrite, RunPath, command
 from esmeray.train_config.section import Section
 
 
@@ -31,7 +31,7 @@ class ExportSection(Section):
 
 
 @command("train export", __doc__)
-def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> None:
+def main(run: RunPath, export: ExportSection, overwrite: Overwrite = False) -> None:
     source = RunFolder(run.parent, run.name)
     if not source.config.exists():
         raise ConfigError(f"{source.path}: not a run folder (no config.yaml); give a folder such as runs/NAME")

@@ -19,25 +19,25 @@ from esmeray.common.errors import ConfigError, ResourceError, expanded
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 """Minimum token budget, so that the longest proteins of ESM-2's training fit into a batch."""
 
 
 @command("train plan", __doc__, made_by="train plan")
-def main(plan: PlanSection, made: Made) -> None:
+def main(plan: PlanSection, writer: OutputWriter) -> None:
     if plan.stage == 1 and plan.precision == "bf16":  # as esmeray/training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a complete matrix: set plan.stage to 2")
     output = expanded(plan.json_output) if plan.json_output else None
-    made.refuse_file(output)
+    writer.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))
-    made.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
+    writer.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
 
 
 def work_of(plan: PlanSection) -> scale.Work:
@@ -83,17 +83,17 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     Raises ResourceError if no micro-batch fits into memory, or if faults leave no time to train.
     """
     assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
-    if largest < (plan.tokens or LEAST_TOKENS):
+    if largest < (plan.tokens or MIN_TOKENS):
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
-            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} next to "
+            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or MIN_TOKENS:,} tokens of {plan.model} next to "
             f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
         )
     # The smallest budget, in units of 64, that needs no more micro-batches than the largest one: the largest would
     # leave a short last micro-batch.
     share = math.ceil(plan.global_tokens / plan.gpus)
     micro_batches = math.ceil(share / (plan.tokens or largest))
-    tokens = plan.tokens or max(LEAST_TOKENS, 64 * math.ceil(share / micro_batches / 64))
+    tokens = plan.tokens or max(MIN_TOKENS, 64 * math.ceil(share / micro_batches / 64))
     step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
     parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
     # The baseline is one node, because scaling shows the cost of communication between nodes, without NVLink.

@@ -23,7 +23,7 @@ class Resumption:
         self.run = RunFolder(self.config.run.storage_path, self.config.run.name)
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
-    def as_begun(self) -> "Resumption":
+    def with_first_precision(self) -> "Resumption":
         """Return a copy with the precision and the warm-up that the run started with, if the config sets none."""
         if not (self.run.config.exists() and self.checkpoints.complete()):
             return self

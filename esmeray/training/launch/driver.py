@@ -96,7 +96,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     """Validate everything before writing to the run's folder or starting Ray; then train."""
     # First, because another machine may have trained the run since: all checks need its newest state.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
-    resumption = resumption.as_begun()
+    resumption = resumption.with_first_precision()
     config, run = resumption.config, resumption.run
     resumption.check()
     finished = resumption.is_finished()
@@ -153,7 +153,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             else:
                 attempts = Attempts(run, workers, partial(connection.capacity, workers), signals, config.ray)
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
-                with connection.asked_for(workers):
+                with connection.requested_machines(workers):
                     error = attempts.train(mirror.with_outcome(start))
     # Once its own cluster has ended, no worker can save a checkpoint any more.
     return _conclude(run, error, signals, config.ray.max_failures)
@@ -166,7 +166,7 @@ def dry_run(config: Config) -> int:
     if run.uri is not None:
         with held(run.path):  # so as not to change the working copy of a run in progress
             RunMirror(run, warn).pull(AT_ONCE_S)
-    config = Resumption(config).as_begun().config
+    config = Resumption(config).with_first_precision().config
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     config = with_precision(config, processor.default_precision(workers.use_gpu))
     resumption = Resumption(with_absolute_paths(config))

@@ -88,7 +88,7 @@ class Attempts:
             if settled and not said:
                 others = ", partly in use by others" if capacity.whole else ""
                 least = counted(self._workers.allowed[0], "worker{s}")
-                say(f"waiting for {self._workers.each} for each of {least}: {capacity.machines}{others}")
+                say(f"waiting for {self._workers.per_worker} for each of {least}: {capacity.machines}{others}")
                 said = True
             time.sleep(LOOK_S / 4)
         # No worker exists to write the outcome.

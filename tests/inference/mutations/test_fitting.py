@@ -9,7 +9,7 @@ from scipy.optimize import check_grad
 
 from esmeray.common.errors import ConfigError
 from esmeray.inference.mutations import gaussian_process
-from esmeray.inference.mutations.features import Features, kernels, of_substitutions
+from esmeray.inference.mutations.features import Features, kernels, substitution_features
 from esmeray.inference.mutations.gaussian_process import Posterior, learn
 from esmeray.inference.mutations.metrics import evaluation_of
 from esmeray.inference.mutations.validation import folds, parts, predictions
@@ -22,7 +22,7 @@ SINGLES = [*PROTEIN.singles()]
 
 
 def features_of(mutants: list[Mutant], prior: np.ndarray, protein: Protein = PROTEIN) -> Features:
-    return Features(of_substitutions(protein, mutants) | {"prior": prior[:, None]})
+    return Features(substitution_features(protein, mutants) | {"prior": prior[:, None]})
 
 
 def measured(size: int, seed: int = 0) -> tuple[Features, np.ndarray]:

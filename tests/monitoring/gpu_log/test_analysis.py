@@ -103,7 +103,7 @@ def test_the_picture_has_the_samples_of_the_log_and_shades_what_was_found(saved_
     log = read_gpu_log(gpu_traces.healthy().write(tmp_path / "log.csv"))
     spans = {"idle": [(60.0, 120.0)], "thermal": [], "power_capped": []}
     draw_log(log, [summarise(log)[0]._replace(spans_s=spans)], tmp_path / "log.png")
-    monkeypatch.setattr(plot, "_MOST_POINTS", 100)
+    monkeypatch.setattr(plot, "_MAX_POINTS", 100)
     draw_log(log, [], tmp_path / "long.png")
     whole, long = (figure.axes for figure in saved_figures)
     unit = {"Time (s)": 1.0, "Time (min)": 60.0}[whole[-1].get_xlabel()]

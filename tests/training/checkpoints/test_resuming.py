@@ -51,15 +51,15 @@ def test_precision_that_is_not_given_is_that_of_the_checkpoints_or_the_default(b
     settings = tiny_config(tmp_path).model_dump()
     del settings["training"]["precision"]
     config = Config.model_validate(settings)
-    fresh = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    fresh = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert fresh.check() == ["training.precision was 'fp32', is now 'bf16'"], "without a checkpoint nothing is resumed"
     folder = CheckpointStore(begun.checkpoints).folder(4).path
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
-    resumed = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    resumed = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert resumed.config.training.precision == "fp32" and resumed.check() == []
     with pytest.raises(ConfigError, match="precision was 'fp32', is now 'bf16'"):
-        Resumption(tiny_config(tmp_path, training={"precision": "bf16"})).as_begun().check()
+        Resumption(tiny_config(tmp_path, training={"precision": "bf16"})).with_first_precision().check()
 
 
 def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):

@@ -70,7 +70,7 @@ class Others:
     def __init__(self, *runs_out: int):
         self.runs_out, self.asked = runs_out, 0
 
-    def ran_out(self, here, tokens):
+    def any_out_of_memory(self, here, tokens):
         self.asked += 1
         return here or self.asked in self.runs_out, tokens
 
