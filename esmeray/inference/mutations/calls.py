@@ -209,7 +209,7 @@ def propose(
     >>> [*plate.columns]
     ['mutant', 'score', 'predicted', 'predicted_low', 'predicted_high']
     >>> plate.attrs["notes"][0]
-    '  40 single mutants not proposed, measured already: M1C, M1D, M1E ...'
+    '  40 single mutants not proposed, already measured: M1C, M1D, M1E ...'
     """
     with output_or_scratch(output) as target:
         section = MutationProposeSection.of(output=target, **settings)

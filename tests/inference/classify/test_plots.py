@@ -51,7 +51,7 @@ def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(s
     assert {classes: text.get_text() for classes, text in cells.items()} == wanted
     assert axes.get_ylabel() == "true class" and axes.get_xlabel().startswith("predicted")
     np.testing.assert_allclose(axes.images[0].get_array(), counts / counts.sum(axis=1, keepdims=True))
-    assert saved_figures[0].get_suptitle() == "21 of 27 right (77.8%)"
+    assert saved_figures[0].get_suptitle() == "21 of 27 correct (77.8%)"
 
 
 def test_curves_and_points_are_those_of_the_predictions(saved_figures, tmp_path):
