@@ -11,7 +11,6 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from esmeray.dataset.batches.loader_process import LoaderProcess
+    from tests.artifacts import Artifacts
     from tests.service.serving import Serving
     from tests.slurm import SlurmJob
     from tests.worker_group import WorkerGroup
@@ -46,43 +46,29 @@ hypothesis.settings.load_profile("no deadline")
 RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
 RAY = ExitStack()
-"""This process's cluster."""
+"""The cluster of this process."""
+SHARED = ("ray_cluster", "slurm_job", "worker_group")
+"""Fixtures whose processes take tens of seconds to start. All files that use one run in one process of tests."""
 
 
-SHARED = ("worker_group", "ray_address", "slurm_job")
-"""Fixtures whose processes take tens of seconds to start: all files that name one are given to one process of tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group tests for ``--dist loadgroup`` by file, and files by shared fixture; the longest groups come first.
 
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give out tests by their file, and files of a shared fixture together."""
-    from xdist.scheduler import LoadFileScheduling
-
-    @cache
-    def scope(file: str) -> str:
-        text = (config.rootpath / file).read_text(encoding="utf-8")
-        return next((name for name in SHARED if name in text), file)
-
-    class ByFixture(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope(super()._split_scope(nodeid))
-
-    return ByFixture(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes.
-
-    Tests marked cuda are skipped where there is none.
+    Tests marked cuda are skipped without a GPU.
     """
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    groups: dict[Path, str] = {}
     for item in items:
-        if {"ray_cluster", "slurm_job"} & {*getattr(item, "fixturenames", ())}:
+        shared = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
+        file = str(item.path.relative_to(config.rootpath))
+        groups[item.path] = shared[0] if shared else groups.get(item.path, file)
+        if {"ray_cluster", "slurm_job"} & {*shared}:
             RAY_FILES.add(item.path)
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    # Ray's files first. Short files come last, since they fill both processes to the end.
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
 
@@ -191,6 +177,14 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     root = tmp_path_factory.mktemp("stores")
     return str(ensure_store(tiny_config(root).data, root))
+
+
+@pytest.fixture(scope="session")
+def artifacts(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
+    """Small models and runs, which tests read and never change."""
+    from tests.artifacts import Artifacts
+
+    return Artifacts(tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture(scope="session")

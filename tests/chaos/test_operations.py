@@ -26,6 +26,9 @@ def publish_badly() -> None:
 BAD = operations.Case((write_old,), publish_badly, partial(operations.read_text, "out/values.txt"))
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def results() -> tuple[list[str], list[str]]:
     """A row for each of three commands, each at a few points, and what was wrong."""
