@@ -216,4 +216,6 @@ def test_a_step_never_waits_for_the_device(name):
     batch = batch.to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
     with no_waiting():
-        model(batch).loss_sum.backward()
+        loss = model(batch).loss_sum
+        loss.backward()
+    assert loss.isfinite()
