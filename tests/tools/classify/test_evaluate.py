@@ -21,8 +21,8 @@ EVALUATE = ("classify", "evaluate")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("model") / "model", classifier_config(labels=HEADER))
+def model(artifacts) -> Path:
+    return artifacts.classifier
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ LENGTHS = [30, 1, 90, 12, 90, 5]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("model") / "model")
+def model(artifacts) -> Path:
+    return artifacts.classifier
 
 
 @pytest.fixture

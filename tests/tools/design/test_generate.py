@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.model.export.backbone import export
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
-from tests.tasks.test_diffusion_model import trained
 from tests.tools.conftest import Outcome
 
 pytestmark = pytest.mark.slow
@@ -19,9 +17,9 @@ FOLDS = folds(2)
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("designs")
-    export(trained(("helix", "barrel")), folder / "export")
+    (folder / "export").symlink_to(artifacts.diffusion / "export")
     for fold in FOLDS:
         write_pdb(folder / f"{fold.id}.pdb", pdb_lines(fold))
     structure_store(folder / "folds", 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.common.command_line import INTERRUPTED, run
+from esmeray.common.command_line import INTERRUPTED
 from esmeray.common.publishing import RECORD_FILE
 from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
@@ -19,24 +19,13 @@ from esmeray.function.submission import check_submission
 from esmeray.inference.function import prediction
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.__main__ import main as esmeray
-from tests.conftest import REPOSITORY
+from tests.artifacts import function_training
 from tests.damage import killed_in_piece
 from tests.tools.conftest import next_words
 
 pytestmark = pytest.mark.slow
 
-CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
-SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
-SMALL += ["--training.warmup_steps", "0", "--model.classifier.hidden_size", "16", "--data.terms.min_count", "3"]
-SMALL += ["--batch.batch_size", "16", "--checkpoint.every_steps", "4", "--training.evaluate_every_steps", "4"]
-
-
 PARTS = ("naive", "neighbours", "network", "blend", "homology")
-
-
-def in_folder(folder: Path) -> list[str]:
-    return ["train", *CONFIG, "--run.storage_path", str(folder), "--wandb.mode", "disabled", *SMALL]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,10 +38,8 @@ def quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, quick) -> Path:
-    folder = tmp_path_factory.mktemp("function")
-    assert run(esmeray, in_folder(folder)) == 0
-    return folder / "function"
+def trained(artifacts) -> Path:
+    return artifacts.function
 
 
 def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
@@ -73,15 +60,15 @@ def test_run_that_is_interrupted_resumes_with_the_bytes_of_one_at_once(trained, 
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(CheckpointStore, "write_latest", interrupt)
-    assert command(*in_folder(tmp_path)).code == INTERRUPTED
-    outcome = command.done(*in_folder(tmp_path))
+    assert command(*function_training(tmp_path)).code == INTERRUPTED
+    outcome = command.done(*function_training(tmp_path))
     assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
     assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
     metrics = read_metrics(tmp_path / "function" / "metrics.jsonl")
     assert [record for record in metrics if record.get("event") == "resumed"]
     assert content(tmp_path / "function") == content(trained)
     shutil.rmtree(tmp_path / "function" / "function")
-    command.done(*in_folder(tmp_path))
+    command.done(*function_training(tmp_path))
     assert content(tmp_path / "function") == content(trained), "the blend is made again alone"
 
 
@@ -161,7 +148,7 @@ def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
     few = ["--data.sample.records", 60, "--data.sample.families", 12, "--training.max_steps", 2]
-    options = [*in_folder(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
+    options = [*function_training(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
     command.done(*options, "--run.name", "computed")
     (store,) = (tmp_path / "stores").glob("*-embeddings-*")
     monkeypatch.chdir(store.parent)
