@@ -329,7 +329,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         return int(ended.code or 0)
 
 
-def test_commands_of_readmes_table_and_after_training_name_settings_that_there_are():
+def test_commands_in_tables_name_settings_that_exist():
     pages = [REPOSITORY / "README.md", REPOSITORY / "docs" / "howto.md"]
     text = "\n".join(page.read_text(encoding="utf-8").partition("## Train on your own")[0] for page in pages)
     commands = re.findall(r"`(esmeray \w[^`]*)`", text)

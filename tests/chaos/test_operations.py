@@ -44,7 +44,7 @@ def test_a_command_killed_at_an_operation_loses_nothing_and_is_resumed(results, 
     assert int(row[2]) + int(row[3]) == 4, "kills and errors"
 
 
-def test_a_folder_that_is_replaced_in_steps_is_noticed_as_lost_and_not_resumed(results):
+def test_a_folder_replaced_in_steps_is_noticed_as_lost(results):
     wrong = [line for line in results[1] if line.startswith("bad, ")]
     assert any("lost: " in line and "not resumed: " in line for line in wrong)
 

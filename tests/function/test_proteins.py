@@ -51,7 +51,7 @@ def test_all_sequences_have_the_annotations_of_their_accession(tmp_path, ids):
     assert (held_out[::2] == held_out[1::2]).all()
 
 
-def test_proteins_first_annotated_since_a_date_are_those_of_their_accession(tmp_path):
+def test_proteins_annotated_since_a_date_are_those_of_their_accession(tmp_path):
     dates = ["20200101"] * 6 + ["20220101"] * 2
     rows = "".join(gaf_row(name, "GO:2", date=date) for name, date in zip(NAMES, dates, strict=True))
     data = prepared(tmp_path, ENTRIES, "!gaf-version: 2.1\n" + rows, since="20210101")

@@ -42,7 +42,7 @@ def test_packed_padded_and_one_at_a_time_agree(source, kind):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
-def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(precision, tolerance):
+def test_half_precision_gives_nearly_the_same_in_fp32(precision, tolerance):
     found = pipeline(precision=precision).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, pipeline().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
@@ -67,7 +67,7 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert Predictions(numbers, np.float32([[1.5, -2]]), None, np.zeros(1, np.int64)).labels("|") == ["1.5|-2"]
 
 
-def test_proteins_are_cleaned_and_refused_as_commands_do_it_and_texts_are_not():
+def test_proteins_are_cleaned_and_refused_as_by_commands():
     of_proteins, of_texts = pipeline(kind="per_residue"), pipeline("qwen2")
     expected = of_proteins.predict(["MKTAYIAKQR"])
     with pytest.warns(UserWarning, match="texts: 1 record with lower-case letters, upper-cased; 1 final"):

@@ -71,7 +71,7 @@ def times(records: Iterable[Record]) -> list[float]:
     return [record["time"] - 1.7e9 for record in records]
 
 
-def test_records_of_all_files_come_by_time_those_of_a_late_worker_from_its_first(run):
+def test_records_of_all_files_come_by_time(run):
     append(sample_file(run.monitoring, 0), sample(0, 0))
     tail = RunTail(run, live=True)
     assert list(tail.poll()) == []
@@ -117,7 +117,7 @@ def steps(records: Iterable[Record]) -> list[int]:
     return [record["step"] for record in records]
 
 
-def test_what_is_present_is_left_out_and_steps_repeated_by_a_resumed_run_are_given(tmp_path):
+def test_steps_repeated_by_a_resumed_run_are_given_again(tmp_path):
     path = tmp_path / "m.jsonl"
     with MetricsLog(path) as log:
         log.append(train(1, 1))

@@ -209,7 +209,7 @@ def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: S
     assert client.post("/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
-def test_a_large_request_delays_no_small_one_and_ends_when_its_client_leaves(served: Served, client: httpx.Client):
+def test_a_large_request_delays_no_small_one(served: Served, client: httpx.Client):
     large = {"sequences": random_sequences([1400]), "method": "masked"}  # 2 million tokens: minutes of batches
 
     async def leave() -> None:
@@ -251,9 +251,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, 
     eventually(lambda: encoded(client, SEQUENCES).json().get("data") == answer)
 
 
-def test_changed_settings_and_a_changed_model_replace_what_has_them_and_no_request_fails(
-    served: Served, client: httpx.Client
-):
+def test_changed_settings_and_models_are_reloaded_without_a_failed_request(served: Served, client: httpx.Client):
     first = encoded(client, SEQUENCES).json()
     output: Any = served.process.stdout
     file = served.folder / "serve.yaml"

@@ -70,7 +70,7 @@ MODELS: dict[str, dict] = {kind: {"kind": kind} for kind in NAMES} | {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_export_gives_the_same_by_its_card_and_restored_and_describes_the_run(tmp_path, name, caplog, monkeypatch):
+def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, name, caplog, monkeypatch):
     model, tokenizer = tiny_classifier(**MODELS[name])
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     folder = export_classifier(model, tmp_path / "model", tokenizer, "run:\n  name: a\n", {"data": "10,000 proteins"})

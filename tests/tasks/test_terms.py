@@ -40,7 +40,7 @@ def held_out(data) -> set[str]:
     return {data.ids[record] for record in data.held_out.tolist()}
 
 
-def test_data_of_a_store_is_that_of_the_files_it_was_made_of_and_propagated(files, tmp_path):
+def test_data_of_a_store_is_that_of_its_files_and_propagated(files, tmp_path):
     convert([str(tmp_path / "made" / "train.fasta")], tmp_path / "store", IngestSection())
     first, again = prepared(tmp_path, files), prepared(tmp_path, files, source=[str(tmp_path / "store")])
     assert held_out(first) == held_out(again) and first.store.checksum == again.store.checksum
@@ -79,7 +79,7 @@ def test_proteins_annotated_since_a_date_are_held_out(files, tmp_path):
     assert chosen and all(name.endswith("3") for name in chosen)
 
 
-def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(files, tmp_path, caplog):
+def test_annotations_without_sequences_are_counted(files, tmp_path, caplog):
     text = Path(files["annotations"]).read_text()
     (tmp_path / "more.tsv").write_text(text + "P1\tEX:0000001\n")
     with caplog.at_level(logging.WARNING):

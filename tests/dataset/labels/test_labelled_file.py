@@ -176,7 +176,7 @@ def test_what_is_missing_is_refused_by_row_or_counted(tmp_path_factory, missing,
         assert read(path, not_missing=[missing]).labels == ["x", missing, "y"]
 
 
-def test_texts_that_are_kept_are_ids_names_and_texts_but_no_sequences_or_numbers(tmp_path):
+def test_kept_texts_are_names_and_texts_but_no_sequences_or_numbers(tmp_path):
     kept = {"id_column": "id", "not_missing": ["NA"]}
     path = write_table(tmp_path / "in.csv", ("id", *TABLE), ("NA", "MK", "NA"), ("b", "NA", "x"))
     assert "row 2: column 'sequence' is empty ('NA' means a missing value);" in refusal(path, **kept)
@@ -491,7 +491,7 @@ def test_labels_that_do_not_fit_sequences_are_refused_with_their_place(tmp_path,
     assert found.startswith(message)
 
 
-def test_sequences_without_labels_and_labels_without_sequences_can_be_left_out_counted(tmp_path, sequences):
+def test_unmatched_labels_and_sequences_can_be_left_out_counted(tmp_path, sequences):
     records = read(sequences, **label_files(tmp_path, [*LETTERS[:2], ("d", "HH")]), missing_labels="skip")
     assert records.ids == ["a", "b"]
     skipped = {"records_skipped_missing_label": 1, "labels_without_sequence": 1}

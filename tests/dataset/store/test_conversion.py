@@ -112,7 +112,7 @@ def interrupted_at(
     return False
 
 
-def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
+def test_an_interrupted_conversion_leaves_nothing(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
     files = {module.__file__ for module in (background_thread, fasta, store_writer)}
@@ -125,7 +125,7 @@ def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothi
 
 
 @pytest.mark.slow
-def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_next_sweeps(tmp_path):
+def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     folder = tmp_path / "out"
     target = folder / "store"
@@ -150,7 +150,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
     assert [path.name for path in folder.iterdir()] == ["store"]
 
 
-def test_an_existing_target_is_kept_unless_told_otherwise_and_what_is_no_store_always(tmp_path):
+def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     convert([str(source)], tmp_path / "store", IngestSection())
     write_fasta(source, [("b", "MK")])

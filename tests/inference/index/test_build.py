@@ -56,7 +56,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
-def test_an_extended_index_gives_the_hits_of_one_built_at_once_and_rewrites_no_part(sources, tmp_path, kind):
+def test_an_extended_index_gives_the_hits_of_one_built_at_once(sources, tmp_path, kind):
     first, second = sources
     # Of a compressed one the clusters are those of the first vectors: all of them are probed, so that none is missed.
     probes = {"probes": 8} if kind == "compressed" else {}
@@ -141,7 +141,7 @@ def test_a_flipped_bit_is_refused(sources, tmp_path, kind):
     refuse_silence(folder / "esmeray.json", lambda: hits(folder), count=12)
 
 
-def test_of_a_compressed_index_the_blocks_that_a_query_needs_are_verified_and_no_others(sources, tmp_path, monkeypatch):
+def test_a_query_verifies_only_the_blocks_that_it_needs(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_BLOCK", 256)
     folder = tmp_path / "index"
     make_index([sources[0]], section(folder, kind="compressed"))
@@ -225,7 +225,7 @@ RECORDS = st.lists(st.tuples(st.sampled_from(POOL), st.sampled_from(["MKT", "MKV
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=3), st.booleans())
-def test_an_index_has_each_id_of_its_sources_with_one_sequence_or_is_refused(sources, at_once):
+def test_an_index_has_each_id_once_with_one_sequence(sources, at_once):
     """Whatever collides. Ids that repeat within one source stay, as they are."""
     with TemporaryDirectory() as name, hashes_of_one_bit():
         folders = []

@@ -137,7 +137,7 @@ def test_windows_average_the_residues_that_they_share(tmp_path: Path):
         assert (found[name] - rows).abs().max() <= 1e-5 * rows.abs().max()
 
 
-def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(tmp_path: Path):
+def test_an_autoencoder_gives_latents_and_a_classifier_its_backbone(tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()
     export(build_model(tiny_section(), 0), run / "export", EsmSequenceTokenizer())
@@ -164,7 +164,7 @@ def test_models_on_one_backbone_share_its_cached_features_and_no_latents(tmp_pat
         assert (keys[0] == keys[1]) == (name == "mean")
 
 
-def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_are_not_finite_are_named(tmp_path: Path):
+def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
     network.save_pretrained(copied)
@@ -199,7 +199,7 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(tmp_path: Path):
         short.embed(["MKT", "A" * (longest + 1)])
 
 
-def test_a_model_refuses_to_compute_in_a_child_that_was_forked_after_it_was_opened(tmp_path: Path):
+def test_a_model_refuses_to_compute_in_a_forked_child(tmp_path: Path):
     folder = model_folder(tmp_path, "ESM-2")[0]
     model, pipeline = opened(folder), ClassifierPipeline.load(export_tiny(tmp_path / "classifier"), device="cpu")
     export(build_model(tiny_section(), 0), tmp_path / "autoencoder", EsmSequenceTokenizer())

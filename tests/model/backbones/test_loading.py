@@ -52,7 +52,7 @@ def batch():
 
 
 @pytest.mark.parametrize("kind", ["esm2_t6_8M", "esmc", "modernbert", "bert", "qwen2", "llama", "t5"])
-def test_drawn_weights_have_the_size_asked_for_and_depend_on_the_seed_alone(kind):
+def test_drawn_weights_depend_on_the_seed_alone(kind):
     section = BackboneSection(source=kind, **SMALL)
     before = torch.random.get_rng_state()
     backbone = build_backbone(section, seed=5)
@@ -83,9 +83,7 @@ def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path
 
 
 @torch.no_grad()
-def test_an_architecture_that_is_not_known_packed_is_padded_where_it_can_or_becomes_known_by_one_line(
-    tmp_path, batch, monkeypatch
-):
+def test_an_unknown_architecture_is_padded(tmp_path, batch, monkeypatch):
     config = FNetConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, intermediate_size=16)
     FNetModel(config).save_pretrained(tmp_path / "fnet")
     with pytest.raises(ConfigError, match="'fnet' takes no input_ids with an attention_mask"):

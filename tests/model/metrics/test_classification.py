@@ -160,7 +160,7 @@ def test_fmax_is_that_of_cafa(seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_for_nothing(kind):
+def test_a_record_of_weight_two_counts_as_two_records(kind):
     predictions, targets = case_of(kind)
     weights = np.random.default_rng(0).integers(0, 4, size=len(targets))
     weighted = classification_metrics(kind, predictions, targets, weights)

@@ -28,7 +28,7 @@ def here(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(here: Path, command, tmp_path: Path):
+def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Path):
     store = structure_store(tmp_path / "folds", 4, validation_share=0.5)
     held_out = store.validation.size
     given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
@@ -63,7 +63,7 @@ def generated(here: Path, command, tmp_path: Path, monkeypatch) -> Callable[[str
     return call
 
 
-def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here, generated, command, tmp_path):
+def test_designs_keep_fixed_residues_and_leave_out_omitted_ones(here, generated, command, tmp_path):
     out = tmp_path / "designs"
     how = f"--number 3 --label helix --fix 1-5,9 --omit CW --steps 4 --temperature 1 --known {here}/folds/sequences"
     _, designs = generated(f"--structures {here / 'fold*.pdb'} {how}")
@@ -80,7 +80,7 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 
-def test_residues_are_fixed_by_the_numbers_of_the_file_and_written_next_to_the_designs(generated, tmp_path):
+def test_residues_are_fixed_by_the_numbers_of_the_file(generated, tmp_path):
     # Residues 10 to 12 are not in the file, so that 16 is the thirteenth.
     lines = [line for line in pdb_lines(FOLDS[0]) if int(line[22:26]) not in (10, 11, 12)]
     path = write_pdb(tmp_path / "gaps.pdb", lines)

@@ -44,7 +44,7 @@ def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
-def test_known_annotations_are_left_out_as_is_an_aspect_with_no_term_that_counts(command, files, tmp_path):
+def test_known_annotations_are_left_out(command, files, tmp_path):
     truth = files[2]
     lines = Path(truth).read_text().splitlines(keepends=True)
     (tmp_path / "known.tsv").write_text("".join(lines[: len(lines) // 3]))

@@ -92,7 +92,7 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
 
 
-def test_a_submission_to_cafa_6_passes_its_rules_and_is_the_predictions_without_roots(trained, tmp_path, command):
+def test_a_cafa_6_submission_is_the_predictions_without_roots(trained, tmp_path, command):
     ontology = read_ontology(trained / "function" / "terms.obo")
     source = trained / "function" / "sample" / "test.fasta"
     for name in ("cafa", "cafa6"):
@@ -107,7 +107,7 @@ def test_a_submission_to_cafa_6_passes_its_rules_and_is_the_predictions_without_
     command.refused(2, "cafa6 takes 1,500 of a protein", *more)
 
 
-def test_a_killed_prediction_resumes_with_the_bytes_of_one_at_once_of_a_store(trained, tmp_path, command):
+def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command):
     fasta = trained / "function" / "sample" / "test.fasta"
     command.done("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store")
     with killed_in_piece(2):
@@ -143,7 +143,7 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
 
 
-def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command, monkeypatch):
+def test_embeddings_are_computed_or_read_from_a_store(tmp_path, command, monkeypatch):
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]

@@ -142,9 +142,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     assert not (tmp_path / "runs" / config.run.name).exists()
 
 
-def test_what_can_not_be_profiled_is_refused_in_a_line_before_anything_is_written(
-    command, folder, tmp_path, monkeypatch
-):
+def test_what_cannot_be_profiled_is_refused_before_anything_is_written(command, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command.refused(2, "--data.source", "profile", "model", folder / "model")
     command.refused(2, str(tmp_path), "profile", "model", tmp_path, "--data.source", folder / "proteins.fasta")
