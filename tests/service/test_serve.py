@@ -222,6 +222,7 @@ def test_a_large_request_delays_no_small_one(served: Served, client: httpx.Clien
     eventually(lambda: replica_metric(client, "queued_tokens")[1] == 0)
 
 
+@pytest.mark.nightly
 def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, client: httpx.Client):
     before, _ = replica_metric(client, "tokens")
 

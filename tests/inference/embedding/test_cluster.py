@@ -22,6 +22,7 @@ def actor_processes() -> list[psutil.Process]:
     return [p for p in processes if any("_EmbeddingActor" in word for word in p.info["cmdline"] or ())]
 
 
+@pytest.mark.nightly
 def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_path: Path, ray_address: str):
     sequences = random_sequences([400 + number for number in range(80)])
     alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, tokens=128)
