@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import operations
+from tests.chaos.cases import CASES, Case, read_text
 
 
 def write_old() -> None:
@@ -23,7 +24,7 @@ def publish_badly() -> None:
     Path("building").rename("out")
 
 
-BAD = operations.Case((write_old,), publish_badly, partial(operations.read_text, "out/values.txt"))
+BAD = Case((write_old,), publish_badly, partial(read_text, "out/values.txt"))
 
 
 pytestmark = pytest.mark.nightly
@@ -50,5 +51,5 @@ def test_a_folder_replaced_in_steps_is_noticed_as_lost(results):
 
 
 if __name__ == "__main__":
-    operations.CASES["bad"] = BAD
+    CASES["bad"] = BAD
     operations.main(*sys.argv[1:])
