@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.tokens.unknown import UnknownLetters
@@ -65,23 +65,6 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
     numbers = LabelSpace("regression", NAMES["regression"])
     assert Predictions(numbers, np.float32([[1.5, -2]]), None, np.zeros(1, np.int64)).labels("|") == ["1.5|-2"]
-
-
-def test_proteins_are_cleaned_and_refused_as_by_commands():
-    of_proteins, of_texts = pipeline(kind="per_residue"), pipeline("qwen2")
-    expected = of_proteins.predict(["MKTAYIAKQR"])
-    with pytest.warns(UserWarning, match="texts: 1 record with lower-case letters, upper-cased; 1 final"):
-        found = of_proteins.predict(["mktayiakqr*"])
-    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
-    assert found.labels() == expected.labels()
-    for text in ("MK1", "MK-T", "", None):
-        with pytest.raises(DataError, match=r"texts\[1\]"):
-            of_proteins.predict(["MKT", text])
-    upper, lower = of_texts.predict(["LOST CARD - 1", "lost card - 1"]).probabilities
-    assert not np.array_equal(upper, lower)
-    for model in (of_proteins, of_texts):
-        with pytest.raises(ConfigError, match="texts: a list of str is needed, not "):
-            model.predict("MKT")
 
 
 def test_residues_that_the_vocabulary_lacks_are_counted_in_a_warning():

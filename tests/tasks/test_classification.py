@@ -82,31 +82,14 @@ def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledSto
 
 
 def test_a_classifier_learns_and_exports_its_best_checkpoint(trained):
-    config, labelled = trained
+    config, _ = trained
     first, *_, last = validations(config)
     assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2 and last["loss"] < first["loss"]
-    assert_figures_are_those_of_scikit_learn(config, labelled)
     (event,) = events(config, "exports_best")
     costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
     assert costs[event["step"]] == min(costs.values())
     for file in (folder / "label_mappings.json" for folder in (run_folder(config).export, run_folder(config).path)):
         assert json.loads(file.read_text())["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
-
-
-def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledStore) -> None:
-    targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
-    chosen = predicted.argmax(1)
-    expected = {
-        "accuracy": metrics.accuracy_score(targets, chosen),
-        "balanced_accuracy": metrics.balanced_accuracy_score(targets, chosen),
-        "f1_macro": metrics.f1_score(targets, chosen, average="macro"),
-        "f1_micro": metrics.f1_score(targets, chosen, average="micro"),
-        "mcc": metrics.matthews_corrcoef(targets, chosen),
-        "auroc": metrics.roc_auc_score(targets, predicted, multi_class="ovr", average="macro"),
-        "average_precision": metrics.average_precision_score(np.eye(3)[targets], predicted, average="macro"),
-    }
-    best = min(validations(config), key=lambda record: -record["mcc"])
-    assert {name: best[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:

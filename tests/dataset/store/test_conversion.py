@@ -185,16 +185,6 @@ def test_the_sample_is_made_once_and_found_again(tmp_path):
         ensure_store(SMALL, tmp_path)
 
 
-def test_changed_files_and_policies_make_another_default_store(tmp_path):
-    source = write_fasta(tmp_path / "my proteins.fasta", [("a", "MK")])
-    first = ensure_store(section(source), tmp_path / "stores")
-    assert first.name.startswith("my-proteins-")
-    assert ensure_store(section(source), tmp_path / "stores") == first
-    assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
-    write_fasta(source, [("a", "MKL")])
-    assert contents(ensure_store(section(source), tmp_path / "stores")) == [("a", "MKL")]
-
-
 def change_in_place(path: Path, old: str, new: str) -> None:
     """Another text of the same size, at the same time, in the same file."""
     status = path.stat()
@@ -202,9 +192,11 @@ def change_in_place(path: Path, old: str, new: str) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_a_file_that_was_changed_in_place_makes_another_default_store(tmp_path):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "MK"), ("b", "ML")])
+def test_changed_files_and_policies_make_another_default_store(tmp_path):
+    source = write_fasta(tmp_path / "my proteins.fasta", [("a", "MK"), ("b", "ML")])
     first = ensure_store(section(source), tmp_path / "stores")
+    assert first.name.startswith("my-proteins-") and ensure_store(section(source), tmp_path / "stores") == first
+    assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
     change_in_place(source, "ML", "MV")
     changed = ensure_store(section(source), tmp_path / "stores")
     assert (
@@ -222,7 +214,7 @@ def test_a_file_that_was_changed_in_place_makes_another_default_store(tmp_path):
     source.chmod(0o600)
     assert ensure_store(section(source, named), tmp_path) == named, "the same content"
     change_in_place(source, "MK", "MA")
-    with pytest.raises(DataError, match=r"named: made of .*in\.fasta, not of .*in\.fasta as it is"):
+    with pytest.raises(DataError, match=r"named: made of .*my proteins\.fasta, not of .*my proteins\.fasta as it is"):
         ensure_store(section(source, named), tmp_path)
     with pytest.raises(ConfigError, match="its input was"):
         job_store([str(source)], IngestSection(), made_before(tmp_path / "job", source))

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import FNetConfig, FNetModel, OlmoConfig, OlmoModel, T5ForConditionalGeneration
 
-from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.backbones.architectures import PACKED, read_config
 from esmeray.model.backbones.huggingface import PaddedBackbone
 from esmeray.model.backbones.loading import build_backbone
-from esmeray.model.backbones.source import config_folder, weights_folder
 from esmeray.model.section import BackboneSection
 from tests.model.small_models import (
     PAD,
@@ -218,12 +217,3 @@ def test_a_folder_without_a_config_that_can_be_read_is_refused(tmp_path):
             read_config(BackboneSection(source=str(tmp_path)), 33, 1)
     with pytest.raises(ConfigError, match="is a file"):
         read_config(BackboneSection(source=str(config)), 33, 1)
-
-
-def test_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    for look in (config_folder, weights_folder):
-        with pytest.raises(ResourceError, match="hub can't be reached") as refusal:
-            look(BackboneSection(source="esmeray-tests/not-there"))
-        assert "\n" not in str(refusal.value)

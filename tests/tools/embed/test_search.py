@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.dataset.embeddings.reader import read_embeddings
+from esmeray.dataset.embeddings.reader import open_vectors, read_embeddings
+from esmeray.inference.index.build import memory_index
 from tests.embeddings import make_embeddings, random_vectors
 from tests.inference.embedding.jobs import small_model_folder, write_proteins
 from tests.model.support import random_sequences
@@ -29,30 +30,15 @@ def hits(path: Path) -> list[tuple[str, int, str, float]]:
     return [(query, int(rank), target, float(score)) for query, rank, target, score in rows]
 
 
-def scores(queries: np.ndarray, database: np.ndarray, metric: str) -> np.ndarray:
-    """Larger is nearer."""
-    if metric == "l2":
-        return -np.linalg.norm(queries[:, None] - database[None], axis=2)
-    if metric == "cosine":
-        queries, database = (values / np.linalg.norm(values, axis=1, keepdims=True) for values in (queries, database))
-    return queries @ database.T
-
-
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
-def test_the_exact_hits_are_the_nearest_of_all(command, here, metric):
-    outcome = command.done(
-        "embed search database --search.queries queries --search.output h.tsv --search.top_k 3 --search.metric "
-        f"{metric}"
-    )
-    queries = random_vectors(30, 8, seed=1).astype(np.float16).astype(np.float32)
-    expected = scores(queries, random_vectors(200, 8), metric)
+def test_hits_without_an_index_are_those_of_an_exact_one(command, here, metric):
+    search = "embed search database --search.queries queries --search.output h.tsv --search.top_k 3 --search.metric"
+    assert "90 hits of 30 proteins searched in 200" in command.done(f"{search} {metric}").out
+    rows, scores = memory_index(open_vectors(here / "database"), metric).search(read_embeddings("queries")[:], 3)
     found = hits(here / "h.tsv")
-    best = np.argsort(-expected, axis=1)[:, :3]
-    ranked = [(f"p{query}", rank, f"p{target}") for query in range(30) for rank, target in enumerate(best[query], 1)]
+    ranked = [(f"p{query}", rank + 1, f"p{row}") for (query, rank), row in np.ndenumerate(rows)]
     assert [hit[:3] for hit in found] == ranked
-    values = np.array([hit[3] for hit in found]) * (-1 if metric == "l2" else 1)
-    np.testing.assert_allclose(values, np.take_along_axis(expected, best, axis=1).ravel(), atol=1e-4)
-    assert "90 hits of 30 proteins searched in 200" in outcome.out
+    np.testing.assert_allclose([hit[3] for hit in found], np.abs(scores.ravel()) if metric == "l2" else scores.ravel())
 
 
 def test_without_queries_no_protein_finds_itself(command, here):

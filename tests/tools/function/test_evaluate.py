@@ -102,13 +102,6 @@ def test_files_as_people_have_them_are_read(command, shared_data, monkeypatch, t
     assert left_out in caplog.text and (": left out: " in caplog.text) == bool(left_out)
 
 
-@pytest.mark.parametrize(("truth", "name"), [("a.gpad", "!gpa-version: 1.1"), ("a2.gpad", "!gpad-version: 2.0")])
-def test_other_formats_are_refused_by_their_name(command, shared_data, monkeypatch, truth, name):
-    monkeypatch.chdir(shared_data.parent / "field" / "annotations")
-    options = f"--evaluate.truth {truth} --evaluate.ontology go.obo".split()
-    command.refused(3, f"{truth}: is GPAD ('{name}'); get the GAF", "function", "evaluate", "pred.tsv", *options)
-
-
 EXAMPLE = "--evaluate.truth example/ground_truth_partial.tsv --evaluate.ontology example/go-sample.obo \
 --evaluate.known example/known_t0.tsv --evaluate.terms example/toi.tsv"
 TARGETS = "--evaluate.truth truth.tsv --evaluate.ontology ../go_2013-06.obo.gz --evaluate.known known.tsv \
