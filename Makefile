@@ -76,7 +76,8 @@ chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undis
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 # Where no text has words of .ci/words.txt any more.
-PLAIN := $(addprefix esmeray/,alignment dataset function inference monitoring run_folder tasks train_config training tuning) \
+PLAIN := $(addprefix esmeray/,alignment cluster common dataset function inference model monitoring run_folder tasks tools \
+	train_config training tuning) \
 	README.md CONTRIBUTING.md docs/design.md docs/howto.md docs/index.md docs/python.md
 
 lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports

@@ -21,7 +21,7 @@ CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "train_ray.py").is_file() else No
 
 
 def python_path() -> str:
-    """Return PYTHONPATH for processes in other folders; the checkout, which need not be installed, is in it."""
+    """Return PYTHONPATH for processes in other folders. It includes the checkout, which need not be installed."""
     # The checkout first, then this process's own entries.
     return os.pathsep.join(
         dict.fromkeys(filter(None, [str(CHECKOUT or ""), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
@@ -34,16 +34,16 @@ _WARNS = "ESMERAY_WARNING_PROCESS"
 """Environment variable with the id of the process that warns of broken packages."""
 
 
-# Cached, also so that a class of another package stays the same object.
+# Cached, so that a class of another package is always the same object.
 @cache
 def added(
     kind: str, shipped: tuple[str, ...], of_type: type, checked: Callable[[str, Any], Any] | None = None
 ) -> dict[str, Any]:
     """Return additions of other packages to ``shipped``, by name: entry points of the group ``esmeray.KIND``.
 
-    Each is of type ``of_type``. ``checked`` gets its name and the object, and returns what is used, or raises.
-    Additions that can't be imported or used are left out with a warning; a request for one by name reports the reason
-    (:data:`esmeray.common.text.UNUSABLE`).
+    Each addition has the type ``of_type``. ``checked`` takes its name and the object, and returns the object to use, or
+    raises. Additions that can't be imported or used are left out with a warning; a request for one by name reports the
+    reason (:data:`esmeray.common.text.UNUSABLE`).
     """
     points = _entry_points().select(group=f"esmeray.{kind}")
     names = [point.name for point in points]
@@ -78,7 +78,7 @@ def _load(point: EntryPoint, of_type: type, checked: Callable[[str, Any], Any] |
 
 
 def imported(load: Callable[[], Any], what: str) -> Any:
-    """Return what ``load`` imports from another package. Raises ConfigError, whatever the import raises."""
+    """Return the object that ``load`` imports from another package. Raises ConfigError for any error of the import."""
     from esmeray.common.progress import status_line  # imported here: most processes import nothing of other packages
 
     try:

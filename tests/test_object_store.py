@@ -15,16 +15,19 @@ import pytest
 import torch
 
 from esmeray.cluster.collective import WorkerContext
-from esmeray.common import remote
+from esmeray.common import command_line, remote
 from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError
 from esmeray.common.publishing import MADE_FILE, made_file, made_folder
 from esmeray.common.remote import Storage, listing, local_path, remove, upload, use, write
+from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
+from esmeray.inference.index.opening import open_index
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import Outcome, RunFolder
 from esmeray.tasks.plan import TaskPlan
+from esmeray.tools import __main__ as esmeray
 from esmeray.training.config import Config
 from esmeray.training.launch.driver import train
 from esmeray.training.loop.worker import train_worker
@@ -330,6 +333,61 @@ def test_a_file_at_a_uri_is_replaced_with_overwrite_alone(store: ObjectStore, tm
     with pytest.raises(ConfigError, match="was not made by Esmeray"):
         make("fourth", overwrite=True)
     assert local_path(uri).read_text() == "mine"
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/ended", "file://{}/ended"])
+def test_an_upload_that_is_killed_after_its_manifest_leaves_nothing_to_the_same_command(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
+):
+    uri = f"{address.format(tmp_path)}/out"
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with made_folder(remote.target_path(Path(uri)), "embed", False) as building:
+        (building / "a").write_text("text")
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
+        patched.setattr(remote, "remove", kill)
+        remote.publish(Path(uri))
+    assert listing(f"{uri}.partial")
+    remote.target_path(Path(uri))
+    assert not listing(f"{uri}.partial") and {*listing(uri)} == {"a", MADE_FILE}
+
+
+@pytest.mark.parametrize("name", ["index.json", "text"])
+def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Path, monkeypatch, name: str):
+    """By its own name: one with a random part would stay."""
+    uri = f"file://{tmp_path}/{name}"
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", kill)
+        write(uri, "half")
+    write(uri, "whole")
+    assert [path.name for path in tmp_path.iterdir()] == [name] and remote.read(uri) == b"whole"
+
+
+def test_what_a_killed_copy_left_is_swept_also_where_the_copy_is_complete(tmp_path: Path, store: ObjectStore):
+    copy = local_path(FASTA).parent
+    scratch = copy.with_name(f".{copy.name}.scratch-12345678")
+    scratch.mkdir()
+    local_path(FASTA)
+    assert not scratch.exists()
+
+
+def test_a_folder_whose_upload_was_cut_short_is_named_as_the_user_gave_it(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "part").write_text("text")
+    upload(tmp_path / "part", "s3://bucket/short/part")
+    for open_folder in (read_embeddings, open_index):
+        with pytest.raises(DataError, match=r"^s3://bucket/short: (no|nothing)"):
+            open_folder("s3://bucket/short")
+    words = f"search s3://bucket/short --search.output {tmp_path / 'hits'} --storage.cache_folder {tmp_path / 'copies'}"
+    assert command_line.run(lambda _: esmeray.main(["embed", *words.split()])) == 3
+    assert "error: s3://bucket/short: no embeddings there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failing", [2, 4, 5])

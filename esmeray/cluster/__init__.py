@@ -1,1 +1,1 @@
-"""Ray: connect to a cluster or start one, place workers on it, hear signals, run pools of actors."""
+"""Ray clusters: connect to one or start one, place workers on it, handle signals, and run pools of actors."""

@@ -1,7 +1,7 @@
-"""Access to a Ray cluster: does one answer, does it ask for Ray's token, and is the token found here the right one?
+"""Access to a Ray cluster: find out whether it answers, whether it needs Ray's token, and whether ours is right.
 
-In: an address. Out: what ``RAY_AUTH_MODE`` has to be. For an address that is given, Ray (2.60) takes the mode from the
-shell alone; where the cluster has the other one, or another token, it tries for 20 s and logs before it fails.
+The result is the value for ``RAY_AUTH_MODE``. For an explicit address, Ray (2.60) takes the mode from the shell only.
+If the cluster has another mode or another token, Ray retries and logs for 20 s before it fails.
 """
 
 import os
@@ -20,7 +20,7 @@ _GCS_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
 _TIMEOUT_S = 10.0
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED)
-"""Also of another program that has the port by now."""
+"""Status codes without an answer from Ray. Another program may have the port by now (UNIMPLEMENTED)."""
 
 
 class NoAnswerError(ResourceError):
@@ -28,9 +28,9 @@ class NoAnswerError(ResourceError):
 
 
 def authentication_mode(address: str) -> str:
-    """The cluster's mode, ``token`` or ``disabled``, asked of the cluster at HOST:PORT or ray://HOST:PORT.
+    """Query the authentication mode, ``token`` or ``disabled``, of the cluster at HOST:PORT or ray://HOST:PORT.
 
-    Raises NoAnswerError where nothing answers there, ResourceError where the token that Ray finds is missing or wrong.
+    Raises NoAnswerError if nothing answers, and ResourceError if the token that Ray finds is missing or wrong.
     """
     if _accepted(address, {}):
         return "disabled"
@@ -45,16 +45,16 @@ def authentication_mode(address: str) -> str:
 
 
 def own_token() -> dict[str, str]:
-    """The HTTP header of the token that Ray finds here; empty without one.
+    """HTTP header with the token that Ray finds here; empty without a token.
 
-    Raises ResourceError if it is unreadable, or its file in the home folder is not this user's alone. A file that
-    RAY_AUTH_TOKEN_PATH names, as containers mount it, has the owner and mode of whoever mounts it.
+    Raises ResourceError if the token can't be read, or if others can access its file in the home folder. A file named
+    by RAY_AUTH_TOKEN_PATH is not checked: in containers its owner and mode depend on the mount.
     """
     file = Path.home() / ".ray" / "auth_token"
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and file.exists():
-        check_private(file, f"make it anew, or if nobody has read it: chmod 600 {file}")
+        check_private(file, f"make a new key, or if nobody has read it: chmod 600 {file}")
     loader = AuthenticationTokenLoader.instance()
-    loader.reset_cache()  # it may have been made since
+    loader.reset_cache()  # the token may have been created since the last call
     try:
         return dict(loader.get_token_for_http_header(ignore_auth_mode=True))
     except AuthenticationError as error:
@@ -62,7 +62,7 @@ def own_token() -> dict[str, str]:
 
 
 def _channel(address: str) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0)]  # a shell's proxy does not lead to the nodes of a cluster
+    options = [("grpc.enable_http_proxy", 0)]  # the shell's proxy can't reach the nodes of a cluster
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return grpc.insecure_channel(address, options)
     chain, key, authority = load_certs_from_env()
@@ -70,7 +70,7 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def _accepted(address: str, header: dict[str, str]) -> bool:
-    """Ask what every client asks first; False where that needs another token."""
+    """Send the first request of every client. Returns False if the cluster rejects the token in ``header``."""
     question = _CLIENT_QUESTION if address.startswith(_CLIENT) else _GCS_QUESTION
     with _channel(address.removeprefix(_CLIENT)) as channel:
         try:
@@ -80,6 +80,6 @@ def _accepted(address: str, header: dict[str, str]) -> bool:
                 raise NoAnswerError(
                     f"ray.address: no Ray cluster can be used at {address} (nothing answers there)"
                 ) from error
-            # Any other error is an answer of a cluster that took the token.
+            # Any other error comes from a cluster that accepted the token.
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
     return True

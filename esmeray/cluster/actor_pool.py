@@ -1,7 +1,7 @@
-"""Tasks computed by actors of a Ray cluster, one a device. A task whose actor was lost goes to another.
+"""Pool of Ray actors that compute tasks, one actor per device. If an actor is lost, another one repeats its tasks.
 
-In: a class with ``load()`` and ``run(task)``, and tasks. Out: what ``run`` returns, as tasks are done. Actors write
-their results themselves, so that nothing large passes through Ray.
+The pool takes a class with ``load()`` and ``run(task)``, and tasks. It yields the return values of ``run`` in the order
+of completion. Actors write their results themselves, so that no large data passes through Ray.
 """
 
 import logging
@@ -19,18 +19,21 @@ from esmeray.common.text import first_line
 
 
 class ActorPool:
-    """Actors that compute tasks. Ray is connected already. To be closed.
+    """Actors that compute tasks. Ray must be connected, and the pool must be closed.
 
     Args:
-        kind: class of the actors; raises what it raises in ``load``, since what a constructor raises reaches nobody.
-        options: of each actor, as ``num_cpus``.
-        at_once: tasks of an actor.
-        max_failures: times that a task may lose its actor.
-        ended: when it is set, no task is begun and nothing is waited for any more.
-        same: given what two actors' ``load`` returned, raises where they can't work together.
+        kind: class of the actors. It raises errors in ``load``, because nobody receives the errors of a constructor.
+        argument: argument of the class.
+        count: number of actors.
+        options: Ray's options of each actor, e.g. ``num_cpus``.
+        at_once: number of concurrent tasks per actor.
+        max_failures: number of times that a task may lose its actor.
+        log: logger for lost actors.
+        ended: event that stops the pool: no task starts, and waiting ends.
+        same: function that takes the return values of two actors' ``load`` and raises if they can't work together.
 
-    ``loaded`` is what the first actor's ``load`` returned. Raises ResourceError where actors end before they are
-    loaded, or what an actor refused.
+    ``loaded`` is the return value of the first actor's ``load``. Raises ResourceError if actors end before they are
+    loaded, and any EsmerayError that an actor raises.
     """
 
     def __init__(
@@ -59,34 +62,34 @@ class ActorPool:
         self.loaded = self._first_loaded()
 
     def run(self, tasks: Sequence[Any]) -> Iterator[Any]:
-        """Results as they are done. Raises ResourceError where a task lost its actor too often."""
+        """Yield results in the order of completion. Raises ResourceError if a task lost its actor too often."""
         todo = deque(range(len(tasks)))
         tries = Counter[int]()
         left = len(tasks)
-        # An actor once for each task that it takes at a time, of those that are loaded already.
+        # Each loaded actor is listed once per concurrent task.
         idle = [actor for actor in self._ready for _ in range(self._at_once)]
         while left and not self._ended.is_set():
             while idle and todo:
                 actor = idle.pop()
-                # One that was lost may be there still, once for each of its tasks.
+                # A lost actor may still be listed, once per concurrent task.
                 if actor not in self._lost:
                     following = todo.popleft()
                     self._waiting[actor.run.remote(tasks[following])] = actor, following
             for actor, number, result in self._replies():
                 if isinstance(result, RayActorError):
                     if number is not None:
-                        todo.appendleft(number)  # it has waited longest
+                        todo.appendleft(number)  # first in line, because it has waited longest
                         tries[number] += 1
                         if tries[number] > self._max_failures:
                             raise ResourceError(
                                 f"task {number} of {len(tasks)} lost its worker {tries[number]} times ({result}); "
                                 "lower the token budget, or look into Ray's logs"
                             )
-                    # An actor that was lost at a task had loaded.
+                    # An actor that was lost during a task had loaded.
                     self._replace(actor, number is not None, result)
                 elif number is None:
                     self._same(self.loaded, result)
-                    self._ready.append(actor)  # for the next run, too
+                    self._ready.append(actor)  # also available to the next call of run
                     idle += [actor] * self._at_once
                 else:
                     left -= 1
@@ -102,7 +105,7 @@ class ActorPool:
         self._waiting[actor.load.remote()] = actor, None
 
     def _first_loaded(self) -> Any:
-        """Wait for one actor; the others join as they are ready."""
+        """Wait until one actor is loaded. The others join when they are ready."""
         while not self._ended.is_set():
             for actor, _, result in self._replies():
                 if not isinstance(result, RayActorError):
@@ -112,7 +115,7 @@ class ActorPool:
         return None
 
     def _replies(self) -> Iterator[tuple[Any, int | None, Any]]:
-        # In turns of a second, so that ``ended`` is heard.
+        # Wait for at most a second, so that ``ended`` is checked.
         done, _ = ray.wait(list(self._waiting), timeout=1.0)
         for reference in done:
             actor, number = self._waiting.pop(reference)
@@ -126,11 +129,12 @@ class ActorPool:
                 yield actor, number, error
 
     def _replace(self, actor: Any, was_loaded: bool, error: RayActorError) -> None:
-        if actor in self._lost:  # each of its tasks brings the news
+        if actor in self._lost:  # each of its tasks reports the loss
             return
         self._lost.add(actor)
         reason = first_line(error)
-        # Actors that end before they are loaded would do so for ever: those that have worked are limited by task.
+        # Limit the actors that end before they are loaded: they would be replaced forever. Other losses are limited by
+        # the failures of a task.
         self._not_loaded = 0 if was_loaded else self._not_loaded + 1
         if self._not_loaded > self._max_failures:
             raise ResourceError(f"workers end before the model is loaded ({reason}); give them more memory")

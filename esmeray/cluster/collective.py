@@ -1,7 +1,7 @@
-"""A worker among all: its rank and device, and what workers exchange beside gradients.
+"""Rank and device of a worker, and the values that workers exchange in addition to gradients.
 
-That is four integers a step, and sums of metrics now and then. They travel through a gloo group of their own, in host
-memory, so that no GPU is synchronised for them.
+These are four integers per step, and sums of metrics now and then. They are exchanged in host memory by a separate gloo
+group, so that they need no GPU synchronization.
 """
 
 import os
@@ -31,11 +31,14 @@ _RANKS = (
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """All that the training loop knows of its launcher; by default a single process on the CPU, started by none.
+    """The training loop's view of its launcher. Default: a single process on the CPU, without a launcher.
 
-    ``local_rank`` is among the workers on this machine. ``report`` passes metrics to the launcher; every rank calls it
-    equally often, as it may be a barrier. ``replaced``: the launcher starts the workers again where one is lost.
-    ``resized``: why this attempt has another number of workers than the last.
+    Attributes:
+        local_rank: rank among the workers on this machine.
+        report: function that passes metrics to the launcher. Every rank calls it equally often, because it may be a
+            barrier.
+        replaced: the launcher starts the workers again if one is lost.
+        resized: reason for a number of workers that differs from the previous attempt's.
     """
 
     rank: int = 0
@@ -48,24 +51,28 @@ class WorkerContext:
 
 
 def prepare_environment() -> None:
-    """Remove the variables of mpirun, torchrun, Azure ML and the like from the environment of this worker.
+    """Remove the variables of mpirun, torchrun, Azure ML and similar launchers from this worker's environment.
 
-    They describe the processes of that launcher. DeepSpeed (0.19.8), accelerate and transformers read them as this
-    group's: DeepSpeed refuses to begin when its LOCAL_RANK is not OMPI_COMM_WORLD_LOCAL_RANK.
+    They describe the processes of that launcher, but DeepSpeed (0.19.8), accelerate and transformers apply them to this
+    group. DeepSpeed refuses to start if LOCAL_RANK differs from OMPI_COMM_WORLD_LOCAL_RANK.
     """
     for name in [name for name in os.environ if name.startswith(_LAUNCHERS) or name in _RANKS]:
         del os.environ[name]
 
 
 def join_alone(backend: str) -> None:
-    """Make a process group of this process alone."""
+    """Join a process group that has this process only."""
     prepare_environment()
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 @dataclass(frozen=True)
 class StepAgreement:
-    """Tokens of the global batch, those with a target too, and whether some worker was asked to stop or failed."""
+    """Totals over all workers in a step.
+
+    ``targets`` and ``tokens`` count the global batch; ``targets`` are its tokens with a target. ``stop``: a worker was
+    asked to stop. ``failed``: the step failed on a worker.
+    """
 
     targets: int
     tokens: int
@@ -74,10 +81,10 @@ class StepAgreement:
 
 
 class ControlGroup:
-    """All workers, through gloo. Every worker makes the same calls."""
+    """Collectives of all workers over gloo. Every worker makes the same calls."""
 
     def __init__(self) -> None:
-        # Beside NCCL's, which would wait for the device at each number.
+        # In addition to the NCCL group, which would synchronize with the device for each number.
         self._group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else dist.group.WORLD
 
     @property
@@ -89,38 +96,39 @@ class ControlGroup:
         return dist.get_world_size(self._group)
 
     def agree(self, targets: int, tokens: int, *, stop: bool, failed: bool) -> StepAgreement:
-        """Add up what each worker says, once a step."""
-        # One message: a collective costs its round through the network, whatever its size.
+        """Sum the values of all workers, once per step."""
+        # One message, because a small collective costs a network round trip, whatever its size.
         sums = torch.tensor([targets, tokens, int(stop), int(failed)], dtype=torch.int64)
         dist.all_reduce(sums, group=self._group)
         targets, tokens, stops, failures = (int(value) for value in sums)
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
     def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
-        """Out of memory on some worker, and the most tokens that it happened with."""
-        # The largest: a worker with memory enough says 0.
+        """Return whether any worker was out of memory, and the maximum ``tokens`` of these workers."""
+        # Workers with enough memory pass 0 tokens.
         most = torch.tensor([int(here), tokens], dtype=torch.int64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._group)
         return bool(most[0]), int(most[1])
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Element-wise float64 sums over the workers; every worker gives the same names and shapes."""
+        """Element-wise float64 sums over the workers. Every worker passes the same names and shapes."""
         if not values:
             return {}
-        # Every worker lays them out alike, in whatever order they came to it.
+        # Sorted, so that every worker has the same layout, whatever the order of its values.
         names = sorted(values)
-        # One copy to the host and one collective for all, in float64: fp32 counts tokens exactly to 2**24 only.
+        # One copy to the host and one collective for all values. In float64, because fp32 counts tokens exactly only up
+        # to 2**24.
         flat = torch.cat([values[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
         dist.all_reduce(flat, group=self._group)
         parts = torch.split(flat, [values[name].numel() for name in names])
         return {name: total.reshape(values[name].shape) for name, total in zip(names, parts, strict=True)}
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows (n, ...) of all workers in host memory, rank after rank, on every worker; n may differ."""
+        """Return the rows (n, ...) of all workers, concatenated by rank in host memory. n may differ by worker."""
         return torch.cat(self.gather(rows))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all workers, by rank, on every worker."""
+        """Return the values of all workers, by rank, on every worker."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
@@ -129,14 +137,14 @@ class ControlGroup:
         return all(self.gather(value))
 
     def from_rank_0(self, value: Value) -> Value:
-        """The value of rank 0, on every worker: what it sees of a file system decides."""
+        """Return the value of rank 0 on every worker, e.g. if workers may see different states of a file system."""
         values = [value]
         dist.broadcast_object_list(values, 0, group=self._group)
         return values[0]
 
 
 class MetricSums:
-    """This worker's sums of metrics over batches (``own``), float64 on the device: additive, and no mean of means."""
+    """Sums of this worker's metrics over batches (``own``), float64 on the device. They are additive, unlike means."""
 
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}

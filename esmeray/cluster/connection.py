@@ -1,4 +1,4 @@
-"""The Ray cluster: connect to the one at hand or start a local one, and report its resources."""
+"""Connection to a Ray cluster: connect to an available one or start a local one, and report its resources."""
 
 import json
 import logging
@@ -32,13 +32,14 @@ from esmeray.common.text import first_line
 from esmeray.installation import PACKAGE, python_path
 
 START_TIMEOUT_S = 300
-"""Seconds that workers may take to get their place and import what they need."""
+"""Seconds that workers may take to be placed and to import their modules."""
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
-"""Batches do not travel through Ray's object store; a local cluster needs little of it."""
+"""Size of a local cluster's object store. Batches do not pass through it, so it can be small."""
 
 MOST_CHARACTERS = 400
-"""Of Ray's reason; where a dashboard did not start it brings twenty lines of a log, whose path comes first."""
+"""Maximum length of Ray's reason in an error. If the dashboard fails to start, the reason has twenty lines of a log,
+whose path comes first."""
 
 NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
 
@@ -48,20 +49,20 @@ def cluster_resources() -> list[NodeResources]:
 
 
 def default_precision(on_cuda: bool) -> Literal["bf16", "fp32"]:
-    """Precision of a computation on the connected cluster that was given none: of its nodes, whatever this machine is.
+    """Default precision of a computation on the connected cluster. It depends on the nodes, not on this machine.
 
-    Nodes of several kinds get one precision, since a result must not depend on the node that computes it.
+    All nodes get the same precision, because a result must not depend on the node that computes it.
     """
     return "bf16" if on_cuda or cpus_compute_bf16(worker_environment()) else "fp32"
 
 
 def capacity(workers: Workers) -> Capacity:
-    """The number of workers of Ray Train that the cluster holds, those that this process has started among them.
+    """Number of Ray Train workers that the cluster has room for, including workers that this process has started.
 
-    Raises ResourceError where the cluster does not answer.
+    Raises ResourceError if the cluster does not answer.
     """
     try:
-        if ray.util.client.ray.is_connected():  # from outside (ray://), where only the cluster knows
+        if ray.util.client.ray.is_connected():  # a Ray Client (ray://) has to ask the cluster
             machines = ray.get(ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines).remote())
         else:
             machines = _machines()
@@ -69,7 +70,7 @@ def capacity(workers: Workers) -> Capacity:
         raise ResourceError(f"the Ray cluster does not answer ({first_line(error)})") from error
     staying = [machine for machine in machines if not machine.draining]
     whole = [_resources(machine.resources) for machine in staying]
-    # What this job's own workers hold is free to it: they end before others of another number begin.
+    # Resources of this job's own workers count as free: these workers end before a new number of workers starts.
     now = [
         _resources(machine.free, machine.workers * workers.cpus_each, machine.workers * workers.use_gpu)
         for machine in staying
@@ -80,11 +81,11 @@ def capacity(workers: Workers) -> Capacity:
 
 @contextmanager
 def asked_for(workers: Workers) -> Iterator[None]:
-    """Ask the cluster's autoscaler, if it has one, for machines for the most workers, for the length of the block.
+    """Request machines for the maximum number of workers from the cluster's autoscaler, if any, during the block.
 
-    Whatever waits for a place is asked for by Ray itself; more workers than now, which wait for none, are not.
+    Ray requests resources for waiting tasks itself. Additional workers are not waiting tasks, so they need a request.
     """
-    if not workers.sizes or ray.util.client.ray.is_connected():  # Ray (2.60) asks from within the cluster alone
+    if not workers.sizes or ray.util.client.ray.is_connected():  # Ray (2.60) can request from within the cluster only
         yield
         return
     bundle = {"CPU": workers.cpus_each} | ({"GPU": 1} if workers.use_gpu else {})
@@ -92,12 +93,12 @@ def asked_for(workers: Workers) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(Exception):  # the head node may be lost, and what was asked with it
+        with suppress(Exception):  # the head node may be lost, and the request with it
             request_resources(bundles=[])
 
 
 class _Machine(NamedTuple):
-    """A machine of the cluster. ``workers``: those of Ray Train that this job has there."""
+    """A machine of the cluster. ``workers``: number of this job's Ray Train workers on it."""
 
     address: str
     resources: dict[str, float]
@@ -107,7 +108,7 @@ class _Machine(NamedTuple):
 
 
 def _machines() -> list[_Machine]:
-    state = ray._private.state.state  # Ray (2.60) gives what is free of each node, and nodes to be drained, here alone
+    state = ray._private.state.state  # the only source of free resources per node and of draining nodes in Ray (2.60)
     draining, free = state.get_draining_nodes(), state.available_resources_per_node()
     actors = state.actor_table(None, None, "ALIVE").values()
     job = ray.get_runtime_context().get_job_id()
@@ -121,7 +122,7 @@ def _machines() -> list[_Machine]:
 
 
 def _answers(node: dict[str, Any]) -> bool:
-    """Test for a machine that is there: Ray (2.60) takes a lost one for alive until 15 s of health checks failed."""
+    """Test whether a machine answers. Ray (2.60) lists a lost machine as alive until 15 s of health checks failed."""
     try:
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=1.0).close()
     except OSError:
@@ -134,21 +135,21 @@ def _resources(resources: dict[str, float], cpus: int = 0, gpus: int = 0) -> Nod
 
 
 def worker_environment() -> dict[str, Any]:
-    """Ray's runtime environment of actors and workers, beside that of the job, which has the code."""
+    """Ray's runtime environment of actors and workers, in addition to the job's environment, which has the code."""
     storage = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
     return {"env_vars": {"PYTHONPATH": python_path(), "TOKENIZERS_PARALLELISM": "false"} | storage}
 
 
 @contextmanager
 def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
-    """Connect, or start a local cluster, for the length of the block; yields the dashboard's address or ''.
+    """Connect, or start a local cluster, during the block. Yields the dashboard's address, or ''.
 
-    A cluster that was started here is stopped here; a process that is connected when it comes here stays so. Raises
-    ResourceError where nothing answers at ``ray.address``, or a node has other versions or does not see ``shared``.
+    A cluster that was started here is stopped at the end. A process that was connected before stays connected. Raises
+    ResourceError if nothing answers at ``ray.address``, or if a node has other versions or can't use ``shared``.
     """
-    # Ray Train finds out about a lost worker by polling: every 2 s by default.
+    # Ray Train polls for lost workers, every 2 s by default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    # esmeray/training/launch/elastic.py watches for machines that are about to be taken away, without another process.
+    # esmeray/training/launch/elastic.py watches for machines that will be preempted, without an additional process.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     connected_before = ray.is_initialized()
     if connected_before and section.address in (None, ray.get_runtime_context().gcs_address):
@@ -161,23 +162,23 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
         try:
             try:
                 context = _start_local(section) if address == LOCAL else _join(address)
-            except Exception as error:  # Ray (2.60) raises that very class where a start fails or takes too long
+            except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
                 where = "can be started here" if address == LOCAL else f"can be used at {address}"
                 raise ResourceError(
                     f"ray.address: no Ray cluster {where} ({shorten(str(error), MOST_CHARACTERS)})"
                 ) from error
             check_nodes(worker_environment(), shared)
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""
-        finally:  # also when a signal breaks the start off
+        finally:  # also if a signal interrupts the start
             if not connected_before:
                 ray.shutdown()
 
 
 def _authentication(address: str) -> dict[str, str]:
-    """Variables by which Ray uses the cluster's mode, whatever the shell says.
+    """Environment variables that make Ray use the cluster's authentication mode instead of the shell's.
 
-    A cluster that is started here has the token that Ray finds, else one of its own, which is written nowhere: Ray
-    (2.60) would make the file of the user's token, and with it every later 'ray start' asks for it.
+    A cluster that is started here uses the token that Ray finds, otherwise a new one that is not written to disk. Ray
+    (2.60) would write it to the user's token file, and then every later 'ray start' would require it.
     """
     if address != LOCAL:
         return {"RAY_AUTH_MODE": authentication_mode(address)}
@@ -188,10 +189,10 @@ def _authentication(address: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Variables that Ray reads in the block, in this process and in those that it starts."""
+    """Set variables for Ray during the block, in this process and in processes that it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    Config.initialize("")  # Ray has read them when it was imported
+    Config.initialize("")  # reload: Ray read them when it was imported
     AuthenticationTokenLoader.instance().reset_cache()
     try:
         yield
@@ -202,9 +203,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _start_local(section: RaySection) -> BaseContext:
-    # Those that the workers were placed by, before Ray was there.
+    # The same resources as in the placement of workers, which is done before Ray starts.
     ((cpus, gpus),) = local_resources()
-    # One after the other: two that start at once would choose the same port.
+    # A lock, because two clusters that start at once would choose the same port.
     folder = ray_folder()
     with _loopback(), _own_signals(), closing(take_lock(folder.with_name("starting.lock"))):
         return ray.init(
@@ -213,7 +214,7 @@ def _start_local(section: RaySection) -> BaseContext:
             num_cpus=cpus,
             num_gpus=gpus,
             object_store_memory=OBJECT_STORE_BYTES,
-            # Without the dashboard Ray Train's cleaner warns every second (ray 2.60).
+            # Without a dashboard, Ray Train's cleaner (Ray 2.60) warns every second.
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             dashboard_port=section.dashboard_port,
@@ -224,15 +225,15 @@ def _start_local(section: RaySection) -> BaseContext:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Have a cluster that is started in the block listen on 127.0.0.1 alone.
+    """Make a cluster that is started in the block listen on 127.0.0.1 only.
 
-    Ray (2.60) listens on every address, but on systems on which it makes no clusters, which this variable means; it
-    takes _node_ip_address='127.0.0.1' for the machine's outer address.
+    Ray (2.60) listens on every address, except on systems without multi-node clusters, which these variables simulate.
+    _node_ip_address='127.0.0.1' does not help: Ray replaces it with the machine's external address.
     """
     constants = ray._private.ray_constants
     enabled, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        # Workers that Ray starts ahead have no runtime environment: ours take none of them.
+        # Prestarted workers have no runtime environment, so that our workers could not use them.
         with _environment({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}):
             yield
     finally:
@@ -241,23 +242,23 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Have signals to all processes of a job answered by this one, and by its own handlers.
+    """Let only this process handle signals to all processes of a job, with its own handlers.
 
-    Ray (2.60) keeps only SIGINT from a cluster that is started in the block: any other signal to the process group
-    ended the workers before they could save. And ray.init, also of a running cluster, sets a handler of SIGTERM that
-    exits with code 1.
+    Ray (2.60) shields a cluster that is started in the block from SIGINT only. Any other signal to the process group
+    would end the workers before they can save. ray.init, also for a running cluster, sets a SIGTERM handler that exits
+    with code 1.
     """
     handler = signal.getsignal(signal.SIGTERM)
     with kept_from_children():
         try:
             yield
         finally:
-            with suppress(ValueError):  # in a thread, where Ray has not set one either
+            with suppress(ValueError):  # raised outside the main thread, where Ray sets no handler either
                 signal.signal(signal.SIGTERM, handler)
 
 
 def _init(**arguments: Any) -> BaseContext:
-    """Connect, in 3 tries: one in ten of Ray Client's servers (2.60) dies when forked (ray-project/ray#63202)."""
+    """Connect in up to 3 attempts: one Ray Client server (2.60) in ten dies when forked (ray-project/ray#63202)."""
     with _own_signals():
         for _ in range(2):
             with suppress(ConnectionAbortedError):
@@ -271,13 +272,13 @@ def _join(address: str) -> BaseContext:
     of_job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {})
     if len(cluster_resources()) == 1 or "working_dir" in of_job:  # 'ray job submit --working-dir' has uploaded it
         return context
-    # Other machines need this code, and Ray (2.60) uploads a folder for a whole job alone.
+    # Other machines need this code. Ray (2.60) uploads a folder only as part of a job's runtime environment.
     ray.shutdown()
     return _init(**quietly, runtime_env={"py_modules": [str(PACKAGE)], "excludes": ["**/__pycache__"]})
 
 
 def hardware() -> str:
-    """Description of the connected cluster's machines, to compare with another time."""
+    """Description of the connected cluster's machines, to detect changes of hardware."""
     machines = Counter(_described(node["Resources"]) for node in ray.nodes() if node["Alive"])
     return "; ".join(f"{count} x {machine}" for machine, count in sorted(machines.items()))
 

@@ -1,7 +1,7 @@
-"""Facts of a cluster's nodes before work begins. One task a node, without a core.
+"""Facts about a cluster's nodes before work begins, from one task per node, which needs no core.
 
-Packages, Esmeray's own code and shared storage are compared with this process's; processors decide the default
-precision.
+Versions of packages, Esmeray's code and shared storage are compared with this process. The processors determine the
+default precision.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 
 
 class NodeFacts(NamedTuple):
-    """A node's versions of packages, the digest of Esmeray's code there, and whether the shared file is usable."""
+    """A node's package versions, the digest of its Esmeray code, and whether it can use the shared folder."""
 
     versions: dict[str, str]
     code: str
@@ -33,19 +33,20 @@ class NodeFacts(NamedTuple):
 
 
 def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
-    """Compare every node that has cores with this process. Ray is connected.
+    """Compare every other node that has cores or GPUs with this process. Ray must be connected.
 
     Args:
-        environment: Ray's runtime environment of the workers that follow.
-        shared: folder that every node has to read and write.
+        environment: Ray's runtime environment of the workers.
+        shared: folder that every node must be able to read and write.
 
-    A node that is lost meanwhile, or has not replied after a minute, is left to what follows. Raises ResourceError.
+    A node that is lost meanwhile, or has not replied after a minute, is not checked. Raises ResourceError if a node
+    differs.
     """
     others = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if _computes_elsewhere(node)}
     if not others:
         return
     with ExitStack() as stack:
-        # A file with a name of its own: a folder of the same path may be there, and be another.
+        # Look for a new file with a unique name: a node may have another folder with the same path.
         mark = (
             stack.enter_context(tempfile.NamedTemporaryFile(dir=shared, prefix=".node-check-")).name if shared else ""
         )
@@ -59,19 +60,19 @@ def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
 
 
 def facts(mark: str) -> NodeFacts:
-    """Facts of the node that this runs on; ``mark`` is a file in the shared folder, or empty."""
+    """Return the facts of the node that runs this. ``mark`` is a file in the shared folder, or empty."""
     sees = not mark or (Path(mark).exists() and os.access(Path(mark).parent, os.W_OK))
     return NodeFacts(installed_versions(), code_digest(PACKAGE), sees)
 
 
 def cpus_compute_bf16(environment: dict[str, Any]) -> bool:
-    """Test that the processors of all nodes with cores have instructions for bf16. Ray is connected.
+    """Test whether the processors of all nodes with cores have bf16 instructions. Ray must be connected.
 
-    ``environment``: as of :func:`check_nodes`. A node that does not reply within a minute counts as one without them.
+    ``environment``: as in :func:`check_nodes`. A node that does not reply within a minute counts as one without bf16.
     """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     task: Any = ray.remote(cpu_computes_bf16)
-    try:  # of every node alike: this process may be on none
+    try:  # test every node, because this process may be on none of them
         return all(ray.get([_start(task, node, environment) for node in nodes], timeout=TIMEOUT_S))
     except RayError:
         return False
@@ -93,14 +94,14 @@ def _computes_elsewhere(node: dict[str, Any]) -> bool:
 
 def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    # Without a core, as all may be in use, and on no other node; where it is lost, nothing is asked again.
+    # No core, because all may be in use. The task runs on this node only, and is not repeated if the node is lost.
     return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(*mark)
 
 
 def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     try:
         there = NodeFacts(*ray.get(reply))
-    except RayTaskError as error:  # a package that is missing, or an Esmeray without this module
+    except RayTaskError as error:  # a missing package, or a version of Esmeray without this module
         return [f"can't run this version of Esmeray ({first_line(error.cause or error)})"]
     except RayError:
         return []

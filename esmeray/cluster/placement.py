@@ -1,6 +1,6 @@
-"""Placement of workers: which cluster, how many workers on which cores and devices, before anything is started.
+"""Placement of workers before anything starts: the cluster, the number of workers, and their cores and devices.
 
-Imports no Ray, and torch only to count GPUs where there is a driver, so that a plan and a refusal are there at once.
+Does not import Ray, and imports torch only to count GPUs if there is a driver. A plan or an error appears at once.
 """
 
 import os
@@ -30,9 +30,9 @@ class NodeResources(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """The number of training workers, and what each reserves.
+    """Number of training workers, and resources per worker.
 
-    ``sizes``: numbers that take turns as machines come and go, ascending; none where the number is fixed.
+    ``sizes``: allowed numbers of workers as machines come and go, ascending; empty if the number is fixed.
     """
 
     count: int
@@ -50,28 +50,28 @@ class Workers:
 
     @property
     def each(self) -> str:
-        """Resources that a worker reserves, in words."""
+        """Resources per worker, in words."""
         return f"{counted(self.cpus_each, 'CPU core{s}')}{' and a GPU' if self.use_gpu else ''}"
 
     @property
     def numbers(self) -> str:
-        """The allowed numbers in words."""
+        """Allowed numbers of workers, in words."""
         return f"{self.sizes[0]} to {self.sizes[-1]}" if self.sizes else f"{self.count:,}"
 
     def largest(self, nodes: list[NodeResources]) -> int:
-        """The largest allowed number that these machines hold; 0 where they hold none."""
+        """Largest allowed number of workers that these machines have room for, or 0."""
         return _largest(self.allowed, _room_for(nodes, self.cpus_each, self.use_gpu))
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest allowed number of workers that a cluster holds, 0 where it holds none.
+    """Largest allowed number of workers that a cluster has room for, or 0.
 
     Attributes:
-        now: beside what others use.
-        whole: if nobody else used it.
-        machines: its resources in words.
-        leaving: machines with a worker that are about to be taken away, which count for nothing.
+        now: number with the resources that others leave free.
+        whole: number if nobody else used the cluster.
+        machines: resources of the cluster, in words.
+        leaving: machines with a worker that will be preempted; their resources do not count.
     """
 
     now: int
@@ -81,9 +81,9 @@ class Capacity:
 
 
 def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
-    """Turn ``auto`` into numbers; ResourceError for more workers or cores than these machines have.
+    """Turn ``auto`` into numbers. Each worker fits on a single machine.
 
-    A worker lies on one machine whole.
+    Raises ResourceError if the machines have too few cores or GPUs.
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
@@ -101,7 +101,7 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
             raise ResourceError(
                 f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
             )
-    # On whole machines: two machines' spare cores make no worker's.
+    # Counted per machine: a worker can't use spare cores of two machines.
     most_cpus_each = max(cores for cores in range(1, cpus + 1) if _room_for(nodes, cores, use_gpu) >= count)
     cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
     if cpus_each > most_cpus_each:
@@ -126,10 +126,10 @@ def _room_for(nodes: list[NodeResources], cpus_each: int, use_gpu: bool) -> int:
 
 
 def local_resources() -> list[NodeResources]:
-    """CPU cores that this process may use and GPUs of this machine, without starting anything."""
+    """CPU cores that this process may use, and GPUs of this machine."""
     gpus = 0
     if has_gpu_driver():
-        import torch  # here: it takes a second, which a machine without a driver need not wait for
+        import torch  # imported here: it takes a second, which machines without a driver save
 
         gpus = torch.cuda.device_count()
     return [NodeResources(usable_cpus(), gpus)]
@@ -138,7 +138,7 @@ def local_resources() -> list[NodeResources]:
 def check_interface() -> None:
     """Raise ResourceError if GLOO_SOCKET_IFNAME names no network interface of this machine.
 
-    Workers would end at that, and Ray Train would start them again and again.
+    Workers would fail at start, and Ray Train would restart them again and again.
     """
     named = os.environ.get("GLOO_SOCKET_IFNAME", "")
     there = psutil.net_if_addrs().keys()
@@ -151,18 +151,18 @@ def check_interface() -> None:
 def find(section: RaySection) -> str:
     """Address of the cluster: HOST:PORT, or ``local`` to start one.
 
-    Raises ResourceError for one that is given and can't be used. One that was started here and no longer answers is
-    reported, and ``local`` taken.
+    Raises ResourceError if a given address can't be used. If a cluster that ``ray start`` left here no longer answers,
+    warns and returns ``local``.
     """
     is_set = section.address not in (None, AUTO)
     wanted = section.address if is_set else os.environ.get("RAY_ADDRESS")
-    # Where the address comes from: a variable that a shell or a job has from yesterday is not seen in the command.
+    # Errors name the source of the address, because an old RAY_ADDRESS in the environment is easily overlooked.
     source = "RAY_ADDRESS" if wanted and not is_set else "ray.address"
     is_given = bool(wanted) and wanted != AUTO
-    # A local cluster of another run leaves no address: it is that run's own and would end with it.
+    # Local clusters of other runs leave no address here, so they are not joined: they end with their run.
     address = wanted if is_given else _started_here()
     if address and address != LOCAL:
-        from esmeray.cluster.access import NoAnswerError, authentication_mode  # here: it imports Ray
+        from esmeray.cluster.access import NoAnswerError, authentication_mode  # imported here: it imports Ray
 
         try:
             authentication_mode(address)
@@ -179,13 +179,13 @@ def find(section: RaySection) -> str:
     return address or LOCAL
 
 
-_warn_once = cache(warn)  # a command looks for its cluster several times
+_warn_once = cache(warn)  # a command calls find several times
 
 
 def _started_here() -> str:
-    """The address that ``ray start`` left here; empty without one."""
+    """Address that ``ray start`` left on this machine, or ''."""
     with suppress(OSError), address_file().open() as file:
-        # Ray's folder is 0777: another user could have the token and the code sent to a cluster of his own.
+        # Ray's folder has mode 0777: another user could redirect the token and the code to their own cluster.
         if os.fstat(file.fileno()).st_uid in (0, os.geteuid()):
             return file.read().strip()
         _warn_once(f"{address_file()} is another user's, so the cluster that it names is not joined")
@@ -193,5 +193,5 @@ def _started_here() -> str:
 
 
 def address_file() -> Path:
-    """The file in which ``ray start`` (2.60) leaves the address of its cluster."""
+    """File in which ``ray start`` (2.60) stores the address of its cluster."""
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray", "ray_current_cluster")

@@ -1,7 +1,7 @@
-"""Folder of this user's own, in which Ray clusters that are started here live.
+"""Private folder for the Ray clusters that this user starts on this machine.
 
-Ray (2.60) makes its folders 0777, whatever the umask: who else is on the machine could put links and sockets there,
-which its processes and the service would follow. Nobody else gets into a folder of 0700 around them.
+Ray (2.60) creates its folders with mode 0777, whatever the umask. Other users could place links and sockets there,
+which Ray's processes and the service would follow. A parent folder with mode 0700 keeps them out.
 """
 
 import os
@@ -14,28 +14,29 @@ from esmeray.common.own_folders import is_private, own_folder
 
 _OF_LOGINS = Path("/run/user")
 _LONGEST_BYTES = 39
-"""Of Ray's folder: a socket's path has at most 107 bytes, and session_*/sockets/dash_MetricsHead below it takes 68."""
+"""Maximum length of Ray's folder: a socket's path has at most 107 bytes, and session_*/sockets/dash_MetricsHead below
+the folder takes 68."""
 
 
 def ray_folder() -> Path:
-    """Folder for Ray's sessions, in the first place that leaves room for the names of its sockets.
+    """Folder for Ray's sessions, below the first parent that is short enough for the paths of Ray's sockets.
 
-    Raises ResourceError where it is a link, or another user owns it or may enter it.
+    Raises ResourceError if the private folder is a link, or if another user owns it or can enter it.
     """
     folders = [
         Path(parent).absolute() / f"esmeray-{os.geteuid()}"
         for parent in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
         if parent
     ]
-    # Ray's sockets lie in it, and /tmp is short enough for any user's.
+    # /tmp is always short enough.
     folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
     return own_folder(folder.parent) / "ray"
 
 
 def _runtime_folder() -> str | None:
-    """XDG_RUNTIME_DIR, if it is this user's alone and stays.
+    """XDG_RUNTIME_DIR, if it is private and permanent, otherwise None.
 
-    systemd removes it at the logout, under a run that continues in tmux, unless the user lingers.
+    systemd removes it at logout unless lingering is enabled, even if a run continues in tmux.
     """
     folder = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"))
     is_removed = folder.parent == _OF_LOGINS and not _lingers()

@@ -1,7 +1,7 @@
-"""The process group of workers: where they meet, and on which addresses they listen.
+"""Process group of the workers: its rendezvous, and the addresses on which workers listen.
 
-On one machine that is 127.0.0.1, on several each node's own address. Ray Train (2.60) lets torch choose, which listens
-on every address.
+On one machine workers listen on 127.0.0.1, on several on each node's own address. Ray Train (2.60) would let torch
+choose, which listens on every address.
 """
 
 import os
@@ -21,7 +21,7 @@ from esmeray.cluster.collective import prepare_environment
 
 LOOPBACK = "127.0.0.1"
 _stores: list[dist.TCPStore] = []
-"""Of the first worker: it lives as long as the process."""
+"""Store of the first worker, kept here so that it lives as long as the process."""
 
 
 def addresses(nodes: list[str]) -> list[str]:
@@ -29,8 +29,8 @@ def addresses(nodes: list[str]) -> list[str]:
 
 
 def listen(address: str, workers: int) -> int:
-    """On the first worker: open the store at which the workers meet, on this address alone. Returns its port."""
-    # The store gets the socket itself: a port that was only found free could be taken before.
+    """Open the rendezvous store on the first worker, listening on this address only. Returns its port."""
+    # Pass the open socket to the store: a port that was merely free could be taken in between.
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port: int = listener.getsockname()[1]
     _stores[:] = [
@@ -45,16 +45,16 @@ def join(meeting: tuple[str, int], rank: int, workers: int, address: str, backen
     prepare_environment()
     for interface, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
-            # gloo would take the address that the host's name stands for: on some machines every node's is 127.0.1.1.
+            # gloo would resolve the host name, which on some machines gives 127.0.1.1 on every node.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            if address == LOOPBACK:  # among several interfaces to other nodes NCCL chooses better
+            if address == LOOPBACK:  # between nodes, NCCL makes the better choice among several interfaces
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     store = _stores[0] if rank == 0 else dist.TCPStore(*meeting, workers, is_master=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)
 
 
 class ProcessGroupConfig(TorchConfig):
-    """The group of Ray Train's workers."""
+    """Ray Train's settings of the process group above."""
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
@@ -79,11 +79,11 @@ class _ProcessGroup(_TorchBackend):
             for rank, address in enumerate(own)
         ]
         ray.get(joining)
-        worker_group.execute(_set_torch_distributed_env_vars)  # Ray's own, after those of another launcher are gone
+        worker_group.execute(_set_torch_distributed_env_vars)  # Ray's variables, after another launcher's are removed
 
 
 class WithoutDatasets(TorchTrainer):
-    """Ray Train without the actor that hands out Ray's datasets (2.60 starts one, a process, for none as well)."""
+    """Ray Train without the actor for Ray Datasets, whose process Ray (2.60) starts even without datasets."""
 
     def _create_default_callbacks(self) -> list[Any]:
         return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]

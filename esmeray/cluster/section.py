@@ -8,26 +8,27 @@ from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, OneOr
 
 
 class RaySection(Section):
-    """The cluster."""
+    """Ray cluster and its workers."""
 
     address: str | None = None
-    """Ray cluster, as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: the cluster at
-    hand (RAY_ADDRESS or a running one), else a local one."""
+    """Ray cluster as HOST:PORT, ray://HOST:PORT or 'auto'; 'local' always starts one here. Default: RAY_ADDRESS, or a
+    cluster that runs on this machine, otherwise a local one is started."""
     num_workers: Annotated[tuple[PositiveInt, PositiveInt] | PositiveInt | Literal["auto"], OneOrMore] = "auto"
-    """Training workers, one a device. auto: one for each GPU; without GPUs two, or one on a single core. Two numbers,
-    the least and the most: as many as the cluster holds, more or fewer whenever machines come or go."""
+    """Number of training workers, one per device. auto: one per GPU; without GPUs two, or one on a single core. Two
+    numbers are minimum and maximum: as many as the cluster has room for, adapted as machines come and go."""
     allowed_workers: list[PositiveInt] | None = None
-    """Numbers between the least and the most that are used. Default: each."""
+    """Allowed numbers of workers between minimum and maximum. Default: all."""
     minimum_stay_s: NonNegativeFloat = 300.0
-    """Seconds that more workers must have been possible, without a break, before they are used: each change is a start
-    from a checkpoint."""
+    """Seconds for which room for more workers must be available without a break before they are used. Each change
+    restarts training from a checkpoint."""
     cpus_per_worker: PositiveInt | Literal["auto"] = "auto"
-    """CPU cores that each worker reserves and computes with. auto: an equal part of the cluster's, for the most workers
-    that it holds at the start."""
+    """CPU cores that each worker reserves and computes with. auto: an equal share of the cluster's cores, for the
+    maximum number of workers that it has room for at the start."""
     max_failures: NonNegativeInt = 3
-    """Times in a row, without a new checkpoint between them, that workers lost to a fault of a machine are replaced."""
+    """Maximum number of consecutive losses of workers to machine faults, without a new checkpoint in between, after
+    which the workers are replaced."""
     dashboard_port: Annotated[int, Field(gt=0, le=65535)] | None = None
-    """Port of Ray's dashboard on 127.0.0.1, for a local cluster. Default: 8265, or the next that is free."""
+    """Port of Ray's dashboard on 127.0.0.1, for a local cluster. Default: 8265, or the next free port."""
 
     @model_validator(mode="after")
     def _some_number_of_workers(self) -> "RaySection":
@@ -38,7 +39,7 @@ class RaySection(Section):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of workers that take turns, ascending; none where the number is fixed."""
+        """Allowed numbers of workers, ascending; empty if the number is fixed."""
         if not isinstance(self.num_workers, tuple):
             return ()
         least, most = self.num_workers

@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals of clusters: say so at once, ask once, wait a while, then end in any case."""
+"""Ctrl-C and signals of clusters: report the signal, request a stop, wait for a grace period, then end in any case."""
 
 import os
 import signal
@@ -11,32 +11,33 @@ from types import FrameType
 from esmeray.common.command_line import CLUSTER_SIGNALS
 
 GRACE_S = 20.0
-"""Seconds that workers get to save and end."""
+"""Grace period in seconds for workers to save and end."""
 
 REPEAT_S = 2.0
-"""A second signal within so many seconds is the same request: some tools signal a process and then its whole group."""
+"""Seconds within which a second signal counts as the same request: some tools signal a process, then its group."""
 
 CLOSING_S = 6.0
-"""Seconds that sinks get beyond that. With what Ray needs to shut down, a run ends within 30."""
+"""Additional seconds for sinks to close. With Ray's shutdown, a run ends within 30 s."""
 
 
 _INSISTENT = (signal.SIGINT, signal.SIGTERM)
-"""Signals whose second one ends at once. The kernel repeats SIGXCPU every second, and batch systems follow up on
-SIGUSR1 or SIGUSR2 with SIGTERM."""
+"""If the first and the second signal are among these, the second one ends the run at once. Other second signals are not
+a new request: the kernel repeats SIGXCPU every second, and batch systems send SIGTERM after SIGUSR1 or SIGUSR2."""
 
 
 class StopSignals:
-    """Handles SIGINT and the signals of clusters for the length of a ``with`` block in the main thread.
+    """Handler of SIGINT and the signals of clusters, for a ``with`` block in the main thread.
 
-    Before :meth:`hand_over`, while nothing is running that would have to be saved, a signal raises KeyboardInterrupt,
-    the same request once; Ray's waits (2.60) pass on nothing else that a handler raises. After it, the first one calls
-    ``on_request`` and starts the grace period; a second SIGINT or SIGTERM ends that at once.
+    - Before :meth:`hand_over` there is nothing to save, and a signal raises KeyboardInterrupt, once per request. Ray's
+      waits (2.60) pass on no other exception of a handler.
+    - After it, the first signal calls ``on_request`` and starts the grace period. A second SIGINT or SIGTERM ends the
+      grace period at once.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
         self.received: int | None = None
-        self._raised: int | None = None  # before the hand-over
+        self._raised: int | None = None  # the signal before the hand-over
         self._on_request: Callable[[], None] | None = None
         self._reply = "stopping"
         self._interrupts = False
@@ -47,7 +48,8 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, *CLUSTER_SIGNALS):
-                # SIGHUP below nohup stays ignored. SIGINT does not: a shell's background jobs are begun so.
+                # Signals ignored by the parent stay ignored, e.g. SIGHUP under nohup. SIGINT does not, because shells
+                # start background jobs with SIGINT ignored.
                 if signum in _INSISTENT or signal.getsignal(signum) != signal.SIG_IGN:
                     self._before[signum] = signal.signal(signum, self._handle)
         return self
@@ -57,20 +59,20 @@ class StopSignals:
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def hand_over(self, on_request: Callable[[], None], reply: str, interrupts: bool = False) -> None:
-        """Call ``on_request`` and print the reply for the first signal, instead of raising, from now on.
+        """From now on, the first signal calls ``on_request`` and prints the reply, instead of raising.
 
-        With ``interrupts`` each later signal raises KeyboardInterrupt, which breaks off any wait of the main thread.
+        With ``interrupts``, a later signal raises KeyboardInterrupt, which interrupts any wait of the main thread.
         """
         self._on_request = on_request
         self._reply = reply
         self._interrupts = interrupts
 
     def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
-        """The signal that led to this error before the hand-over; None where a program asked to exit."""
+        """Return the signal that led to this error before the hand-over, or None if a program requested the exit."""
         return None if isinstance(error, SystemExit) else self._raised or signal.SIGINT
 
     def remaining_s(self, otherwise_s: float) -> float:
-        """Seconds left for sinks to close after a signal; ``otherwise_s`` without one."""
+        """Seconds left for sinks to close after a signal, or ``otherwise_s`` without a signal."""
         if self.received is None:
             return otherwise_s
         return max(1.0, self._deadline + CLOSING_S - time.monotonic())
@@ -88,7 +90,7 @@ class StopSignals:
         now = time.monotonic()
         if self._on_request is None:
             if self._raised and (now - self._asked_at <= REPEAT_S or signum not in _INSISTENT):
-                return  # the first one's exception is on its way through what ends workers and removes files
+                return  # the first signal's exception is being handled: workers end and files are removed
             self._raised, self._asked_at = signum, now
             self._say()
             raise KeyboardInterrupt
@@ -98,12 +100,12 @@ class StopSignals:
             self._on_request()
             self._say()
         elif {signum, self.received} <= {*_INSISTENT} and now - self._asked_at > REPEAT_S:
-            self._deadline = 0.0  # whoever asks again does not want to wait
+            self._deadline = 0.0  # a repeated request ends the wait
             if self._interrupts:
                 self._raised, self._asked_at = signum, now
                 raise KeyboardInterrupt
 
     def _say(self) -> None:
-        # To the descriptor: the signal may have interrupted a print, which must not be entered twice.
-        with suppress(OSError):  # nobody may read it any more: Ctrl-C also ends what a pipe leads to
+        # Write to the descriptor: the signal may have interrupted print, which is not reentrant.
+        with suppress(OSError):  # the reader may be gone: Ctrl-C also ends the other programs of a pipe
             os.write(2, f"\n{self._reply}\n".encode())

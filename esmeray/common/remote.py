@@ -1,15 +1,15 @@
 """Files by URI (s3://, gs://, hf://, file://, what else fsspec opens): copies on this node's disk, and uploads.
 
-A copy lies in ``CACHE/files/KEY``. The key is made of the URI and of what the store says of its objects, so that a
-changed object is another copy; what is made of large local files may lie there, too (:func:`cached_folder`). The
-processes of a node share copies; the least recently used ones are removed where the cache is full, but for those that a
-living process uses. What is to be uploaded is made in ``CACHE/work``. Credentials and endpoints are never settings:
-each store has its own way (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, HF_TOKEN ...).
+Copies are kept in ``CACHE/files/KEY``. The key is a hash of the URI and of the objects' properties in the store, so a
+changed object gets a new copy. Data derived from large local files can be cached there as well
+(:func:`cached_folder`). The processes of a node share copies. If the cache is full, the least recently used copies are
+removed, except for copies that a living process uses. Outputs are built in ``CACHE/work`` and then uploaded.
+Credentials and endpoints are never settings: each store has its own environment variables (AWS_ACCESS_KEY_ID,
+AWS_ENDPOINT_URL, HF_TOKEN ...).
 
-A store of objects renames nothing, so an output at a URI changes by its manifest: new objects are uploaded first, the
-manifest last, and then the objects that no manifest lists any more are removed (:func:`publish`). An output that is
-replaced gets a folder of its own, ``version-XXXXXXXX``, to which ``esmeray-version.txt`` points; :func:`listing`
-follows it.
+Object stores can't rename, so an output at a URI changes with its manifest: new objects are uploaded first, the
+manifest last, and then the objects that no manifest lists are removed (:func:`publish`). A replaced output gets a new
+folder ``version-XXXXXXXX``, and ``esmeray-version.txt`` names the current one; :func:`listing` follows it.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
+from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, TypeVar
 
 import xxhash
@@ -44,6 +45,7 @@ from esmeray.common.publishing import (
     inner_name,
     is_disk_full,
     published,
+    recover,
     resolved,
     take_lock,
     write_atomically,
@@ -53,26 +55,26 @@ from esmeray.common.text import first_line
 log = logging.getLogger(__name__)
 
 VARIABLE = "ESMERAY_STORAGE"
-"""Environment variable by which this process's settings reach those that it starts, which read it once."""
+"""Environment variable that passes this process's settings to its child processes, which read it once."""
 AT_ONCE_S = 20.0
-"""Patience with a store where somebody waits for something to start, in seconds."""
+"""How long to retry, in seconds, if a user waits for a command to start."""
 REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
-"""A wait for a store that is as long as the first is reported."""
+"""Waits between retries, in seconds: the wait that is reported, and the longest."""
 VERSION_FILE = "esmeray-version.txt"
-"""Names the folder below a URI that holds the current version of an output that was replaced."""
+"""File that names the folder of the current version of a replaced output."""
 _VERSION = re.compile(r"version-[0-9a-f]{8}/")
 """Prefix of a version's objects. Objects of versions that are not current do not belong to the output."""
 _locks: dict[Path, Lock] = {}
-"""Copies that this process uses: no process removes them while it lives."""
+"""Locks of the copies that this process uses. Other processes keep locked copies."""
 
 Returned = TypeVar("Returned")
 Items = dict[str, dict[str, Any]]
-"""Properties of objects, from the store (name, the path there; size in bytes; and more), by their names below a URI."""
+"""Properties of objects (name: path in the store; size in bytes; and more), by their names relative to a URI."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A process's settings of the section ``storage``."""
+    """Settings of the section ``storage``, as a process uses them."""
 
     cache_folder: str | None = None
     cache_gb: float = 100.0
@@ -88,38 +90,39 @@ _storage = inherited()
 
 
 def use(settings: Storage) -> None:
-    """Follow these settings in this process and those that it starts."""
+    """Apply settings to this process and its child processes."""
     global _storage
     _storage = settings
     os.environ[VARIABLE] = json.dumps(asdict(settings))
 
 
 def storage() -> Storage:
-    """Return the settings that this process follows."""
+    """Return this process's settings."""
     return _storage
 
 
 def uri_of(path: str | Path) -> str | None:
-    """The URI that a setting means; None for a path. Pathlib makes s3:/bucket of s3://bucket, which is taken alike."""
+    """Return the URI of a source, or None for a path. s3:/bucket is accepted, because pathlib makes it of s3://bucket."""
     protocol, separator, rest = str(path).partition(":/")
     if not separator or re.fullmatch(r"[a-z][a-z0-9+.-]+", protocol) is None:
         return None
     rest = rest.strip("/")
     if ".." in rest.split("/") or ":" in rest.partition("@")[0].partition("/")[0]:
-        # Without the rest: it would be in logs, and in the manifests of what is made.
+        # The message leaves out the rest: a password must not get into logs and manifests.
         raise ConfigError(f"{protocol}://...: an address with a password or '..' in it; leave these out")
     return f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
 
 
 def work_path(uri: str) -> Path:
-    """Where on this node's disk that is made which a URI is to hold."""
+    """Return the local path where the output for a URI is built."""
     return _cache() / "work" / uri.replace("://", "/")
 
 
 def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
-    """The path that a source is; of a URI, that of a copy of the file or folder as it is now, fetched if need be.
+    """Return the path of a source. For a URI, this is an up-to-date copy on this node, fetched if necessary.
 
-    ``wanted``: of the names in a folder. Raises DataError where nothing is there, ResourceError where it can't be had.
+    ``wanted``: filter for the names in a folder. Raises DataError if nothing is there, or ResourceError if it can't be
+    fetched.
     """
     uri = uri_of(source)
     if uri is None:
@@ -132,39 +135,40 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
     def fetch(building: Path) -> None:
         log.info("fetching %s, %.3g GB", uri, size / 1e9)
         retried(lambda: download(uri, items, building / Path(uri).name), uri)
-        for path in building.rglob("*"):  # a store of sequences is known by the times of its sources
+        for path in building.rglob("*"):  # a sequence store identifies its sources by their times
             os.utime(path, (0, 0))
 
     return cached_folder(uri, str(sorted(map(str, items.values()))), size, fetch) / Path(uri).name
 
 
 def cached_folder(name: str, state: str, size: int, make: Callable[[Path], None]) -> Path:
-    """A folder of the cache that ``make`` fills, with about ``size`` bytes, where there is none of this name and state.
+    """Return a folder of the cache. If there is none of this name and state, ``make`` fills it (about ``size`` bytes).
 
-    It stays while this process lives. Raises ResourceError where it has no place.
+    It is kept while this process lives. Raises ResourceError if the cache has no room for it.
     """
     folder = _cache() / "files" / hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]
     if folder not in _locks:
         _locks[folder] = take_lock(folder.with_suffix(".used"), shared=True)
+    recover(folder)  # a kill after it got its name leaves a scratch folder
     if not folder.is_dir():
-        with exclusive(folder):  # the processes of a node wait here for the one that makes it
+        with exclusive(folder):  # other processes of the node wait here while one makes it
             if not folder.is_dir():
                 _make_room(folder.parent, name, size)
                 with published(folder) as building:
                     make(building)
-    os.utime(folder)  # last used: file systems are mostly mounted without times of access
+    os.utime(folder)  # marks the last use: most file systems are mounted without access times
     return folder
 
 
 def _make_room(root: Path, uri: str, needed: int) -> None:
     room = _storage.cache_gb * 1e9 - needed
-    # A user may have chosen a folder that holds more than copies: one has a key for its name and its lock beside it.
+    # The user's folder may hold other files. A copy is named by a key and has a lock file next to it.
     copies = [path.with_suffix("") for path in root.glob("*.used") if re.fullmatch(r"[0-9a-f]{24}", path.stem)]
     folders = sorted((path for path in copies if path.is_dir()), key=lambda path: path.stat().st_mtime)
     sizes = {folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for folder in folders}
     for folder in folders:
         if sum(sizes.values()) > room:
-            # Where a process uses it, it stays.
+            # Copies in use stay.
             with suppress(BlockingIOError), closing(take_lock(folder.with_suffix(".used"), 0)):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.with_suffix(".used").unlink()
@@ -174,9 +178,9 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
 
 
 def listing(uri: str) -> Items:
-    """The objects below a URI, or its own by the name ''; nothing where there is none.
+    """Return the objects below a URI (the name '' is an object at the URI itself); empty if there are none.
 
-    Of an output that was replaced the objects of its current version, by their names in it.
+    For a replaced output, these are the objects of its current version, by their names in that version.
     """
     items = _objects(uri)
     prefix = f"{_version(uri)}/" if VERSION_FILE in items else ""
@@ -195,7 +199,7 @@ def _version(uri: str) -> str:
 
 def _objects(uri: str) -> Items:
     files, root = _opened(uri)
-    files.invalidate_cache()  # fsspec keeps listings, and other nodes write
+    files.invalidate_cache()  # fsspec caches listings, and other nodes write
     with suppress(FileNotFoundError):
         items = files.find(root, detail=True).items()
         return {path.removeprefix(root).strip("/"): info or files.info(path) for path, info in items if path[-1] != "/"}
@@ -203,9 +207,9 @@ def _objects(uri: str) -> Items:
 
 
 def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> None:
-    """Fetch objects to the file or folder ``target``; unless ``afresh`` those of which not as many bytes are there.
+    """Fetch objects to the file or folder ``target``. Files of the right size are skipped, unless ``afresh``.
 
-    Each appears complete under its name. Raises OSError where a part of one came.
+    Each file appears under its name once it is complete. Raises OSError if an object arrives incomplete.
     """
     files, _ = _opened(uri)
     check_names(filter(None, items), uri)
@@ -219,7 +223,7 @@ def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> N
                 if (size := temporary.stat().st_size) != item["size"]:
                     raise OSError(f"{name or uri}: {size:,} of {item['size']:,} bytes came")
 
-    with ThreadPoolExecutor(8) as pool:  # a store answers each request slowly, and many at once
+    with ThreadPoolExecutor(8) as pool:  # stores answer slowly, but many requests at once
         list(pool.map(fetch, items))
 
 
@@ -229,12 +233,12 @@ def read(uri: str) -> bytes:
 
 
 def open_ranges(uri: str, cache: str = "readahead") -> BinaryIO:
-    """A file at a URI, of which what is read is fetched, and little more; ``cache`` is one of fsspec's.
+    """Open a file at a URI and fetch little more than the ranges that are read. ``cache``: name of an fsspec cache.
 
-    Raises OSError where there is no such file.
+    Raises OSError if the file does not exist.
     """
     files, path = _opened(uri)
-    # 64 KiB: fsspec reads ahead by 5 MB where nothing is said, which is more than most readers of a few rows want.
+    # 64 KiB, because fsspec reads 5 MB ahead by default, far more than readers of a few rows need.
     file: BinaryIO = files.open(path, "rb", block_size=1 << 16, cache_type=cache)
     return file
 
@@ -244,36 +248,33 @@ def upload(path: Path, uri: str) -> None:
     if "file" not in files.protocol:
         files.put_file(str(path), target)
         return
-    # A store shows an object once it is whole; a folder would show the part that is copied.
+    # Stores show only complete objects; a folder would show a file while it is copied.
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    # One name, which the same upload takes again after a kill.
+    # A fixed name, so that the same upload overwrites it after a kill.
     temporary = Path(target).with_name(f".{Path(target).name}.uploading")
     shutil.copyfile(path, temporary)
     temporary.replace(target)
 
 
 def write(uri: str, text: str) -> None:
-    files, target = _opened(uri)
-    if "file" not in files.protocol:
-        files.pipe_file(target, text.encode())
-        return
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(target), text)
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_text(text, encoding="utf-8")
+        upload(Path(file.name), uri)
 
 
 def upload_folder(folder: Path, uri: str, last: str, kept: Collection[str] = ()) -> None:
-    """Copy a folder to a URI, the file ``last`` at the end: without it, what is there is not complete.
+    """Copy a folder to a URI, with the file ``last`` at the end: it marks the upload as complete.
 
     ``kept``: names of files that are not copied.
     """
-    # A reader of a first upload looks for other manifests than the last one, too: they come after what they list.
+    # Readers of a first upload also look for other manifests, so these are uploaded after the files that they list.
     for path in sorted(folder.rglob("*"), key=lambda path: (path == folder / last, path.suffix == ".json")):
         if path.is_file() and str(path.relative_to(folder)) not in kept:
             upload(path, f"{uri}/{path.relative_to(folder)}")
 
 
 def remove(uri: str, last: str = "") -> None:
-    """Remove an object, or all below a URI, where there is any; the object ``last`` after all others."""
+    """Remove an object, or all objects below a URI, if there are any; the object ``last`` after the others."""
     files, root = _opened(uri)
     if others := [item["name"] for name, item in _objects(uri).items() if last and name != last]:
         files.rm(others)
@@ -283,10 +284,10 @@ def remove(uri: str, last: str = "") -> None:
 
 
 def target_path(target: Path, overwrite: bool = False) -> Path:
-    """Where to make a file or folder, resolved: of a URI a path on this node's disk, for :func:`publish`.
+    """Return the resolved path to build an output at. For a URI, it is on this node's disk, for :func:`publish`.
 
-    A folder's .json files are fetched: by them what exists is recognised as it is on a disk. Raises ConfigError for
-    what is none of Esmeray's, and for a file that exists and is not to be replaced.
+    A folder's .json files are fetched, so that an existing output is recognized as on a disk. Raises ConfigError if
+    the target was not made by Esmeray, or is a file that exists and ``overwrite`` is not set.
     """
     if (uri := uri_of(target)) is None:
         return resolved(target)
@@ -294,12 +295,13 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
     items = retried(lambda: listing(uri), uri)
     leave(target)
     work.parent.mkdir(parents=True, exist_ok=True)
-    # A file has its manifest beside it; a folder its own, or the record of work that is not finished.
-    is_ours = bool(MADE_FILE in items or listing(_beside(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"))
+    # A file's manifest is next to it. A folder contains its manifest, or has a record of unfinished work.
+    evidence = _manifest_uri(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"
+    is_ours = bool(MADE_FILE in items or listing(evidence))
     if items and not (is_ours and (overwrite or "" not in items)):
         raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
     retried(lambda: _discard_finished(uri, items), uri)
-    # Without its manifest a folder is the start of an upload that was cut short.
+    # A folder without its manifest is an incomplete upload.
     settled = {name: item for name, item in items.items() if MADE_FILE in items and name.endswith(".json")}
     retried(lambda: download(uri, settled, work), uri)
     return work
@@ -313,9 +315,9 @@ def _discard_finished(uri: str, items: Items) -> None:
 
 
 def publish(target: Path) -> None:
-    """Replace what a URI holds by what :func:`target_path` was made for; waits for a store that is away.
+    """Upload the output built at :func:`target_path`, replacing the old one. Waits if the store can't be reached.
 
-    A reader sees the old output or the new one at every moment; see the module.
+    Readers see the old output or the new one at every moment; see the module's docstring.
     """
     if (uri := uri_of(target)) is None:
         return
@@ -323,7 +325,8 @@ def publish(target: Path) -> None:
 
     def replace() -> None:
         if work.is_file():
-            upload(work_path(_beside(uri)), _beside(uri))  # first: a file without its manifest is nobody's to replace
+            # First, because a file without its manifest can't be replaced.
+            upload(work_path(_manifest_uri(uri)), _manifest_uri(uri))
             upload(work, uri)
         else:
             _publish_folder(work, uri)
@@ -333,7 +336,7 @@ def publish(target: Path) -> None:
 
 
 def leave(target: Path) -> None:
-    """Remove what :func:`target_path` has on this node's disk for a URI."""
+    """Remove the local path that :func:`target_path` returned for a URI."""
     if (uri := uri_of(target)) is not None:
         shutil.rmtree(work_path(uri), ignore_errors=True)
         with suppress(OSError):
@@ -357,13 +360,13 @@ def _publish_folder(work: Path, uri: str) -> None:
         upload_folder(work, f"{uri}/{version}", MADE_FILE)
         write(f"{uri}/{VERSION_FILE}", version)
     else:
-        # The one file that changes is the output's own manifest. Until it is there, the one before it is right, too.
+        # Only the output's own manifest changes. The old one stays valid until it is replaced.
         made["replaced"] = {name: xxhash.xxh3_128_hexdigest(read(f"{current(uri)}/{name}")) for name in changed}
         write_atomically(work / MADE_FILE, json.dumps(made, indent=1) + "\n")
         upload_folder(work, current(uri), MADE_FILE, kept | changed)
         for name in changed:
             upload(work / name, f"{current(uri)}/{name}")
-    # What others put there is in no manifest, and stays. A manifest goes after what it lists.
+    # Objects of others are in no manifest, and stay. A manifest is removed after the objects it lists.
     ours = {item["name"] for name, item in before.items() if _VERSION.match(name)}
     ours |= {before[name]["name"] for name in _listed_objects(uri, before).keys() & before.keys()}
     ours -= {item["name"] for name, item in listing(uri).items() if name in {*new, MADE_FILE}}
@@ -373,7 +376,7 @@ def _publish_folder(work: Path, uri: str) -> None:
 
 
 def _listed_objects(uri: str, items: Items) -> dict[str, str]:
-    """XXH3-128 of the objects that the manifests of an output list, "" of the manifests; "" if one may be older."""
+    """Return the XXH3-128 of each object that an output's manifests list; "" for manifests and objects in doubt."""
     old: dict[str, str] = {}
     # The folder's own manifest and its parts' manifests.
     for name in [name for name in items if name == MADE_FILE or PurePath(name).match(f"{PARTS}/{MADE_FILE}")]:
@@ -384,7 +387,7 @@ def _listed_objects(uri: str, items: Items) -> dict[str, str]:
     return old
 
 
-def _beside(uri: str) -> str:
+def _manifest_uri(uri: str) -> str:
     folder, _, name = uri.rpartition("/")
     return f"{folder}/.{name}.{MADE_FILE}"
 
@@ -395,17 +398,17 @@ def retried(
     patience_s: float = AT_ONCE_S,
     report: Callable[[str], None] = lambda line: None,
 ) -> Returned:
-    """Call until it succeeds, after longer and longer waits; ``report`` gets a line where it takes long.
+    """Retry a call with growing waits until it succeeds; ``report`` gets a line if this takes long.
 
-    Raises ResourceError where the patience ends, and at once where access is denied or the disk is full.
+    Raises ResourceError after ``patience_s``, and immediately if access is denied or the disk is full.
     """
     deadline_s, wait_s = time.monotonic() + patience_s, 0.25
     while True:
         try:
             return call()
-        except EsmerayError:  # a refusal: it would be the same again
+        except EsmerayError:  # a refusal, which a retry can't change
             raise
-        except Exception as error:  # of whatever library the store has: fsspec has no errors of its own
+        except Exception as error:  # of any library: fsspec has no errors of its own
             reason = f"{uri}: {first_line(error)}"
             if is_disk_full(error):
                 raise disk_full(_cache(), reason) from error
@@ -423,8 +426,8 @@ def _cache() -> Path:
 
 
 def _opened(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path there. Raises ConfigError where a package for it is missing."""
-    import fsspec  # here: few need it
+    """Return the file system of a URI and the path in it. Raises ConfigError if a package for it is missing."""
+    import fsspec  # imported here, because few commands need it
     from fsspec.registry import known_implementations
 
     protocol = uri.partition(":")[0]

@@ -68,7 +68,7 @@ def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, st
 
     Cached while the manifest is unchanged, since it may list thousands of shards.
     """
-    remedy = f"make or copy {manifest.parent} again, or remove this file, by which the others are verified"
+    remedy = f"make or copy {manifest.parent} again, or remove this file, which has the checksums of the others"
     made = read_json(manifest, remedy)
     with parsing(manifest, remedy):
         files = {str(name): str(checksum) for name, checksum in made["files"].items()}

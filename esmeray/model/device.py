@@ -1,4 +1,4 @@
-"""Devices and precisions: which there are, how they are named, and what running out of one's memory looks like."""
+"""Devices and precisions: choice and check of a device, dtypes by name, and detection of out-of-memory errors."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 from esmeray.common.errors import ConfigError, ForkedError
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""torch's type of each ``precision``."""
+"""torch dtype of each ``precision``."""
 
 OUT_OF_MEMORY_TEXTS = (
     "DefaultCPUAllocator",
@@ -19,21 +19,21 @@ OUT_OF_MEMORY_TEXTS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2",
 )
-"""Errors of what allocates beside torch's caching allocator: CUDA itself, cuBLAS, cuDNN, NCCL."""
+"""Texts of errors from allocators other than torch's caching allocator: CPU, CUDA itself, cuBLAS, cuDNN, NCCL."""
 
 
 def choose_device() -> torch.device:
-    """The first GPU that this process sees, which Ray makes its own; the CPU without one."""
+    """Return the first GPU that this process sees, which Ray assigns to it, or the CPU without a GPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def check_device(device: torch.device | str) -> None:
-    """Raise ConfigError for a device that torch does not know or see."""
+    """Raise ConfigError for a device that torch does not know, or that does not exist here."""
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
-    # Any other kind has no devices here, like a cluster without GPUs.
+    # Only CPU and CUDA devices are supported.
     if wanted.type != "cpu" and (wanted.type != "cuda" or (wanted.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
@@ -41,13 +41,13 @@ def check_device(device: torch.device | str) -> None:
 
 
 _computing_process = cache(os.getpid)
-"""The process of the first call; after a fork still the parent's."""
+"""Process id of the first call; after a fork it is still the parent's."""
 
 
 def refuse_forked(name: str) -> None:
-    """Raise ForkedError if a model was opened before this process was forked. Called first when one is opened.
+    """Raise ForkedError if a model was opened before this process was forked. Call it before opening a model.
 
-    The threads of torch, OpenMP and CUDA do not survive a fork: the first product would wait for them without end.
+    The threads of torch, OpenMP and CUDA do not survive a fork: the first product would wait for them forever.
     """
     if _computing_process() != os.getpid():
         raise ForkedError(
@@ -57,27 +57,27 @@ def refuse_forked(name: str) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Test for out of memory: on a GPU, on the CPU, or of a :class:`MemoryMeter`'s limit."""
-    # By text as well: what allocates beside the caching allocator raises a plain RuntimeError.
+    """Test whether an error means out of memory: on a GPU, on the CPU, or at the limit of a :class:`MemoryMeter`."""
+    # Check the text as well, because other allocators than the caching one raise a plain RuntimeError.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         text in str(error) for text in OUT_OF_MEMORY_TEXTS
     )
 
 
 def seed_draws(device: torch.device, seed: int) -> None:
-    """Seed what is drawn on the CPU and on ``device``, the process's current one."""
-    # torch.manual_seed would wake every device that there is, and format the stack for those that it does not find.
+    """Seed the random generators of the CPU and of ``device``, which must be the current device."""
+    # torch.manual_seed would initialize every device, and format the stack for devices that it does not find.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 class HostCopy:
-    """Tensors on their way to the host: reading them waits for these copies, not for what the device does after."""
+    """Asynchronous copy of tensors to the host. Reading waits for the copies only, not for later work on the device."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = {name: tensor.detach().to("cpu", non_blocking=True) for name, tensor in tensors.items()}
-        # An event behind the copies: to synchronise the device would wait for the next batch, too.
+        # An event after the copies, because synchronizing the device would also wait for the next batch.
         self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors.values()) else None
         if self._copied is not None:
             self._copied.record()

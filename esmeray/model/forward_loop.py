@@ -1,7 +1,7 @@
-"""Batches through a model on one device, one ahead: the loop of inference, and of features that training caches.
+"""Loop that runs batches through a model on one device, one batch ahead, for inference and for cached features.
 
-In: indices of the inputs of each batch, and a function that launches batches. Out: their tensors on the host. What a
-batch is made of, and what is computed, is the caller's.
+The caller passes the indices of the inputs of each batch, and a function that launches batches. The loop yields the
+resulting tensors on the host. The caller defines the contents of a batch and the computation.
 """
 
 from collections import deque
@@ -21,16 +21,16 @@ Indices = NDArray[np.int64]
 
 
 class ForwardLoop:
-    """See the module.
+    """Loop over batches that splits a batch if the device is out of memory.
 
     Args:
-        device: where ``launch`` computes.
-        launch: tensors on the device of each of these batches; it should not wait for the device.
-        name: of the input at an index, and its size in words, for the message where it alone is out of memory.
-        at_once: batches that are launched together.
+        device: device on which ``launch`` computes.
+        launch: function that returns the tensors of each given batch, on the device. It should not synchronize.
+        name: function that describes the input at an index and its size, for the error if it alone is out of memory.
+        at_once: number of batches that are launched together.
 
     Attributes:
-        splits: batches that were halved because the device was out of memory.
+        splits: number of batches that were halved because the device was out of memory.
     """
 
     def __init__(
@@ -44,35 +44,35 @@ class ForwardLoop:
         self._device, self._launch, self._name, self._at_once = device, launch, name, at_once
 
     def run(self, batches: Iterable[Indices]) -> Iterator[tuple[Indices, dict[str, Tensor]]]:
-        """Indices and tensors of each batch, on the host; two in place of one that was halved.
+        """Yield the indices and the host tensors of each batch. A halved batch gives two items.
 
-        Raises ResourceError where a single input is out of memory.
+        Raises ResourceError if a single input is out of memory.
         """
         launched: deque[tuple[Indices, HostCopy]] = deque()
         remaining = iter(batches)
         while group := [*islice(remaining, self._at_once)]:
             launched.extend(self._launched(group))
-            # Fetched only now that its successor is launched: the device computes while the host waits for the copy
-            # and while the caller takes the rows. One is enough; each more would hold the outputs of a batch.
+            # Fetch a batch only after the next one is launched, so that the device computes while the host waits for
+            # the copy and while the caller uses the rows. One batch ahead is enough; more would hold more outputs.
             while len(launched) > 1:
                 yield _fetched(*launched.popleft())
-        # Taken off first: what the caller works on is not held here beside it.
+        # popleft before the yield, so that the queue does not keep the outputs that the caller works on.
         while launched:
             yield _fetched(*launched.popleft())
 
     def _launched(self, group: Sequence[Indices]) -> list[tuple[Indices, HostCopy]]:
-        """Batches on the device, in halves if they are out of memory."""
+        """Launch batches; if they are out of memory, launch their halves."""
         try:
             results = self._launch(group)
-            # Queued right behind the batch and not when it is read: the next batch stands in the queue by then.
+            # Queue the copy right after the batch. Later it would have to wait for the next batch.
             with record_function("copy back"):
                 return [(indices, HostCopy(tensors)) for indices, tensors in zip(group, results, strict=True)]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
-        # Outside of the except block: the error's traceback holds the tensors of the failed pass until it is left, and
-        # what the allocator keeps of them in pieces of the wrong size must go back before the halves are tried.
+        # Outside the except block, because the traceback keeps the tensors of the failed pass alive. The allocator must
+        # release its cached blocks, which have the wrong sizes, before the halves are tried.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if len(group) > 1:
@@ -85,7 +85,7 @@ class ForwardLoop:
                 "windows, or use a device with more memory"
             )
         self.splits += 1
-        # Halves that are still too large are halved again: memory in use elsewhere is nothing to calculate with.
+        # Halves that are still too large are halved again, because free memory can't be predicted.
         half = len(indices) // 2
         return self._launched([indices[:half]]) + self._launched([indices[half:]])
 
@@ -93,12 +93,12 @@ class ForwardLoop:
 def each(
     launch: Callable[[Indices], Mapping[str, Tensor]],
 ) -> Callable[[Sequence[Indices]], Sequence[Mapping[str, Tensor]]]:
-    """Launch batches one after the other."""
+    """Return a function that launches batches one after the other."""
     return lambda group: [launch(indices) for indices in group]
 
 
 def consecutive(count: int, at_once: int) -> Iterator[Indices]:
-    """Batches of ``count`` inputs in their order, so many at once."""
+    """Indices of ``count`` inputs in order, in batches of ``at_once`` inputs."""
     return (np.arange(start, min(start + at_once, count)) for start in range(0, count, at_once))
 
 

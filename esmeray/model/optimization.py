@@ -1,7 +1,7 @@
-"""Backbones made fast: for inference alone, and in training by products in FP8 (torchao).
+"""Faster backbones: optimized for inference, and FP8 products in training (torchao).
 
-In inference on the CPU a vector depends on its sequence alone, not on what shares its batch: products are of a fixed
-number of rows.
+In inference on the CPU, products have a fixed number of rows. A vector then depends on its sequence only, not on the
+other sequences of the batch.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.streaming import StreamedLayers
 
 ROWS = 2048
-"""Rows of each product in inference on the CPU: the token budget of a batch there, which is nearly filled."""
+"""Rows per product in inference on the CPU: the token budget of a batch there, which batches nearly fill."""
 
 
 def in_blocks(product: Callable[[Tensor], Tensor], x: Tensor, block_rows: int = ROWS) -> Tensor:
-    """``product`` of so many rows at a time, with zeros below the last.
+    """Apply ``product`` to blocks of ``block_rows`` rows; the last block is padded with zeros.
 
-    By the number of rows oneDNN and MKL choose how to divide the sums of a product, so that the last bits of a row
-    would depend on how many others there are: in bf16 from 1,280 channels on below 777 rows, in fp32 below 16.
+    oneDNN and MKL choose the order of summation by the number of rows, so that the last bits of a row would depend on
+    the number of other rows: in bf16 below 777 rows with 1,280 or more channels, in fp32 below 16 rows.
     """
     rows = x.flatten(0, -2)
     short = -len(rows) % block_rows
@@ -36,7 +36,7 @@ def in_blocks(product: Callable[[Tensor], Tensor], x: Tensor, block_rows: int = 
 
 
 def arithmetic(device: torch.device, fixed_rows: bool) -> str:
-    """Describe what the last bits of a vector depend on beside its sequence, the model and the precision."""
+    """Describe what the last bits of a vector depend on, in addition to its sequence, the model and the precision."""
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)}, rows of the batch"
     amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
@@ -45,7 +45,7 @@ def arithmetic(device: torch.device, fixed_rows: bool) -> str:
 
 
 class FixedRowsLinear(nn.Linear):
-    """A linear layer of inference on the CPU whose rows are the same bits whatever shares their batch."""
+    """Linear layer for inference on the CPU whose rows are bitwise independent of the other rows of the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return in_blocks(super().forward, x)
@@ -55,18 +55,18 @@ def fix_rows(module: nn.Module) -> None:
     """Make every Linear on the CPU a :class:`FixedRowsLinear`, in place."""
     for child in module.modules():
         is_on_cpu = type(child) is nn.Linear and child.weight.device.type == "cpu"
-        # Without instructions for bf16 its products are sums in order, slow, and the same for any number of rows.
+        # Without bf16 instructions, bf16 products sum sequentially, which is slow but the same for any number of rows.
         if is_on_cpu and (child.weight.dtype != torch.bfloat16 or _multiplies_bf16()):
-            child.__class__ = FixedRowsLinear  # in place of wrapping it: heads read their layers' weights
+            child.__class__ = FixedRowsLinear  # not wrapped, because heads read the weights of their layers
 
 
 class PrepackedLinear(nn.Module):
-    """x W^T + b in bf16, for inference, of a linear layer on the CPU, its weights as oneDNN's product wants them.
+    """Linear layer, x W^T + b in bf16, for inference on the CPU, with weights in oneDNN's layout.
 
-    The ordinary Linear brings its weights into that layout at every call and copies its bias to every row first; laid
-    out once, products run 5 to 15 % faster (at 320 to 1,920 channels, one core of a Zen 4). ``torch.utils.mkldnn`` does
-    the same, but copies the activations to and from a layout of their own. The operators are those that torch.compile's
-    frozen graphs call.
+    nn.Linear converts its weights to this layout at every call, and first copies its bias to every row. With weights
+    converted once, products are 5 to 15 % faster (320 to 1,920 channels, one core of a Zen 4). ``torch.utils.mkldnn``
+    also converts once, but copies activations to and from a layout of its own. The operators used here are the ones
+    that torch.compile's frozen graphs call.
     """
 
     def __init__(self, linear: nn.Linear, fixed_rows: bool) -> None:
@@ -86,38 +86,41 @@ class PrepackedLinear(nn.Module):
 def optimize_for_inference(
     backbone: PackedBackbone, dtype: torch.dtype = torch.bfloat16, *, fixed_rows: bool = True
 ) -> PackedBackbone:
-    """Take a backbone over for inference alone: cast, frozen, and on the CPU in bf16 with weights laid out for oneDNN.
+    """Cast and freeze a backbone for inference, in place. On the CPU in bf16, weights get oneDNN's layout.
 
-    ``backbone``: on the device where it is to run. It can't be trained, exported or moved to another device afterwards.
-    ``dtype``: bf16 is the fastest on the CPU as on CUDA; its features have a cosine of 0.999 or more with fp32's.
-    ``fixed_rows``: on the CPU a vector does not depend on its batch, for which a few tokens cost what
-    :data:`ROWS` do. Returns the same object.
+    The backbone can't be trained, exported or moved to another device afterwards. Returns the same object.
+
+    Args:
+        backbone: backbone on the device where it will run.
+        dtype: bf16 is fastest, on the CPU and on CUDA. The cosine of its features with fp32 features is at least 0.999.
+        fixed_rows: on the CPU, make a vector independent of its batch. A few tokens then cost as much as
+            :data:`ROWS`.
     """
     backbone.requires_grad_(False).eval().to(dtype)
-    if not backbone.pads:  # T5's layers look at the weights of their Linear, and its groups depend on the batch anyway
+    if not backbone.pads:  # T5's layers read the weights of their Linear, and padded batches affect vectors anyway
         _make_fast(backbone.model, fixed_rows)
     return backbone
 
 
 def _make_fast(module: nn.Module, fixed_rows: bool) -> None:
     for streamed in [inner for inner in module.modules() if isinstance(inner, StreamedLayers)]:
-        streamed.prepare = partial(_make_fast, fixed_rows=fixed_rows)  # each layer, once it is read
+        streamed.prepare = partial(_make_fast, fixed_rows=fixed_rows)  # applied to each layer when it is read
     _prepack(module, fixed_rows)
     if fixed_rows:
         fix_rows(module)
 
 
 def _multiplies_bf16() -> bool:
-    """Test that this processor and this torch have products in bf16 on the CPU."""
+    """Test whether this processor and this build of torch have bf16 products on the CPU."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _prepack(module: nn.Module, fixed_rows: bool) -> None:
-    """Replace every bf16 Linear on the CPU; leaves a module alone where this torch or processor can't."""
+    """Replace every bf16 Linear on the CPU, if the processor and this build of torch have bf16 products."""
     if not _multiplies_bf16():
         return
     for child_name, child in list(module.named_children()):
-        # Not a subclass: it computes something else (FP8, an adapter) that a plain product would drop.
+        # Exact type, because subclasses compute more (FP8, an adapter) than a plain product.
         if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
             setattr(module, child_name, PrepackedLinear(child, fixed_rows))
         else:
@@ -125,13 +128,14 @@ def _prepack(module: nn.Module, fixed_rows: bool) -> None:
 
 
 def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
-    """Have the Linears of every layer multiply in FP8, in both passes. To be called before the layers are compiled.
+    """Use FP8 products in the Linears of every layer, in both passes. Call it before the layers are compiled.
 
-    FP8 products run twice as fast as bf16's on Hopper and later; rounding each row of activations, weights and
-    gradients takes some of that back, so that it pays from about 1,280 channels on.
+    FP8 products are twice as fast as bf16 products on Hopper and later. Rounding each row of activations, weights and
+    gradients takes time, so that FP8 is faster from about 1,280 channels.
 
-    ``emulate``: round as FP8 does and multiply in the weights' precision, which any device can. Parameters keep their
-    names, so that checkpoints and exports are those of bf16. Raises ConfigError where torchao is not installed.
+    ``emulate``: round to FP8 and multiply in the precision of the weights, which works on any device. Parameters keep
+    their names, so that checkpoints and exports are the same as with bf16. Raises ConfigError if torchao is not
+    installed.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -139,10 +143,10 @@ def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
         raise ConfigError("training.fp8 needs torchao: pip install torchao") from error
 
     def takes(module: nn.Module, name: str) -> bool:
-        # FP8's kernels want both sides of a weight to be divisible by 16.
+        # FP8 kernels need both dimensions of a weight to be divisible by 16.
         return isinstance(module, nn.Linear) and not (module.in_features | module.out_features) % 16
 
-    # Padded: weights' gradients are products over tokens, of which a part of a batch has any number.
+    # Padded, because gradients of weights are products over tokens, whose number varies per micro-batch.
     config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate, pad_inner_dim=True)
     for layer in backbone.layers:
         convert_to_float8_training(layer, module_filter_fn=takes, config=config)

@@ -1,4 +1,4 @@
-"""Parameter groups of the optimizer: trained parameters, with or without weight decay, by learning rate."""
+"""Parameter groups of the optimizer: trainable parameters by weight decay and learning rate."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from torch import nn
 
 RATE_SHARE = "rate_share"
-"""Key of a group: the share of the learning rate that it learns at."""
+"""Key of a group: factor of its learning rate."""
 MATRICES = "matrices"
-"""Key of a group: its parameters are matrices of layers, which an optimizer may update as such."""
+"""Key of a group: its parameters are matrices of layers, which an optimizer like Muon may update as matrices."""
 
 
 def layer_matrices(layers: nn.Module) -> list[nn.Parameter]:
-    """Trained matrices of layers, those of embeddings left out: T5 has one, of positions, in its first layer."""
+    """Trainable matrices of layers, without embeddings: T5 has a position embedding in its first layer."""
     return [
         parameter
         for module in layers.modules()
@@ -28,11 +28,15 @@ def parameter_groups(
     rate_shares: Mapping[nn.Parameter, float] | None = None,
     matrices: Collection[nn.Parameter] = (),
 ) -> list[dict[str, Any]]:
-    """Groups for an optimizer: trainable matrices decay; biases and norms (one-dimensional parameters) do not.
+    """Parameter groups for an optimizer. Matrices have weight decay; biases and norms (one-dimensional) do not.
 
-    To be called before an engine partitions the parameters (ZeRO-3 changes their shapes). ``rate_shares``: share of the
-    learning rate of each parameter; 1 for those that are not named. ``matrices`` stand in groups of their own, the
-    last.
+    Call it before an engine partitions the parameters, because ZeRO-3 changes their shapes.
+
+    Args:
+        model: model whose trainable parameters are grouped.
+        weight_decay: weight decay of parameters with more than one dimension.
+        rate_shares: factor of the learning rate per parameter; 1 for other parameters.
+        matrices: parameters that get separate groups, after the others.
     """
     shares = rate_shares or {}
     apart = set(matrices)
@@ -53,5 +57,5 @@ def parameter_groups(
         group["params"].append(parameter)
         if is_apart:
             group[MATRICES] = True
-    # In an order that follows from the groups alone: a checkpoint's optimizer state is matched to them by number.
+    # Sorted by key, because a checkpoint's optimizer state is matched to groups by number.
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], -key[1], not key[2]))]

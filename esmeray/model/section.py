@@ -1,4 +1,4 @@
-"""Settings of networks that several tasks share: the backbone and its adapter, heads on its features, structures."""
+"""Settings of networks that tasks share: the backbone and its adapter, classifier heads, and structure encoders."""
 
 from typing import Annotated, Literal
 
@@ -17,93 +17,93 @@ from esmeray.train_config.section import (
 
 
 class LoraSection(Section):
-    """Low-rank adaptation (Hu et al. 2022), by peft."""
+    """Low-rank adaptation (Hu et al. 2022), implemented by peft."""
 
     rank: NonNegativeInt = 0
-    """Rank of the update of each matrix; 0 adapts nothing."""
+    """Rank of the update of each matrix; 0 disables LoRA."""
     alpha: PositiveFloat = 16.0
-    """The update is scaled by alpha / rank."""
+    """Scale of the update, which is multiplied by alpha / rank."""
     dropout: Share = 0.0
     """Dropout before the update."""
     targets: list[str] = Field(default=["attention"], min_length=1)
     """Layers to adapt: attention (its projections), all-linear, or names of modules."""
     export: Literal["merged", "adapter"] = "merged"
-    """merged: weights with the update in them; adapter: the update alone, as peft has it."""
+    """Weights to export. merged: backbone weights including the update; adapter: the update only, in peft's format."""
 
 
 class BackboneSection(Section):
-    """Network that gives each token a feature vector: ESM-2, ESM C or another encoder or decoder of transformers."""
+    """Network that computes a feature vector per token: ESM-2, ESM C or another encoder or decoder of transformers."""
 
     source: Annotated[str, PATH_OR_NAME] = "esm2_t6_8M"
-    """Folder, run, URI of one, or hub name (weights are loaded), or a size with random weights: esm2_t6_8M,
-    esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B; or esmc (ESM C), modernbert, bert, qwen2,
-    llama or t5 with random weights of the size given by layers, hidden_size and heads."""
+    """Folder or run, its URI, or a hub name, whose weights are loaded. Or a model with random weights: a size of ESM-2
+    (esm2_t6_8M, esm2_t12_35M, esm2_t30_150M, esm2_t33_650M, esm2_t36_3B, esm2_t48_15B), or esmc (ESM C), modernbert,
+    bert, qwen2, llama or t5 with the size given by layers, hidden_size and heads."""
     layers: Channels | None = None
-    """Layers, in place of the size's own (random weights only)."""
+    """Number of layers (random weights only). Default: by the size."""
     hidden_size: Channels | None = None
-    """Channels, in place of the size's own (random weights only)."""
+    """Number of channels (random weights only). Default: by the size."""
     heads: Channels | None = None
-    """Attention heads, in place of the size's own (random weights only)."""
+    """Number of attention heads (random weights only). Default: by the size."""
     frozen: bool = False
-    """Train only what comes after the backbone."""
+    """Freeze the backbone and train only the layers after it."""
     padded: bool = False
-    """Give the network padded batches, for architectures that packed attention does not know. T5 always gets them: its
-    relative positions are a bias of the scores."""
+    """Run the network on padded batches, for architectures without packed attention. T5 always uses padded batches,
+    because its relative positions are a bias of the attention scores."""
     cache_features: bool = True
-    """Compute the features of a frozen backbone once, keep them on disk and train the classifier's head from them.
-    Longer sequences must then be cropped at the start or ends, as data.crop says."""
+    """Compute the features of a frozen backbone once, keep them on disk, and train the classifier's head from them.
+    Longer sequences must then be cropped at the start or at both ends, as set by data.crop."""
     lora: LoraSection = LoraSection()
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Each layer learns at this share of the rate of the one after it; 1 is the same rate for all."""
+    """Ratio of the learning rates of a layer and the layer after it; 1 gives all layers the same rate."""
     gradient_checkpointing: Annotated[bool | Literal["selective"], UNSEEN] = False
-    """Recompute activations in the backward pass. true: all of a layer, for a fifteenth of their memory and a third
-    more time; selective, for ESM-2: all but matrix products and attention, for 60 % of the memory, in a few percent
-    more time."""
+    """Recompute activations in the backward pass. true: recompute whole layers; activations take a fifteenth of the
+    memory, a step takes a third more time. selective (ESM-2 only): keep matrix products and attention; activations take
+    60 % of the memory, a step takes a few percent more time."""
 
 
 class ClassifierSection(Section):
-    """The classifier's head, loss and choice of the best checkpoint."""
+    """Head, loss and best-checkpoint metric of the classifier."""
 
     pooling: Literal["mean", "max", "cls", "last", "light_attention"] = "mean"
-    """Pooling of a sequence's features to one vector; last is the last token, for decoders; light_attention is that of
-    Stärk et al. 2021."""
+    """Pooling of a sequence's features to one vector. last is the last token, for decoders; light_attention is the
+    pooling of Stärk et al. 2021."""
     head: Literal["linear", "mlp"] = "linear"
-    """linear, or one hidden layer: with GELU, or after light_attention with ReLU and a normalisation."""
+    """Layers of the head. linear: one layer; mlp: one hidden layer with GELU, or with ReLU and a normalization after
+    light_attention."""
     hidden_size: Channels = 256
     """Channels of the mlp's hidden layer."""
     dropout: Share = 0.1
     """Dropout before each linear layer of the head."""
     light_attention_kernel: PositiveInt = 9
-    """Tokens that light attention's convolutions span."""
+    """Kernel size of light attention's convolutions, in tokens."""
     loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = "auto"
-    """auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard deviation). focal is
-    for classes of any kind (Lin 2017)."""
+    """Loss function. auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard
+    deviation). focal is for all kinds of classes (Lin 2017)."""
     label_smoothing: Share = 0.0
-    """Share of the target spread over all classes (cross_entropy)."""
+    """Share of the target that is spread over all classes (cross_entropy)."""
     focal_gamma: NonNegativeFloat = 2.0
-    """Focal loss: exponent of 1 - probability; the higher, the less do confident predictions count."""
+    """Exponent of 1 - probability in the focal loss. A higher value gives confident predictions less weight."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: each class counts by the inverse of its share of the training records; of multilabel targets the
-    positives of each label, by negatives / positives."""
+    """Weights of classes. balanced: each class has the inverse of its share of the training records as weight; for
+    multilabel targets, the positives of each label have the weight negatives / positives."""
     label_weights: Annotated[str | None, PATH] = None
-    """TSV of label and weight, by which each label's loss counts (multilabel); labels that it lacks count 1."""
+    """TSV file of label and weight of its loss (multilabel). Missing labels have weight 1."""
     best_metric: str = "auto"
-    """Metric of the validation that chooses the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman
-    (regression)."""
+    """Validation metric that selects the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman (regression)."""
     patience: Annotated[PositiveInt | None, END] = None
-    """Evaluations without a better best_metric after which training stops."""
+    """Number of evaluations without an improvement of best_metric after which training stops."""
     bootstrap: Annotated[PositiveInt, UNSEEN] = 1000
-    """Resamplings for the confidence intervals of a report."""
+    """Number of resamplings for the confidence intervals of a report."""
 
 
 class StructureEncoderSection(Section):
-    """Network on the graph of near residues, as ProteinMPNN's encoder (Dauparas et al. 2022)."""
+    """Network on the graph of nearest residues, like ProteinMPNN's encoder (Dauparas et al. 2022)."""
 
     hidden_size: Channels = 128
     """Channels of the structure encoder."""
     layers: PositiveInt = 3
-    """Layers of messages between neighbouring residues."""
+    """Number of message-passing layers."""
     neighbours: PositiveInt = 48
-    """Nearest residues that each one gets messages from."""
+    """Number of nearest residues that send messages to a residue."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of channels dropped in training."""
+    """Share of channels that are dropped in training."""

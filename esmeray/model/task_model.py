@@ -1,8 +1,8 @@
-"""Interface of a task to the training loop: a module that takes a packed batch and gives loss and metrics as sums.
+"""Interface of a task to the training loop: a module that takes a packed batch and returns loss and metrics as sums.
 
-Everything a task returns adds up over batches and workers; :meth:`TaskModel.metrics` turns the sums into the values
-that a person reads. So a mean over the global batch, or over a whole evaluation, is the same for any number of workers,
-to about 1e-6: within a batch sums are fp32 over channels and fp64 over tokens, and across batches fp64.
+All return values are additive over batches and workers; :meth:`TaskModel.metrics` turns the sums into the reported
+values. A mean over the global batch, or over a whole evaluation, is therefore the same for any number of workers, to
+about 1e-6: within a batch, sums are fp32 over channels and fp64 over tokens; across batches they are fp64.
 
 Shape legend: T tokens in the batch, M targets (tokens, or for the classifier sequences).
 """
@@ -33,7 +33,7 @@ class TaskOutput:
 
     Attributes:
         loss_sum: () fp32, the weighted loss summed over the M targets; 0 with zero gradients if there are none.
-        num_targets: () int64.
+        num_targets: () int64, the number of targets M.
         metrics: detached fp64 sums, each () or one-dimensional, additive over batches and workers.
     """
 
@@ -43,58 +43,66 @@ class TaskOutput:
 
 
 class TaskModel(nn.Module, ABC):
-    """Base of the tasks.
+    """Base class of the models of tasks.
 
-    Calling it with a batch that has no target at all (a filler) gives a zero loss whose backward reaches every
-    trainable parameter with a zero gradient, so that every worker takes part in every reduction.
+    A batch without any target (a filler) gives a zero loss whose backward pass gives every trainable parameter a zero
+    gradient. Every worker thus takes part in every reduction.
 
     Attributes:
-        not_served: why the service refuses such a model, with the command to use it by, where SOURCE is its name.
-        backbone: None where the model takes vectors.
-        saved_apart: beginnings of the names of weights that are no part of :meth:`own_state`.
+        not_served: reason why the service refuses such a model, and the command to use instead. SOURCE stands for the
+            model's name.
+        backbone: None if the model takes vectors as input.
+        saved_apart: name prefixes of weights that are not part of :meth:`own_state`.
     """
 
     task: ClassVar[str]
     not_served: ClassVar[str] = ""
     saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
-    # Without a value: an attribute of the class would hide the module of that name.
+    # Without a value, because a class attribute would hide the module of that name.
     backbone: PackedBackbone | None
 
     @property
     def layers(self) -> nn.Module:
-        """The backbone's layers; of a model on vectors, which has none, an empty list of them."""
+        """Layers of the backbone; an empty list if there is no backbone."""
         return nn.ModuleList() if self.backbone is None else self.backbone.layers
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Loss and metric sums of one batch."""
+        """Return loss and metric sums of one batch."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the reported metrics from their sums over batches and workers; none if there was no target."""
+        """Return the reported metrics from sums over batches and workers; empty if there was no target."""
 
     def own_state(self) -> dict[str, Tensor]:
-        """Weights learnt beside the network, by name."""
+        """Weights that are saved in addition to the network, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(self.saved_apart)}
 
     def save_own_weights(self, path: Path) -> None:
-        # safetensors takes no views.
+        # safetensors does not accept views.
         save_file({name: t.contiguous() for name, t in self.own_state().items()}, path, metadata={"format": "pt"})
 
     def load_own_weights(self, path: Path) -> None:
-        """Load what :meth:`save_own_weights` wrote. Raises DataError (the file is damaged, or of another model)."""
+        """Load the file of :meth:`save_own_weights`. Raises DataError if it is damaged or from another model."""
         with parsing(path, "export the model again", SafetensorError):
             state = load_file(verified(path))
         own_shapes = {name: tensor.shape for name, tensor in self.own_state().items()}
-        # Held against the model before it is loaded: strict=False, for want of the backbone, would pass over anything.
+        # Compare names and shapes first. Loading needs strict=False, because the backbone is missing in the file, and
+        # would ignore any difference.
         if {name: tensor.shape for name, tensor in state.items()} != own_shapes:
-            raise DataError(f"{path} does not fit the settings beside it; export the model again")
+            raise DataError(f"{path} does not fit the settings next to it; export the model again")
         self.load_state_dict(state, strict=False)
 
 
 class Card(NamedTuple):
-    """The text of a model card: the pipeline of transformers with the model's own outputs, if there is one; tags of the
-    hub; and Markdown of what the model is and of how to open it."""
+    """Content of a model card.
+
+    Attributes:
+        pipeline_tag: pipeline of transformers that returns the model's own outputs, if there is one.
+        tags: tags for the hub.
+        description: Markdown that describes the model.
+        opening: Markdown that explains how to open it.
+    """
 
     pipeline_tag: str | None
     tags: tuple[str, ...]
@@ -103,49 +111,50 @@ class Card(NamedTuple):
 
 
 class ResidueModel(TaskModel):
-    """Base of the tasks on residues: each is exported as a network of transformers, with files of its own beside it."""
+    """Base class of tasks on residues, which are exported as a network of transformers with additional files."""
 
     backbone: PackedBackbone
 
     @abstractmethod
     def network(self) -> "PreTrainedModel":
-        """The model of transformers that holds the same parameters, to be saved; nothing is copied."""
+        """Return a model of transformers that shares the parameters, for saving."""
 
     @abstractmethod
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
-        """The card's text, in which the folder is called FOLDER; ``family`` and ``size`` name the network.
+        """Return the content of the model card. FOLDER stands for the folder; ``family`` and ``size`` name the network.
 
-        ``network_code`` makes the block of code that opens it alone, of a name for its output and its attribute.
+        ``network_code`` takes a name for the output and the output's attribute, and returns a block of code that opens
+        the network only.
         """
 
     def save(self, folder: Path) -> None:
-        """Write what the model learns beside the network to ``folder``."""
+        """Write the model's additional weights and settings to ``folder``."""
 
 
 class StepModel(TaskModel):
-    """Base of the tasks whose loss is one of all sequences of a step, over its batches and all workers.
+    """Base class of tasks whose loss depends on all sequences of a step, over its batches and all workers.
 
-    The vectors of all are computed without gradients; then each batch passes as any other does, with what
-    :meth:`related` gave it.
+    Vectors of all sequences are computed without gradients. Each batch then passes through the model as usual, with the
+    additional data from :meth:`related`.
     """
 
     @abstractmethod
     def vectors(self, batch: PackedBatch) -> Tensor:
-        """(N, D) fp32: what the loss is of."""
+        """Return (N, D) fp32 vectors on which the loss depends."""
 
     @abstractmethod
     def related(
         self, batches: Sequence[PackedBatch], vectors: Sequence[Tensor], gather: Callable[[Any], list[Any]], rank: int
     ) -> list[PackedBatch]:
-        """The batches of this worker with what their forward passes have to know of the step.
+        """Return this worker's batches with the data of the whole step that their forward passes need.
 
-        ``gather``: from a value in host memory to those of all workers, by rank. Every worker calls it.
+        ``gather`` takes a value in host memory and returns the values of all workers, by rank. Every worker calls it.
         """
 
 
 def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The summed scalars as Python floats, in one transfer from the device."""
-    # Stacked first: .item() of each would be a CPU-GPU sync point of its own.
+    """Return the summed scalars as Python floats, in one transfer from the device."""
+    # Stacked, because each .item() would be a CPU-GPU sync point.
     scalars = {name: value for name, value in sums.items() if value.ndim == 0}
     values = torch.stack([value.double() for value in scalars.values()]).tolist()
     return dict(zip(scalars, values, strict=True))

@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
 from esmeray.run_folder.metrics_log import RecordTail
-from esmeray.run_folder.paths import RunFolder
+from esmeray.run_folder.paths import LATEST, RunFolder
 from esmeray.train_config.section import Section
 
 Settings = TypeVar("Settings", bound=Section)
@@ -37,7 +37,6 @@ Settings = TypeVar("Settings", bound=Section)
 FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"
 MANIFEST = "manifest.json"
-LATEST = "latest"
 MODEL_FILE, OPTIMIZER_FILE = "model_states.pt", "optim_states.pt"
 """Suffixes of the file names that DeepSpeed gives the shards."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from esmeray.common.errors import DataError
-from esmeray.common.publishing import atomic_file, naming
+from esmeray.common.publishing import atomic_file, named_errors
 from esmeray.run_folder.paths import RunFolder, sample_files
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. ``time`` is added if it is missing."""
         line = encode_record({**record, "time": record.get("time", steady_time())})
-        with naming(self.path):
+        with named_errors(self.path):
             if self._file.write(line) != len(line):  # a short write is the only sign of a nearly full disk
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

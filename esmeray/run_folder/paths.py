@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from esmeray.common.errors import expanded
-from esmeray.common.publishing import naming, write_atomically
+from esmeray.common.publishing import write_atomically
 from esmeray.common.remote import uri_of, work_path
 from esmeray.train_config.section import STORES
 
@@ -41,6 +41,8 @@ METRICS = "metrics.jsonl"
 EXPORT = "export"
 """Folder of a run's exported model, written at its end."""
 
+LATEST = "latest"
+"""File next to the checkpoints, with the name of the newest."""
 RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
 RESERVE_BYTES = 16_384
 """Bytes reserved on the disk during training, so that the outcome can be written when the disk is full."""
@@ -103,11 +105,13 @@ class RunFolder:
         """Remove the outcome and the requests of an earlier attempt, and reserve space for this one's outcome."""
         # Otherwise the new attempt would stop at once, and followers would consider the run ended. Ray Train also fails
         # on its own snapshot if that is damaged or of another version.
-        for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT):
+        # One process at a time writes these files, so temporary names of them are a killed attempt's.
+        single_writer = (self.outcome, self._reserve, self.config, self.wandb_run_id, self.checkpoints / LATEST)
+        half_written = [left for path in single_writer for left in path.parent.glob(f".{path.name}.*.tmp")]
+        for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT, *half_written):
             path.unlink(missing_ok=True)
         if self.path.exists():
-            with naming(self._reserve):
-                self._reserve.write_bytes(bytes(RESERVE_BYTES))
+            write_atomically(self._reserve, bytes(RESERVE_BYTES))
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Record how the run ended, also on a full disk."""

@@ -1,8 +1,8 @@
-"""The command line: ``esmeray``, or ``python -m esmeray.tools``, lists its commands; ``esmeray COMMAND --help``
-explains one.
+"""The command line: ``esmeray``, or ``python -m esmeray.tools``, lists its commands.
 
-A command is a package of this one. Its modules are its subcommands, each with ``main(argv) -> int``; commands of
-:data:`ALONE` need no subcommand. Only the module that is needed is imported, since some take seconds.
+``esmeray COMMAND --help`` explains one. Each command is a subpackage, whose modules are the subcommands, each with
+``main(argv) -> int``. Commands in :data:`ALONE` need no subcommand. Only the module that runs is imported, because some
+take seconds to import.
 """
 
 import ast
@@ -28,9 +28,12 @@ COMMANDS = {
     "serve": ("run", "Serve embeddings, classes and mutation scores over HTTP; send a file, make API keys."),
     "profile": ("model", "Find out what is slow; compare devices; check and record GPUs, analyse a log."),
 }
-"""In the order in which a newcomer meets them: the module whose first example shows the command, and its subject."""
+"""Commands in the order in which a new user needs them.
+
+Each has the module whose first example represents the command, and a summary.
+"""
 ALONE = ("train", "tune", "align")
-"""Commands whose module ``run`` has no name on the command line."""
+"""Commands that run their module ``run`` if no subcommand is named."""
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +43,7 @@ def main(argv: list[str]) -> int:
         return 0
     command, *arguments = argv
     if command not in COMMANDS:
-        # Who types `esmeray export` knows the subcommand and forgot whose it is.
+        # `esmeray export` is a subcommand without its command: suggest the commands that have it.
         complete = [f"{name} {command}" for name in COMMANDS if command in subcommands(name)]
         hint = f" (did you mean {' or '.join(complete)}?)" if complete else did_you_mean(command, COMMANDS)
         raise ConfigError(f"there is no command {command!r}{hint}; there are {', '.join(COMMANDS)}")
@@ -49,16 +52,16 @@ def main(argv: list[str]) -> int:
         print(_command_overview(command, names))
         if command not in ALONE:
             return 0
-        # That of `run` follows: without a subcommand it is what the help was asked of.
+        # The help of `run` follows, because it runs without a subcommand.
     module, arguments = _module(command, names, arguments)
-    # One module alone: together they load torch, Ray and Matplotlib.
+    # Import this module only: all modules together load torch, Ray and Matplotlib.
     return importlib.import_module(f"esmeray.tools.{command}.{module}").main(arguments)
 
 
 def subcommands(command: str) -> list[str]:
-    """Names of a command's subcommands, in order."""
+    """Names of a command's subcommands, sorted."""
     modules = pkgutil.iter_modules([str(Path(__file__).with_name(command))])
-    # A leading _ marks what subcommands share.
+    # Modules with a leading _ are shared by subcommands.
     names = sorted(module.name for module in modules if not module.name.startswith("_"))
     if command in ALONE:
         names.remove("run")
@@ -66,14 +69,14 @@ def subcommands(command: str) -> list[str]:
 
 
 def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, list[str]]:
-    """The module that is named, or that runs without a name, and its arguments."""
+    """Return the module to run, and its arguments."""
     first = arguments[0] if arguments else ""
     if first in names:
         return first, arguments[1:]
-    # A word that is neither is more likely a mistyped subcommand than a target: run takes none.
+    # An unknown word is a mistyped subcommand: ``run`` takes no target.
     is_option = first.startswith("-") or not first
     if command in ALONE and (is_option or not names):
-        return "run", arguments  # which says what it needs
+        return "run", arguments  # run reports what is missing
     problem = "name a subcommand" if is_option else f"there is no subcommand {first!r}{did_you_mean(first, names)}"
     raise ConfigError(
         f"{program_of(command)}: {problem}; there are {', '.join(names)}; for example: {example(command)}"
@@ -81,20 +84,20 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
 
 
 def example(command: str, module: str | None = None) -> str:
-    """The first example of a subcommand; of the one that shows the command best where none is named."""
+    """First example of a subcommand, by default of the one that represents the command."""
     lines = _docstring(command, module or COMMANDS[command][0]).splitlines()
     return next(line.strip() for line in lines if line.startswith("  esmeray "))
 
 
 def _overview() -> str:
-    # Two lines a command, so that all fit on a screen.
+    # Two lines per command, so that all fit on a screen.
     lines = [f"usage: {program_of('COMMAND')} [SUBCOMMAND] [--section.key VALUE ...]"]
     for command, (_, subject) in COMMANDS.items():
         names = subcommands(command)
         others = f" ({', '.join(names)})" if names else ""
         lines += [f"{command:<9} {subject}{others}", f"          {example(command)}"]
     end = f"{program_of('COMMAND')} --help has an example of each subcommand; README.md has one of each purpose."
-    return "\n".join([*lines, end])  # 24 lines, a terminal's
+    return "\n".join([*lines, end])  # 24 lines, the height of a terminal
 
 
 def _command_overview(command: str, names: list[str]) -> str:
@@ -111,7 +114,7 @@ def _command_overview(command: str, names: list[str]) -> str:
 
 
 def _docstring(command: str, module: str) -> str:
-    """Docstring of a module, which is not imported for it, since some take seconds."""
+    """Docstring of a module, read without importing it, because some take seconds to import."""
     source = (Path(__file__).with_name(command) / f"{module}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
 

@@ -1,7 +1,8 @@
 """The grammar of all commands: ``esmeray COMMAND [SUBCOMMAND] [TARGET] --config FILE --section.key VALUE --flag``.
 
-In: a function whose parameters are all that a command takes. Out: these, checked. A mistake is one line that names
-the option, or file and line; where something is missing the line ends with the first example of the module's docstring.
+A command is a function whose parameters are its settings, targets and flags. :func:`command` parses and validates the
+arguments and calls the function. An error is one line that names the option, or the file and line. If something is
+missing, the line ends with the first example of the module's docstring.
 """
 
 import argparse
@@ -37,31 +38,36 @@ from esmeray.train_config.section import (
 
 
 class Command(Section):
-    """Base of what a command takes: sections, whose settings a file may hold as well, and words.
+    """Base of a command's arguments: sections, whose settings may also come from a file, and words.
 
-    Words stand on the command line alone. A bool is a flag; what has no default, or :data:`OPTIONAL_TARGET`, is the
-    target, and a list takes several; anything else is an option with a value. A name may end in _.
+    Words are given on the command line only:
+
+    - a bool is a flag;
+    - a word without a default, or with :data:`OPTIONAL_TARGET`, is the target; a list takes several targets;
+    - any other word is an option with a value.
+
+    A name may end in _, which the option does not have.
     """
 
 
 @dataclass(frozen=True)
 class Made:
-    """Makes what a command writes, and knows whether it may replace what the same command made before.
+    """Writer of a command's outputs, which replaces earlier outputs of the same command if ``overwrite`` is set.
 
-    ``made_by`` is the name in the manifests of what it makes.
+    ``made_by`` is the name of the command in the manifests of its outputs.
     """
 
-    # Not the command's own name, which may change: outputs that people have are known by it.
+    # Separate from the command's name: that may change, but existing outputs are recognized by this one.
     made_by: str
     overwrite: bool
 
     def refuse_existing(self, target: Path | None) -> None:
-        """:func:`esmeray.common.publishing.refuse_existing`, where something is to be written."""
+        """Call :func:`esmeray.common.publishing.refuse_existing` if there is a target."""
         if target is not None:
             refuse_existing(target, self.made_by, self.overwrite)
 
     def refuse_file(self, target: Path | None) -> None:
-        """:func:`esmeray.common.publishing.refuse_file`, where something is to be written."""
+        """Call :func:`esmeray.common.publishing.refuse_file` if there is a target."""
         if target is not None:
             refuse_file(target, self.made_by, self.overwrite)
 
@@ -72,30 +78,30 @@ class Made:
         return made_file(target, self.made_by, self.overwrite)
 
     def write_json(self, target: Path | None, content: dict[str, Any], indent: int = 1) -> None:
-        """Make a file of JSON, where one is to be written."""
+        """Write a JSON file if there is a target."""
         if target is not None:
             with self.file(target) as building:
                 building.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
 OPTIONAL_TARGET = "optional target"
-"""Metadata of a word with a default that is a target, and not an option."""
+"""Metadata that makes a word with a default a target instead of an option."""
 Overwrite = Annotated[bool, Field(description="Replace what this command made and nobody changed since.")]
 OfModel = Annotated[Path, Field(description="Folder of a run, or of an export of one.")]
 OfRun = Annotated[Path, Field(description="Folder of the run.")]
 
 
 class IngestedSection(Section):
-    """Policies for records of files that are read."""
+    """Policies for unusual records in input files."""
 
     ingest: IngestSection = IngestSection()
 
 
 class ClusterSection(Section):
-    """Ray cluster to compute on."""
+    """Ray cluster to run on."""
 
     address: str | None = None
-    """Ray cluster, HOST:PORT; local starts one. Default: RAY_ADDRESS, or one that runs here."""
+    """Ray cluster as HOST:PORT; local starts one. Default: RAY_ADDRESS, or a cluster that runs on this machine."""
 
 
 Arguments = TypeVar("Arguments", bound=Command)
@@ -103,7 +109,7 @@ Arguments = TypeVar("Arguments", bound=Command)
 
 @dataclass(frozen=True)
 class Main:
-    """``main(argv)`` of a command; ``schema`` is what it takes."""
+    """``main(argv)`` of a command. ``schema`` describes its arguments."""
 
     name: str
     text: str | None
@@ -115,7 +121,7 @@ class Main:
         parameters = signature(self.work).parameters
         run: type[Section] = Section
         if "overrides" in parameters:
-            from esmeray.training.config import Config  # here: it loads the sections of all tasks
+            from esmeray.training.config import Config  # imported here: it loads the sections of all tasks
 
             run = Config
         arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
@@ -124,18 +130,21 @@ class Main:
             values["made"] = Made(self.made_by, values.pop("overwrite"))
         if "overrides" in parameters:
             values["overrides"] = overrides
-        from esmeray.common.progress import working  # here: a mistake in the command does not need it
+        from esmeray.common.progress import working  # imported here: not needed if the arguments are wrong
 
         with working(f"{self.name}: working"):
             return self.work(**values) or 0
 
 
 def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callable[..., int | None]], Main]:
-    """Make ``main(argv)`` of the function that does a command's work and returns its exit code (None: 0).
+    """Make ``main(argv)`` from the function that does a command's work and returns its exit code (None: 0).
 
-    Its parameters are what the command takes: sections and words. Two are given to it: ``made``, by which it writes
-    and which brings the flag to overwrite, and ``overrides``, the settings of an experiment, unchecked, which override
-    what a run recorded. ``text`` is the docstring of its module.
+    The parameters of the function are the sections and words of the command. Two parameters have a special meaning:
+
+    - ``made`` is the :class:`Made` that writes the outputs; it adds the flag ``--overwrite``.
+    - ``overrides`` holds settings of an experiment, not validated yet, which override the settings of a run.
+
+    ``text`` is the docstring of the command's module.
     """
     return lambda work: Main(name, text, made_by, work, _schema_of(work))
 
@@ -146,23 +155,23 @@ def _schema_of(work: Callable[..., int | None]) -> type[Command]:
     for key, parameter in parameters.items():
         if key not in ("made", "overrides"):
             default = ... if parameter.default is parameter.empty else parameter.default
-            # A section has a default where all of its settings have one.
+            # A section has a default if all its settings have one.
             if is_section(parameter.annotation) and not any(
                 field.is_required() for field in parameter.annotation.model_fields.values()
             ):
                 default = parameter.annotation()
             fields[key] = (parameter.annotation, default)
-    # Descriptions are in the annotations; pydantic would look for others in the source of each caller, for a tenth of a
-    # second.
+    # Descriptions are in the annotations. By default pydantic also searches the source of each caller for them, which
+    # takes 0.1 s.
     return create_model("Arguments", __base__=Command, __cls_kwargs__={"use_attribute_docstrings": False}, **fields)
 
 
 def parse(
     argv: list[str], name: str, text: str | None, schema: type[Arguments], run: type[Section] = Section
 ) -> tuple[Arguments, Overrides]:
-    """Parse what a command takes, checked, and the settings of ``run`` that it does not take, unchecked.
+    """Parse the arguments of a command, validated, and the other settings of ``run``, not validated.
 
-    Prints the help and ends the process where that is asked for. Raises ConfigError with one line a problem.
+    If help is requested, prints it and ends the process. Raises ConfigError with one line per problem.
     """
     words, overrides = read_words(argv, name, text, schema, run)
     own: Overrides = {(name,): getattr(words, name) for (name,) in own_settings(schema)}
@@ -170,7 +179,7 @@ def parse(
     for key, value in overrides.items():
         (own if key[0] in schema.model_fields else of_run)[key] = value
     if words.config is not None:
-        # A flag in a file, overwrite above all, would count whenever somebody forgot the line.
+        # Flags are refused in a file: a forgotten line ``overwrite`` would replace outputs in every later call.
         for key, line in read_file(words.config)[1].items():
             if key in own_settings(schema):
                 raise ConfigError(f"{words.config}:{line}: {key[0]}: no such setting, but {_option(*key)} is an option")
@@ -183,20 +192,21 @@ def parse(
 def read_words(
     argv: list[str], command: str, text: str | None, schema: type[Command], run: type[Section] = Section
 ) -> tuple[argparse.Namespace, Overrides]:
-    """The words, among them ``config``, a file of settings or None; and the settings that override it, unchecked.
+    """Return the words, and the settings that override the file, not validated.
 
-    Settings of ``run`` are understood, and left out of the help.
+    ``config`` is one of the words: the file of settings, or None. Settings of ``run`` are accepted, but the help does
+    not list them.
     """
-    # Before the real parser, which would refuse what is missing or wrong beside --help.
+    # Checked before the real parser, which would report missing or wrong arguments instead of printing the help.
     if {"-h", "--help"} & set(argv):
         early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         early.add_argument("--config")
         _Parser(command, schema, Section, text, early.parse_known_args(argv)[0].config).print_help()
         raise SystemExit(0)
     parser = _Parser(command, schema, run, text, None)
-    # First, as argparse would take the value of a mistyped option for the target.
+    # Unknown options first: argparse would take the value of a mistyped option for the target.
     parser.refuse_unknown(argv)
-    # Intermixed: targets may stand before, between and after options.
+    # Intermixed: targets may come before, between and after options.
     words, unexpected = parser.parse_known_intermixed_args(argv)
     if unexpected:
         raise ConfigError(f"unexpected argument {' '.join(unexpected)}; {example_of(text, command)}")
@@ -207,24 +217,24 @@ def read_words(
     for key, field in {**settings_of(run), **settings_of(schema)}.items():
         name = ".".join(key)
         if key not in own_settings(schema) and name in words:
-            # As text: pydantic converts it, and refuses it by the option's name.
+            # Kept as text: pydantic converts it, and names the option if the value is invalid.
             overrides[key] = _value(field.annotation, getattr(words, name), f"--{name}")
     return words, overrides
 
 
 def example_of(text: str | None, command: str) -> str:
-    """The first example of a command's docstring."""
+    """Hint with the first example of a command's docstring."""
     examples = [line.strip() for line in (text or "").splitlines() if line.startswith("  esmeray ")]
     return f"for example: {examples[0] if examples else f'{program_of(command)} --help'}"
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with a group for each section, and mistakes as ConfigError."""
+    """argparse parser with one group per section. Errors are raised as ConfigError."""
 
     def __init__(
         self, command: str, schema: type[Command], run: type[Section], text: str | None, file: str | None
     ) -> None:
-        # The command's own come last: of a section that an experiment has as well they are what it takes.
+        # The command's own sections come last: they replace the experiment's section of the same name.
         sections = {**sections_of(run), **sections_of(schema)}
         groups = {path: section for path, section in sections.items() if path and own_settings(section)}
         words = {name: field for (name,), field in own_settings(schema).items()}
@@ -239,14 +249,14 @@ class _Parser(argparse.ArgumentParser):
             description=text,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=38),
             allow_abbrev=False,  # --data.s would change its meaning with each new setting
-            argument_default=argparse.SUPPRESS,  # what is not given overrides nothing
+            argument_default=argparse.SUPPRESS,  # options that are not given override nothing
         )
         self.set_defaults(config=None)
         for name, field in words.items():
             if name in positional:
                 self.add_argument(
                     name,
-                    # None at all is refused below, with an example, where argparse would print the usage.
+                    # read_words reports a missing target with an example; argparse would print the usage.
                     nargs="*" if list_type(field.annotation) else "?",
                     metavar=name.upper(),
                     default=argparse.SUPPRESS if field.is_required() else field.default,
@@ -258,7 +268,7 @@ class _Parser(argparse.ArgumentParser):
                 self.add_argument(_option(name), dest=name, metavar="FILE", default=field.default, help=_help(field))
         if groups:
             self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
-        # The help of a command with a file shows what a run with it would do.
+        # With --config, the help shows the values of the file as defaults.
         values = read_file(file)[0] if file else {}
         for path, section in groups.items():
             group = self.add_argument_group(".".join(path), " ".join((section.__doc__ or "").split()))
@@ -271,7 +281,7 @@ class _Parser(argparse.ArgumentParser):
                 )
 
     def refuse_unknown(self, argv: list[str]) -> None:
-        """Raise ConfigError for options that there are not, each with the one that may be meant."""
+        """Raise ConfigError for unknown options, each with the closest known option."""
         known = self._option_string_actions
         names = [word.partition("=")[0] for word in argv if word.startswith("--")]  # --key=value is one word
         unknown = [f"unknown option {name}{did_you_mean(name, known)}" for name in names if name not in known]
@@ -279,12 +289,12 @@ class _Parser(argparse.ArgumentParser):
             raise ConfigError(", ".join(unknown))
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in one line, as every command does."""
-        raise ConfigError(message.removeprefix("argument "))  # argparse would print the usage, a screen of it
+        """Raise ConfigError with one line."""
+        raise ConfigError(message.removeprefix("argument "))  # argparse would also print the usage, a full screen
 
 
 def _option(name: str) -> str:
-    return f"--{name.rstrip('_')}"  # json_, since pydantic's models have a method of that name
+    return f"--{name.rstrip('_')}"  # json_, because pydantic's models have a method json
 
 
 def _help(field: FieldInfo) -> str:
@@ -292,14 +302,14 @@ def _help(field: FieldInfo) -> str:
 
 
 def _default(key: KeyPath, field: FieldInfo, values: Any) -> str:
-    """The value of the file, or else the schema's, in words."""
+    """Default of an option in words: the value of the file, otherwise the schema's."""
     for name in key:
         values = values.get(name, ...) if isinstance(values, dict) else ...
     if values is ...:
         if field.is_required():
             return "(required)"
         values = field.get_default(call_default_factory=True)
-    # Words as they would be typed, so that a default can be copied to the command line.
+    # Values as they are typed, so that a default can be copied to the command line.
     items = values if isinstance(values, (list, tuple)) else [values]
     return _escaped(f"(default: {' '.join(_word(item) for item in items)})")
 
@@ -309,17 +319,17 @@ def _word(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for argparse, which fills in what follows a percent sign in the usage and in the help of an option."""
+    """Escape percent signs, which argparse expands in the usage and in the help of an option."""
     return text.replace("%", "%%")
 
 
 def _value(annotation: Any, words: str | list[str], option: str) -> Any:
-    """The text of a setting on the command line; None or an empty list where it says ``none``."""
+    """Value of a setting on the command line, as text. ``none`` gives None or an empty list."""
     items = words if isinstance(words, list) else [words]
     if not items:
         raise ConfigError(f"{option}: a value is missing")
     optional = may_be_none(annotation)
-    # YAML has null and [], the command line no way to write them.
+    # YAML has null and []; on the command line ``none`` stands for both.
     if (optional or list_type(annotation)) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []
     return words

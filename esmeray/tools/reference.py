@@ -1,4 +1,4 @@
-"""docs/config.md: every setting with type, default and what it means, from the schemas; ``make docs`` writes it."""
+"""docs/config.md: every setting with type, default and description. ``make docs`` generates it from the schemas."""
 
 import typing
 from importlib import import_module
@@ -17,52 +17,52 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 
 HEAD = """# Settings
 
-Made by `make docs` from the sections of settings, each of which stands in `section.py` of the room that reads it;
-`esmeray/training/config.py` assembles those of an experiment. A test checks that it is up to date.
+`make docs` generates this page from the settings' sections, which are in the `section.py` of each package.
+`esmeray/training/config.py` combines the sections of an experiment.
 
-A run is a YAML file with these sections and, on the command line, `--section.key VALUE`. The command line overrides
-the file, the file the defaults. A list takes several values, in a file also a single one; on the command line `none`
-clears an optional setting and empties a list. `esmeray train --config FILE --help` shows the same with the file's
-values, `--dry_run` the resolved config and the plan.
+A run is configured by a YAML file with these sections and by options `--section.key VALUE`. Options override the file,
+and the file overrides the defaults. A list takes several values. On the command line, `none` clears an optional setting
+and empties a list. `esmeray train --config FILE --help` shows this page with the file's values, and `--dry_run` prints
+the resolved config and the plan.
 """
 
 TUNE_HEAD = """
 # Settings of a search
 
-Made from `esmeray/tuning/section.py`. They stand in a file of their own, which `esmeray tune --tune FILE` names, and
-on the command line as `--tune.section.key VALUE`, with several values for a list. See [tuning](tuning.md).
+These are in a separate file (`esmeray tune --tune FILE`), or on the command line as `--tune.section.key VALUE`, with
+several values for a list. See [tuning](tuning.md).
 """
 
 
 COMMANDS_HEAD = """
 # Settings of commands
 
-Made from the sections that stand beside each command, or in the room that reads them. Each is `--section.key VALUE`, or
-stands in a file that `--config` names. Sections that an experiment has as well are described above.
+Set them as `--section.key VALUE`, or in a file given by `--config`. Sections that experiments have too are described
+above.
 """
 
 
 def config_reference() -> str:
-    """The page as Markdown."""
+    """Return docs/config.md as Markdown."""
     page = HEAD + _sections(Config, "") + TUNE_HEAD + _sections(TuneConfig, "tune") + COMMANDS_HEAD
     for command, schema in command_schemas().items():
         page += f"\n`esmeray {command}`\n"
         for name, field in schema.model_fields.items():
-            # An experiment's mean the same here, and stand above.
+            # Sections of an experiment have the same meaning here, and are described above.
             if is_section(field.annotation) and name not in Config.model_fields:
                 page += _sections(field.annotation, name)
     return page
 
 
 def command_schemas() -> dict[str, type[Command]]:
-    """Settings of each command that has sections of its own, by its name."""
+    """Schemas of the commands that have sections of their own, by command name."""
     schemas = {}
     for command in COMMANDS:
         alone = ["run"] if command in ALONE else []
         for module in alone + subcommands(command):
             loaded = import_module(f"esmeray.tools.{command}.{module}")
             schema = getattr(loaded.main, "schema", getattr(loaded, "Arguments", Command))
-            # Commands that take a run, or nothing, have no settings to describe.
+            # Commands without sections of their own have no settings to describe.
             sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
             if sections - Config.model_fields.keys():
                 schemas[command if module in alone else f"{command} {module}"] = schema
@@ -70,7 +70,7 @@ def command_schemas() -> dict[str, type[Command]]:
 
 
 def _sections(schema: type[Section], name: str) -> str:
-    """The tables of a schema and of the sections in it."""
+    """Tables of a schema and of the sections in it."""
     page = ""
     for path, section in sections_of(schema).items():
         title = ".".join((name, *path)).lstrip(".")
@@ -88,13 +88,13 @@ def _type(field: FieldInfo) -> str:
 
 
 def _bounds(item: Any) -> list[str]:
-    """Limits of a setting's value, also of those in a list or beside none."""
+    """Limits of a setting's value, including the limits of list items and of optional values."""
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     bounds = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if hasattr(item, name)]
-    # Pydantic keeps them in a field's metadata, Annotated in its own, and unions hold Annotated in turn.
+    # pydantic keeps limits in a field's ``metadata``, Annotated in ``__metadata__``, and unions contain Annotated.
     for inner in (*getattr(item, "metadata", ()), *getattr(item, "__metadata__", ()), *typing.get_args(item)):
         bounds += _bounds(inner)
-    return list(dict.fromkeys(bounds))  # members of a union repeat them
+    return list(dict.fromkeys(bounds))  # members of a union repeat limits
 
 
 def _default(field: FieldInfo) -> str:
@@ -105,7 +105,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")  # a bare one would end the cell
+    return text.replace("|", "\\|")  # an unescaped | would end the cell
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def digest(values: Any) -> str:
 
 def read_all(address: str = "out") -> None:
     """Print every value of every output of embeddings."""
-    for name in read_manifest(remote.local_path(address)).outputs:
+    for name in read_manifest(remote.local_path(address), remote.uri_of(address)).outputs:
         embeddings = read_embeddings(address, name)
         for record_id, values in zip(embeddings.ids, embeddings, strict=True):
             print(name, record_id, digest(values))

@@ -43,8 +43,11 @@ PACKAGES = ("esmeray.", "torch", "transformers", "faiss", "sklearn.", "h5py", "p
 """Modules that the first fork imports, and all others have."""
 LIGHT = ("data convert", "align", "bad")
 """Cases that need none of the modules that take seconds to import."""
-VARYING = r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n'
-"""Parts of results that no two runs agree on."""
+VARYING = (
+    r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n|[\w ]+: working\n'
+    r"|: (nothing is|no \w+) there.*"
+)
+"""Parts of results that no two runs agree on, and of errors: below a URI is nothing, or files without a manifest."""
 
 
 class Point(NamedTuple):

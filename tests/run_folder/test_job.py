@@ -86,8 +86,12 @@ def test_a_new_start_forgets_the_requests_of_the_one_before(tmp_path: Path):
     run.request_stop()
     snapshot = run.path / RAY_SNAPSHOT
     snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
+    run.checkpoints.mkdir()
+    half_written = [run.path / ".outcome.json.12345678.tmp", run.checkpoints / ".latest.12345678.tmp"]
+    for path in half_written:
+        path.touch()
     run.clear_requests()
-    assert not run.end_requested() and not snapshot.exists()
+    assert not run.end_requested() and not any(path.exists() for path in (snapshot, *half_written))
 
 
 def test_an_outcome_with_a_flipped_bit_is_ignored_with_a_line(tmp_path: Path, caplog):

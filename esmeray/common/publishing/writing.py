@@ -2,13 +2,14 @@
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from esmeray.common.errors import DiskFullError, ResourceError
+from esmeray.common.errors import DiskFullError, EsmerayError, ResourceError
 
 PARTIAL = ".partial"
 """Suffix of the folder of unfinished work, next to the output."""
@@ -25,7 +26,7 @@ def existing_parent(target: Path) -> Path:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Add the file's name to OSErrors without one, e.g. from ``write`` and ``close``."""
     try:
         yield
@@ -43,11 +44,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with naming(path):
+        with named_errors(path):
             yield temporary
-            sync(
-                temporary
-            )  # a rename may reach the disk before the bytes do: after a power cut the file would be empty
+            # A rename may reach the disk before the bytes do: after a power cut the file would be empty.
+            sync(temporary)
             temporary.replace(path)
     finally:
         with suppress(OSError):  # a read-only file system raises even if the file is missing
@@ -75,12 +75,23 @@ def writing(target: Path) -> Iterator[None]:
     """Turn OSErrors of writing ``target`` into ResourceErrors. Errors that name other files pass unchanged."""
     try:
         yield
-    except OSError as error:
+    except Exception as raised:
+        error = _system_error(raised)
+        if error is None:
+            raise
         if is_disk_full(error):
-            raise disk_full(target, str(error)) from error
+            raise disk_full(target, str(error)) from raised
         if isinstance(error, (ConnectionError, TimeoutError)) or not _concerns(error, target):
             raise
-        raise ResourceError(f"{target}: can't be written: {error.strerror or error}") from error
+        raise ResourceError(f"{target}: can't be written: {error.strerror or error}") from raised
+
+
+def _system_error(error: Exception) -> OSError | None:
+    """Return the OSError of an exception. Rust libraries (safetensors, tokenizers) raise their own with its number."""
+    if isinstance(error, (OSError, EsmerayError)):
+        return error if isinstance(error, OSError) else None
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def _concerns(error: OSError, target: Path) -> bool:

@@ -123,11 +123,11 @@ def _parts_of(job: dict[str, Any]) -> tuple[list[Any], list[str]]:
     return models, names
 
 
-def read_manifest(folder: Path) -> EmbeddingsManifest:
+def read_manifest(folder: Path, source: Path | str | None = None) -> EmbeddingsManifest:
     """Read a folder's manifest. Raises DataError if it is missing or unreadable."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise DataError(f"{folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed")
+        raise DataError(f"{source or folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed")
     with parsing(path, REMEDY):
         return EmbeddingsManifest.model_validate_json(verified(path).read_bytes())
 
@@ -161,7 +161,7 @@ class Part:
     def __init__(self, folder: Path, uri: str | None = None) -> None:
         self.folder = folder
         self.uri = uri
-        self.manifest = read_manifest(folder)
+        self.manifest = read_manifest(folder, uri)
         self.num_records = self.manifest.num_records
 
     def where(self, name: str) -> Path | str:

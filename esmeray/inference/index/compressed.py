@@ -10,7 +10,8 @@ per query, K hits of a query, C channels.
 
 import struct
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import atomic_file
+from esmeray.common.publishing import atomic_file, writing
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
@@ -47,12 +48,19 @@ def kinds(manifest: IndexManifest, part: PartEntry) -> Kinds:
     return {"codes": ("float16", (part.rows, manifest.channels)), "deviations": channels, "centre": channels}
 
 
+@contextmanager
+def _faiss_writer(path: Path) -> Iterator[Any]:
+    """Yield a writer of faiss for a new file. Python writes it: faiss (1.15) raises RuntimeError on a full disk."""
+    with writing(path), atomic_file(path) as building, building.open("wb") as file:
+        yield faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
+
+
 def train(path: Path, metric: MetricName, sample_nC: Values, lists: int) -> None:
     """Write an index without rows, with clusters trained on a sample of prepared vectors."""
     index = _untrained(metric, sample_nC.shape[1], lists)
     index.train(sample_nC)
-    with atomic_file(path) as building:
-        faiss.write_index(index, str(building))
+    with _faiss_writer(path) as writer:
+        faiss.write_index(index, writer)
 
 
 def _untrained(metric: MetricName, channels: int, lists: int) -> Any:
@@ -103,11 +111,9 @@ def write_lists(path: Path, trained: Path, vectors_nC: Values, first_row: int) -
     index = faiss.read_index(str(trained))
     for start, stop in ranges(len(vectors_nC), _BLOCK):
         index.add_with_ids(vectors_nC[start:stop], np.arange(first_row + start, first_row + stop))
-    with atomic_file(path) as building:
-        writer = faiss.FileIOWriter(str(building))
-        clusters: Any = faiss.extract_index_ivf(index)
+    clusters: Any = faiss.extract_index_ivf(index)
+    with _faiss_writer(path) as writer:
         faiss.write_InvertedLists(clusters.invlists, writer)
-        del writer  # closes the file
 
 
 def compressed_arrays(vectors_nC: Values) -> Arrays:

@@ -16,7 +16,7 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
     numbers. Raises DataError for a missing or damaged index; ConfigError for probes with an exact index.
     """
     folder = local_path(path)
-    whole = read_index_manifest(folder)
+    whole = read_index_manifest(folder, uri_of(path))
     first_row = sum(part.rows for part in whole.parts[: parts.start or 0])
     manifest = whole.model_copy(update={"parts": whole.parts[parts]})
     if manifest.kind == "exact":

@@ -97,11 +97,11 @@ class IndexManifest(BaseModel, extra="forbid", frozen=True):
         return self.made_of
 
 
-def read_index_manifest(folder: Path) -> IndexManifest:
+def read_index_manifest(folder: Path, source: Path | str | None = None) -> IndexManifest:
     """Read the manifest of a folder. Raises DataError if it is missing or can't be read."""
     path = folder / INDEX_FILE
     if not path.is_file():
-        raise DataError(f"{folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
+        raise DataError(f"{source or folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
         if not manifest.parts:

@@ -15,9 +15,9 @@ from pydantic import Field
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
-from esmeray.common.remote import local_path
+from esmeray.common.remote import local_path, uri_of
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import ranges
+from esmeray.dataset.embeddings.manifest import ranges, read_manifest
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.index import Index
@@ -146,7 +146,7 @@ def searching(
     """Open a database and queries for the time of a block, and calibrate. Raises as :func:`search`."""
     if (section.error_rate is None) != (section.calibration is None):
         raise ConfigError("--search.error_rate and --search.calibration go together; give both or neither")
-    opened = _opened(local_path(database), section)
+    opened = _opened(database, section)
     context = (
         nullcontext()
         if section.queries is None
@@ -170,9 +170,11 @@ def searching(
         yield Search(index, queries, calibration, section.top_k)
 
 
-def _opened(folder: Path, section: SearchSection) -> Index:
-    """The index in a folder, or one in memory of the embeddings there."""
+def _opened(database: str | Path, section: SearchSection) -> Index:
+    """Open the index of a folder or URI, or build one in memory of the embeddings there."""
+    folder = local_path(database)
     if not (folder / INDEX_FILE).is_file():
+        read_manifest(folder, uri_of(database))  # if it is missing, the error names the URI and not its copy
         source = open_vectors(folder, section.name)
         if section.probes is not None:
             raise ConfigError("--search.probes: embeddings are compared exactly; make a compressed index of them")

@@ -38,7 +38,7 @@ _ATTENTION = (
     ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
     ("attn.Wqkv", "attn.Wo"),  # ModernBERT
 )
-"""Names of attention projections; an architecture uses the first set of which it has all names."""
+"""Names of attention projections. An architecture uses the first set whose names it all has."""
 
 _WITHOUT_LOSS = ("contact_head", "pooler", "lm_head")
 """Heads of Hugging Face's modules that no token's features pass through."""

@@ -1,9 +1,9 @@
 """Layers streamed from safetensors while the previous ones compute, for models larger than memory.
 
-In: the folder of an ESM-2's weights, and its layers without weights. Out: an iterable list of layers, of which at most
-three are in memory. A layer of P weights needs 2PT operations for T tokens. The required read bandwidth is therefore
-those operations divided by T, whatever the size of the model, so many batches pass a layer before the next
-(:meth:`esmeray.model.backbones.base.PackedBackbone.hidden_states_of`).
+In: the folder of an ESM-2's weights, and its layers without weights. Out: an iterable list of layers. At most three
+layers are in memory. A layer of P weights needs 2PT operations for T tokens. The required read bandwidth is therefore
+proportional to the speed of computing divided by T, whatever the size of the model. To make T large, several batches
+pass a layer before the next one (:meth:`esmeray.model.backbones.base.PackedBackbone.hidden_states_of`).
 """
 
 import copy

@@ -1,10 +1,10 @@
-"""Memory of a model's state on each device, without allocating any of it.
+"""Memory of a model's state per device, computed without allocating it.
 
-Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, 2 bytes a parameter for
-weights, 2 for gradients and 12 for the optimizer (in fp32 4, 4 and 8); ZeRO-1 divides the optimizer state over the
-devices, ZeRO-2 the gradients too, ZeRO-3 the weights too. Muon keeps no second moment, 4 bytes fewer. Activations,
-buckets and the allocator's slack come on top. Here gradients are added up in fp32 from ZeRO-1 on (grad_accum_dtype in
-the shipped settings): 4 bytes.
+Rajbhandari et al. 2020 (ZeRO), section 3.1 and figure 1: with mixed precision and Adam, a parameter takes 2 bytes for
+the weight, 2 for the gradient and 12 for the optimizer (in fp32 4, 4 and 8). ZeRO-1 partitions the optimizer state over
+devices, ZeRO-2 also the gradients, ZeRO-3 also the weights. Muon has no second moment, which saves 4 bytes.
+Activations, buckets and the allocator's overhead are additional. From ZeRO-1 on, gradients are accumulated in fp32
+(grad_accum_dtype in the included settings) and take 4 bytes.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _FP32_BYTES = 4
 KEPT_VECTORS: dict[bool | str, float] = {False: 16.0, "selective": 10.0, True: 1.0}
-"""Vectors of hidden_size channels that a token leaves in a layer of ESM-2 for the backward pass, by
+"""Vectors of hidden_size channels that a token keeps per layer of ESM-2 for the backward pass, by
 ``gradient_checkpointing``."""
 
 
 class ParameterCount(NamedTuple):
-    """Parameters of a model, those that the optimizer moves, and those of them in matrices of the backbone's layers."""
+    """Number of parameters: all, trainable ones, and trainable ones in matrices of the backbone's layers."""
 
     total: int
     trainable: int
@@ -27,9 +27,10 @@ class ParameterCount(NamedTuple):
 
 
 class MemoryEstimate(NamedTuple):
-    """Parameters of a run, and bytes of its model's state on each device.
+    """Number of parameters, and bytes of the model's state per device.
 
-    ``optimizer_bytes`` are 0 if it is offloaded; each worker then keeps ``host_optimizer_bytes`` in host memory.
+    If the optimizer is offloaded, ``optimizer_bytes`` is 0 and each worker keeps ``host_optimizer_bytes`` in host
+    memory.
     """
 
     parameters: ParameterCount
@@ -40,8 +41,8 @@ class MemoryEstimate(NamedTuple):
 
 
 def count_parameters(model: "TaskModel") -> ParameterCount:
-    """Count the parameters of a model, which may be one without memory for them."""
-    from esmeray.model.parameter_groups import layer_matrices  # here: it imports torch
+    """Count the parameters of a model, which may be on the meta device."""
+    from esmeray.model.parameter_groups import layer_matrices  # imported here: it imports torch
 
     parameters = list(model.parameters())
     return ParameterCount(
@@ -61,12 +62,12 @@ def estimate_memory(
     optimizer: str = "adamw",
     weight_mean: bool = False,
 ) -> MemoryEstimate:
-    """Bytes of weights, gradients and optimizer state under ZeRO of a stage from 0 to 3."""
+    """Estimate bytes of weights, gradients and optimizer state with ZeRO stage 0 to 3."""
     total, trainable, matrices = count
     mixed = precision != "fp32"
     element_bytes = 2 if mixed else 4
     moments = 2 * trainable - (matrices if optimizer == "muon" else 0)
-    # In mixed precision the optimizer has its own fp32 copy of the weights, from which the bf16 ones are rounded.
+    # In mixed precision the optimizer has an fp32 copy of the weights, from which the bf16 weights are rounded.
     state_bytes = _FP32_BYTES * (moments + (mixed + weight_mean) * trainable)
 
     def share(size_bytes: int, from_stage: int) -> int:
@@ -76,7 +77,7 @@ def estimate_memory(
     return MemoryEstimate(
         parameters=count,
         parameter_bytes=share(element_bytes * total, 3),
-        # Without ZeRO the wrapper keeps gradients in the weights' own dtype.
+        # Without ZeRO, gradients have the dtype of the weights.
         gradient_bytes=share((_FP32_BYTES if stage else element_bytes) * trainable, 2),
         optimizer_bytes=0 if offload_optimizer else optimizer_bytes,
         host_optimizer_bytes=optimizer_bytes if offload_optimizer else 0,
@@ -84,6 +85,6 @@ def estimate_memory(
 
 
 def activation_bytes_per_token(layers: int, hidden_size: int, precision: str, checkpointing: bool | str) -> float:
-    """Bytes that a token of a micro-batch keeps until its backward pass; of a layer computed again, all."""
+    """Bytes per token of a micro-batch that are kept for the backward pass, including the layer being recomputed."""
     recomputed = KEPT_VECTORS[False] - KEPT_VECTORS[checkpointing]
     return (2 if precision != "fp32" else 4) * hidden_size * (layers * KEPT_VECTORS[checkpointing] + recomputed)

@@ -1,16 +1,16 @@
-"""A trained model as a Hugging Face folder that others can open, and nothing of it pickled.
+"""Export of a trained model as a Hugging Face folder without pickled files.
 
-    config.json, model.safetensors    EsmForMaskedLM (masked_lm), EsmModel (the autoencoder's backbone), or those of
-                                      another architecture
+    config.json, model.safetensors    EsmForMaskedLM (masked_lm), EsmModel (the autoencoder's backbone), or the classes
+                                      of another architecture
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
-    autoencoder.safetensors, autoencoder_config.json  read by ESM2Autoencoder.from_pretrained besides
+    autoencoder.safetensors, autoencoder_config.json  additional files for ESM2Autoencoder.from_pretrained
     modules.json ...                  sentence_modules.py: pooling for sentence-transformers
     README.md                         model card
     config.yaml                       the run's resolved config
-    esmeray_model.json                the task, by which Esmeray opens it
-    esmeray.json                      list of these files, by which an export is known (common.publishing)
+    esmeray_model.json                the task, which tells Esmeray how to open the folder
+    esmeray.json                      list of these files, which identifies an export (common.publishing)
 
-The folder is built under a temporary name beside its own, flushed to the disk and renamed: a killed export leaves
+The folder is built under a temporary name next to the target, flushed to disk and renamed: a killed export leaves
 nothing under the final name.
 """
 
@@ -44,14 +44,20 @@ def export(
     model_card_facts: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write ``model`` as a Hugging Face folder.
+    """Write ``model`` as a Hugging Face folder, and return its absolute path.
 
-    Returns the absolute path of the folder; raises as :func:`~esmeray.model.export.exported_folder.exported_folder`.
-    ``model``: with whole (not partitioned) weights; left as it is. ``tokenizer``: of the backbone
-    (:func:`esmeray.model.backbones.loading.residue_tokenizer`); the ESM alphabet if None. ``model_card_facts``:
-    sections of the card on data, steps, metrics and versions.
+    Args:
+        model: model with whole (not partitioned) weights. It is not changed.
+        folder: path of the new folder.
+        tokenizer: the backbone's tokenizer (:func:`esmeray.model.backbones.loading.residue_tokenizer`); the ESM
+            alphabet if None.
+        resolved_config: the run's config as YAML, stored as config.yaml.
+        model_card_facts: sections of the card on data, steps, metrics and versions.
+        overwrite: replace an earlier export.
+
+    Raises the same errors as :func:`~esmeray.model.export.exported_folder.exported_folder`.
     """
-    # Here, since importing transformers' models takes seconds, which a run takes at its end alone.
+    # Imported here: importing transformers' models takes seconds, and a run needs it only at its end.
     from esmeray.model.backbones.huggingface_loading import save_network
 
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
@@ -59,7 +65,7 @@ def export(
         network = model.network()
         save_network(network, building)
         model.save(building)
-        # EsmTokenizer truncates to the length that ESM-2 was trained with; any other brings that of its source.
+        # EsmTokenizer truncates to ESM-2's training length. Other tokenizers keep the length of their source.
         if isinstance(tokenizer, EsmSequenceTokenizer):
             tokenizer.save(building, model_max_length=1024)
         else:

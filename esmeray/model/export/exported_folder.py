@@ -1,7 +1,7 @@
-"""The folder of an exported model, whole under its final name or not there: the task by which it is opened
-(``esmeray_model.json``), and settings of a model in JSON files with a format version.
+"""Folder of an exported model, which appears under its final name only when it is complete.
 
-Nothing here needs torch, so that damage to a folder is reported at once.
+``esmeray_model.json`` has the task, which determines how the folder is opened. Settings of a model are in JSON files
+with a format version. Nothing here needs torch, so that damage to a folder is reported at once.
 """
 
 import json
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from safetensors import SafetensorError
 
-from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
+from esmeray.common.errors import DataError, expanded, parsing, read_json
 from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
@@ -24,13 +23,13 @@ REMEDY = "export the model again"
 CONFIG_FILE = "classifier_config.json"
 WEIGHTS_FILE = "classifier.safetensors"
 MADE_BY = "export"
-"""Name in the manifest of an exported model, whether a run or the tool made it."""
+"""Name in the manifest of an exported model, both for runs and for the export command."""
 
 Settings = TypeVar("Settings")
 
 
 class ClassifierSettings(BaseModel):
-    """classifier_config.json."""
+    """Content of classifier_config.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,29 +45,25 @@ class ClassifierSettings(BaseModel):
 def exported_folder(
     folder: str | Path, task: str, overwrite: bool, resolved_config: str | None
 ) -> Iterator[tuple[Path, Path]]:
-    """A folder to write to, and the absolute path that it gets when the block ends; it is removed when that raises.
+    """Yield a folder to write to, and the absolute path that it gets when the block ends.
 
-    ``task``: by which the model is opened. ``resolved_config``: the run's config as YAML, stored as config.yaml. Raises
-    ConfigError (the folder exists and ``overwrite`` is not set, or it is no export or was changed since) or
-    ResourceError (the disk is full or not writable; nothing is left behind).
+    If the block raises, the folder is removed. ``task``: task that opens the model. ``resolved_config``: the run's
+    config as YAML, stored as config.yaml.
+
+    Raises ConfigError if the folder exists and ``overwrite`` is not set, or if it is not an export or was changed
+    since. Raises ResourceError if the disk is full or not writable; nothing is left behind.
     """
     target = expanded(folder).absolute()
     with made_folder(target, MADE_BY, overwrite) as building:
-        try:
-            yield building, target
-        # safetensors has an error of its own for a full disk, which the folder's maker does not know.
-        except SafetensorError as error:
-            raise ResourceError(
-                f"the model can't be exported to {target} ({error}); free space or choose another folder"
-            ) from error
-        # Written here for every task: without it the folder would be opened as one of transformers.
+        yield building, target
+        # Written for every task: without this file the folder would be opened as a model of transformers.
         write_settings(building / MODEL_FILE, {"task": task})
         if resolved_config is not None:
             (building / "config.yaml").write_text(resolved_config, encoding="utf-8")
 
 
 def task_of(folder: Path) -> str | None:
-    """The task of an exported model; None for a folder of transformers. Raises DataError where a file is damaged."""
+    """Task of an exported model; None for a folder of transformers. Raises DataError if a file is damaged."""
     manifest = folder / MODEL_FILE
     if not manifest.is_file():
         return None
@@ -77,7 +72,10 @@ def task_of(folder: Path) -> str | None:
 
 
 def read_settings(folder: Path) -> ClassifierSettings:
-    """The settings of an exported classifier. Raises DataError (no classifier, another format version, or damage)."""
+    """Settings of an exported classifier.
+
+    Raises DataError if the folder has no classifier, another format version, or damage.
+    """
     return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)
 
 
@@ -86,15 +84,16 @@ def write_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], Settings]) -> Settings:
-    """Parse the settings, the format version left out.
+    """Parse the settings without the format version.
 
-    Raises DataError (the folder does not hold what it should, ``holds``; another format version; damaged).
+    Raises DataError if the file is missing (``holds`` says what the folder should contain) or damaged, or has another
+    format version.
     """
     if not path.is_file():
         raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)")
     settings = read_json(verified(path), REMEDY)
     with parsing(path, REMEDY):
-        version = settings.pop("format_version")  # first: settings of another version may be named otherwise
+        version = settings.pop("format_version")  # checked first, because names of settings may differ between versions
         if version != FORMAT_VERSION:
             raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; {REMEDY}")
         return parse(settings)

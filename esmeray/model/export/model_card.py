@@ -1,4 +1,4 @@
-"""Model card of an export: its purpose, its training data and metrics, and the lines that open it."""
+"""Model card of an export: its purpose, its training data and metrics, and code that opens it."""
 
 import inspect
 import math
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNKNOWN_LICENSE = "unknown"
-# By whether a residue is a token of its own: a tokenizer of texts would make one piece of a protein.
+# Keyed by one_token_per_residue: a tokenizer of texts would not split a protein into residues.
 _EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
 
 
 def model_card(
     pipeline_tag: str | None, tags: list[str], description: str, facts: Mapping[str, Any], opening: str
 ) -> str:
-    """README.md of the exported folder.
+    """Return README.md of the exported folder.
 
-    ``pipeline_tag``: the pipeline of transformers that gives the model's own outputs, None if there is none. ``tags``:
-    of the hub, besides Esmeray's. ``facts``: further sections by name; a mapping (such as ``metrics``) becomes a table.
-    The license, a base model of the hub and the metrics are metadata, too. Versions of the libraries are added.
-    ``opening``: text and code of the section on how to open the folder, which they call FOLDER.
+    Args:
+        pipeline_tag: pipeline of transformers that returns the model's own outputs, None if there is none.
+        tags: tags for the hub, in addition to Esmeray's.
+        description: Markdown that describes the model.
+        facts: further sections by name; a mapping (such as ``metrics``) becomes a table. The license, a base model of
+            the hub and the metrics also become metadata. Versions of the libraries are added.
+        opening: text and code of the section on how to open the folder, which is called FOLDER there.
     """
     base = str(facts.get("base_model", ""))
     metadata = ModelCardData(
@@ -46,7 +49,7 @@ def model_card(
 
 
 def _evaluations(task: str, facts: Mapping[str, Any]) -> list[EvalResult] | None:
-    """The metrics of the validation as the hub's ``model-index`` has them."""
+    """Validation metrics in the format of the hub's ``model-index``."""
     data = str(facts.get("data", "unknown"))
     return [
         EvalResult(
@@ -62,23 +65,23 @@ def python_block(lines: str) -> str:
 
 
 def opening_call(network: "PreTrainedModel", source: str) -> tuple[str, str]:
-    """The class of transformers that opens a network, and the call that does so, without a pooler of random weights.
+    """Return the class of transformers that opens a network, and the call, without a pooler with random weights.
 
     ``source``: folder or hub name, as Python source.
     """
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING  # here, since it takes seconds
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING  # imported here: it takes seconds
 
     kind = type(network)
-    # AutoModel means another class for some configs (T5's encoder).
+    # For some configs, AutoModel opens another class (T5's encoder).
     opener = "AutoModel" if MODEL_MAPPING.get(type(network.config), None) is kind else kind.__name__
-    # A pooler that the folder lacks would be drawn at random, with a warning at each opening.
+    # A missing pooler would be initialized at random, with a warning at each opening.
     takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     without = ", add_pooling_layer=False" if takes_pooler and getattr(network, "pooler", None) is None else ""
     return opener, f"{opener}.from_pretrained({source}{without})"
 
 
 def example_text(tokenizer: SequenceTokenizer) -> str:
-    """A text as AutoTokenizer takes it: with blanks between residues where the vocabulary asks for them."""
+    """Example input for AutoTokenizer, with spaces between residues if the vocabulary needs them."""
     text = _EXAMPLES[tokenizer.one_token_per_residue]
     return " ".join(text) if getattr(tokenizer, "spaced", False) else text
 
@@ -93,4 +96,4 @@ def _section(name: str, value: Any) -> str:
 
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")  # either would end the cell of the table
+    return text.replace("|", "\\|").replace("\n", " ")  # an unescaped | or a line break would end the cell

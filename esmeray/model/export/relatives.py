@@ -1,4 +1,4 @@
-"""The folder of a network that finds relatives, which is fitted and not trained: ``embed run`` takes it as a model."""
+"""Folder of a fitted network that finds relatives, which ``embed run`` takes as a model."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from esmeray.model.export.exported_folder import REMEDY, exported_folder
 from esmeray.model.heads.relatives import RelativesHead
 
 TASK = "relatives"
-"""In the folder's manifest, and the name of the head."""
+"""Task in the folder's manifest, and name of the head."""
 _FILE = "relatives.safetensors"
 _TABLE = "table"
 
@@ -25,24 +25,24 @@ _TABLE = "table"
 def write_relatives(
     table: Tensor, head: RelativesHead, hashes_L: NDArray[np.uint64], folder: Path, overwrite: bool
 ) -> None:
-    """Write the folder; ``table``: of :class:`KmerBackbone`; ``hashes_L``: XXH3-64 of the sequences that were learnt.
+    """Write the folder. ``table``: table of :class:`KmerBackbone`; ``hashes_L``: XXH3-64 of the training sequences.
 
-    Raises as :func:`exported_folder`.
+    Raises the same errors as :func:`exported_folder`.
     """
     with exported_folder(folder, TASK, overwrite, None) as (building, _):
-        # In fp16, which is half the bytes: what it rounds off is far less than what k-mers leave open.
+        # fp16 halves the file; its rounding is much smaller than the uncertainty of k-mer vectors.
         state = {name: tensor.half().contiguous() for name, tensor in (*head.state_dict().items(), (_TABLE, table))}
         save_file(state, building / _FILE)
         np.save(building / TRAINING_FILE, hashes_L)
 
 
 def load_relatives(folder: Path) -> tuple[KmerBackbone, RelativesHead]:
-    """The model of a folder, in fp32 on the CPU. Raises DataError where its file is damaged."""
+    """Load the model of a folder, in fp32 on the CPU. Raises DataError if its file is damaged."""
     with parsing(folder / _FILE, REMEDY, SafetensorError):
         state = {name: tensor.float() for name, tensor in load_file(verified(folder / _FILE)).items()}
         table = state.pop(_TABLE)
         head = RelativesHead(*(state[name] for name in ("mean", "learnt", "coefficients")))
-    with empty_weights():  # drawing a table takes longer than reading one
+    with empty_weights():  # initializing a table takes longer than reading one
         backbone = KmerBackbone(table.shape[1])
     backbone.model.table.load_state_dict({"weight": table}, assign=True)
     return backbone, head

@@ -1,11 +1,11 @@
-"""Files that make sentence-transformers pool an export as Esmeray does: the mean over residues, without special tokens.
+"""Files that make sentence-transformers pool an export as Esmeray does: mean over residues, without special tokens.
 
-    modules.json                the network, weights of its tokens, and the pooling, one after the other
-    sentence_bert_config.json   the length of texts that the network takes
-    1_WordWeights/config.json   0 for the tokens around each sequence, 1 for any other
-    2_Pooling/config.json       the mean by these weights
+    modules.json                sequence of modules: network, token weights, pooling
+    sentence_bert_config.json   maximum length of the network's input
+    1_WordWeights/config.json   weight 0 for special tokens around a sequence, 1 for other tokens
+    2_Pooling/config.json       mean with these weights
 
-sentence-transformers' pooling alone would count the tokens around a sequence.
+Without the weights, sentence-transformers would include special tokens in the mean.
 """
 
 import json
@@ -15,11 +15,14 @@ from esmeray.dataset.tokens.base import SequenceTokenizer
 
 _MODULES = {"Transformer": "", "WordWeights": "1_WordWeights", "Pooling": "2_Pooling"}
 _ANY_LENGTH = 1_000_000
-"""In place of the length at which the tokenizer would cut in silence, though the network takes more."""
+"""Maximum length for networks without a limit. Without it the tokenizer would silently truncate at its own length."""
 
 
 def write_sentence_modules(folder: Path, tokenizer: SequenceTokenizer, channels: int, longest: int | None) -> None:
-    """Write the files; ``channels`` of a vector, ``longest`` text in tokens, special ones included, None for any."""
+    """Write the files.
+
+    ``channels``: channels of a vector. ``longest``: maximum number of tokens, including special ones; None for any.
+    """
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
         for index, (name, path) in enumerate(_MODULES.items())

@@ -1,4 +1,4 @@
-"""Heads of a classifier, from a backbone's features to fp32 outputs, and pooling with weights of its own.
+"""Heads of a classifier, from a backbone's features to fp32 outputs, and pooling with trainable weights.
 
 Shape legend: T tokens in the batch, N sequences, S rows with gaps between the sequences, M rows of a head (sequences,
 or tokens), D channels, K outputs.
@@ -18,10 +18,10 @@ from esmeray.model.section import ClassifierSection
 class LightAttention(nn.Module):
     """Light attention pooling (Stärk et al. 2021, doi:10.1093/bioadv/vbab035; HannesStark/protein-localization).
 
-    Two convolutions over each sequence give every residue a value and a score for each channel. The values' mean under
-    the softmax of the scores, and their maximum, are put side by side. As in the paper special tokens take no part:
-    they are zeros for the convolutions, which is also what a sequence sees beyond its ends. ``kernel``: tokens that a
-    convolution spans; an even one reaches one further to the right than to the left.
+    Two convolutions over each sequence give every residue a value and a score per channel. The output is the
+    concatenation of the values' mean, weighted by the softmax of the scores, and their maximum. As in the paper,
+    special tokens are left out: the convolutions see zeros instead, as beyond the ends of a sequence. ``kernel``: size
+    of the convolutions in tokens; an even kernel extends one token further to the right than to the left.
     """
 
     def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:
@@ -32,15 +32,15 @@ class LightAttention(nn.Module):
         self.num_prefix, self.num_suffix = num_prefix, num_suffix
 
     def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """(N, 2 D) fp32, zeros for a sequence without residues; nothing waits for the device."""
+        """Return (N, 2 D) fp32, zeros for a sequence without residues. Does not synchronize with the device."""
         segments_T = batch.segment_ids()
         residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
-        # Sequences stand apart by as many zeros as a convolution can look over a border, with enough at both ends.
+        # Separate sequences by enough zeros that no convolution reaches a neighbour, and pad both ends.
         (kernel,) = self.feature_convolution.kernel_size
         gap = kernel // 2
         rows_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
         rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
-        # where and not a product, so that a NaN in a special token stays out.
+        # torch.where instead of a product, so that a NaN in a special token is removed.
         inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
         inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, rows_T + (kernel - 1) // 2, inputs_TD)
         values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, rows_T))
@@ -50,9 +50,9 @@ class LightAttention(nn.Module):
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer that computes in fp32 whatever the dtype of its weights.
+    """Linear layer that computes in fp32, whatever the dtype of its weights.
 
-    Rounded to bf16, outputs would have two or three decimal digits, too few where a number is to be predicted.
+    In bf16, outputs would have two or three decimal digits, too few for regression.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Float32Linear(nn.Linear):
 
 
 class CastingLinear(nn.Linear):
-    """A linear layer that takes its input in the dtype of its weights: pooled features are fp32 in any model."""
+    """Linear layer that casts its input to the dtype of its weights, because pooled features are always fp32."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.to(self.weight.dtype))
@@ -70,14 +70,14 @@ class CastingLinear(nn.Linear):
 def build_head(
     section: ClassifierSection, channels: int, outputs: int, *, light_attention: bool = False
 ) -> nn.Sequential:
-    """A module from (M, D) features of any dtype to (M, K) fp32 outputs: a linear layer, or a hidden one before it.
+    """Build a module from (M, D) features of any dtype to (M, K) fp32 outputs, with or without a hidden layer.
 
-    ``light_attention``: the features come from :class:`LightAttention`, which has dropped out values before it pooled
-    them. The hidden layer is then as in the paper: linear, dropout, ReLU, normalisation; but what the paper normalises
-    over the batch is here each row alone, since a packed batch has any number of sequences, and fillers among them.
+    ``light_attention``: the features come from :class:`LightAttention`, which applies dropout before pooling. The
+    hidden layer is then as in the paper: linear, dropout, ReLU, normalization. It normalizes rows instead of the batch,
+    because the number of sequences of a packed batch varies, and includes fillers.
     """
     dropout = section.dropout
-    # Named, since the names are those of the weights in an export, which its card's lines look up.
+    # Named modules, because the code in a model card finds the weights of an export by these names.
     modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}
     if section.head == "mlp":
         modules["hidden"] = CastingLinear(channels, section.hidden_size)

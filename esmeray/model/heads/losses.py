@@ -1,8 +1,9 @@
-"""Losses of the classifier, one value for each target.
+"""Losses of the classifier, one value per target.
 
-In: outputs in fp32 and targets. Out: fp32, the loss of each sequence or token, 0 without a gradient where its target is
-ignored; of several columns, the mean over those that are known, weighted by the labels' weights. Class weights multiply
-the loss of a target; the divisor stays the *number* of targets, not torch's sum of weights: sums add up over workers.
+Losses take fp32 outputs and targets, and return the fp32 loss of each sequence or token. It is 0 without a gradient if
+the target is ignored. With several columns it is the mean over known columns, weighted by label weights. Class weights
+multiply the loss of a target. The divisor is the *number* of targets instead of torch's sum of weights, so that sums
+are additive over workers.
 
 Shape legend: M sequences or tokens, K classes or columns of labels.
 """
@@ -22,17 +23,20 @@ from esmeray.model.section import ClassifierSection
 
 
 def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_classes: int) -> Tensor:
-    """(K,) fp32 weights that make rare classes count as much as frequent ones.
+    """Return (K,) fp32 weights that make rare classes count as much as frequent ones.
 
-    Classes of sequences or residues: n / (K count), as scikit-learn's ``class_weight="balanced"``. Labels of a
-    multilabel target: negatives / positives, by which their positives are to be multiplied. 1 for a class without any
-    target, and for a label of which all targets are alike. ``blocks``: targets of some training records each, (M,)
-    int64 or (M, K) float; ignored ones are left out. Raises ConfigError (regression has no classes).
+    - Classes of sequences or residues: n / (K count), like scikit-learn's ``class_weight="balanced"``; 1 for a class
+      without targets.
+    - Multilabel targets: negatives / positives, a factor for the positives of the label; 1 if all targets of a label
+      are equal.
+
+    ``blocks``: blocks of training targets, (M,) int64 or (M, K) float; ignored targets are left out. Raises ConfigError
+    for regression, which has no classes.
     """
     if kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
     if kind == "multilabel":
-        # Block by block: targets of all records as one tensor may not fit where terms are thousands.
+        # Sum block by block, because with thousands of terms the targets of all records may not fit into memory.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
         positives_K, negatives_K = torch.as_tensor(counts_2K).double()
         return torch.where((positives_K > 0) & (negatives_K > 0), negatives_K / positives_K, 1.0).float()
@@ -42,10 +46,10 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
 
 
 class TargetLoss(Float32Buffers):
-    """The loss that a section means, with its weights of classes and labels (K,); None for all alike.
+    """Loss chosen by the settings, with weights of classes and labels (K,), or None for equal weights.
 
-    The weights are no part of the saved state: they follow from the training records and a file. Raises ConfigError
-    (the settings do not go with the kind).
+    The weights are not part of the saved state, because they are computed from the training records and a file. Raises
+    ConfigError if the settings don't match the kind of targets.
     """
 
     class_weights: Tensor | None
@@ -61,11 +65,11 @@ class TargetLoss(Float32Buffers):
         super().__init__()
         self.section, self.kind, self.name = section, kind, loss_name(section, kind)
         for name, weights in (("class_weights", class_weights), ("label_weights", label_weights)):
-            # A copy: a buffer moves and is cast, the caller's tensor must not.
+            # A copy, because a buffer is moved and cast, which must not change the caller's tensor.
             self.register_buffer(name, None if weights is None else weights.detach().float().clone(), persistent=False)
 
     def forward(self, outputs_MK: Tensor, targets: Tensor) -> Tensor:
-        """(M,) fp32, the loss of each target, 0 where it is ignored. ``targets``: (M,) int64, or (M, K) float32."""
+        """Return (M,) fp32 losses, 0 for ignored targets. ``targets``: (M,) int64, or (M, K) float32."""
         if self.name == "mse":
             return _mean_of_known((outputs_MK - _filled(targets)).square(), targets)
         gamma = self.section.focal_gamma if self.name == "focal" else None
@@ -79,9 +83,9 @@ class TargetLoss(Float32Buffers):
 def _class_losses(
     logits_MK: Tensor, targets_M: Tensor, class_weights: Tensor | None, gamma: float | None, label_smoothing: float
 ) -> Tensor:
-    """(M,) focal loss -w (1 - p)^gamma log p with p of the true class (Lin et al. 2017, equation 5).
+    """Return (M,) focal losses -w (1 - p)^gamma log p for p of the true class (Lin et al. 2017, equation 5).
 
-    Without ``gamma`` cross entropy, with ``label_smoothing`` (Szegedy et al. 2016).
+    Without ``gamma``, return cross entropy with ``label_smoothing`` (Szegedy et al. 2016).
     """
     if gamma is None:
         return functional.cross_entropy(
@@ -92,17 +96,17 @@ def _class_losses(
             label_smoothing=label_smoothing,
             reduction="none",
         )
-    # Without torch's weights, which would be inside of the focal factor.
+    # Without torch's class weights, which would change p in the focal factor.
     surprise_M = functional.cross_entropy(logits_MK, targets_M, ignore_index=IGNORED_TARGET, reduction="none")
     losses_M = _doubt(surprise_M, gamma) * surprise_M
-    # clamp: an ignored target is -100, and its loss 0 whatever it is multiplied by.
+    # clamp for indexing: an ignored target is -100, and its loss is 0 with any weight.
     return losses_M if class_weights is None else losses_M * class_weights[targets_M.clamp(min=0)]
 
 
 def _label_losses(
     logits_MK: Tensor, targets_MK: Tensor, positive_weights: Tensor | None, gamma: float | None
 ) -> Tensor:
-    """(M, K) cross entropy or focal loss of each label alone; of no meaning where it is not known."""
+    """Return (M, K) cross entropies or focal losses of single labels; undefined for unknown labels."""
     filled_MK = _filled(targets_MK)
     if gamma is None:
         return functional.binary_cross_entropy_with_logits(
@@ -114,28 +118,28 @@ def _label_losses(
 
 
 def _doubt(surprise: Tensor, gamma: float) -> Tensor:
-    """(1 - p)^gamma from -log p."""
-    # expm1: 1 - exp(-x) of a small x would be rounded to 0, and with it the gradient of answers that are nearly right.
-    # clamp: below 1e-8 fp32 is 0, where a power under 1 has no derivative.
+    """Return (1 - p)^gamma from -log p."""
+    # expm1, because 1 - exp(-x) rounds to 0 for small x, and the gradient of nearly right predictions would vanish.
+    # clamp, because a power below 1 has no derivative at 0, to which fp32 rounds values below 1e-8.
     return torch.expm1(-surprise).neg().clamp(min=1e-8).pow(gamma)
 
 
 def _filled(targets_MK: Tensor) -> Tensor:
-    """The targets with 0 for NaN, which would otherwise come back in the gradients."""
+    """Replace NaN in the targets with 0, because NaN would reach the gradients."""
     return torch.where(targets_MK.isnan(), 0.0, targets_MK)
 
 
 def _mean_of_known(losses_MK: Tensor, targets_MK: Tensor, weights_K: Tensor | None = None) -> Tensor:
-    """(M,): the mean, weighted where there are weights, over the columns whose target is known; 0 where none counts."""
+    """Return (M,) means over columns with a known target, weighted if there are weights; 0 if no column counts."""
     shares_MK = ~targets_MK.isnan() * (1.0 if weights_K is None else weights_K)
     total_M = shares_MK.sum(-1)
-    # where first: the loss of an unknown column is of no meaning, and may be infinite.
+    # torch.where before the product, because the loss of an unknown column may be infinite.
     losses_M = (torch.where(shares_MK > 0, losses_MK, 0.0) * shares_MK).sum(-1)
     return losses_M / torch.where(total_M > 0, total_M, 1.0)
 
 
 def probabilities(logits: Tensor, kind: TargetKind) -> Tensor:
-    """Probabilities of logits (..., C), fp32 of that shape; for regression the numbers themselves."""
+    """Return fp32 probabilities of logits (..., C), in the same shape; for regression, the numbers themselves."""
     logits = logits.float()
     if kind == "regression":
         return logits

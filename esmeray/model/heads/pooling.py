@@ -1,8 +1,8 @@
-"""From one vector a token to one vector a sequence.
+"""Pooling of one vector per token to one vector per sequence.
 
-In: packed features. Out: fp32, by operations on segments that never wait for a CUDA device. What a tokenizer puts
-before and after each sequence is no part of it: how many tokens that is, is an argument (<cls> and <eos> of ESM-2 by
-default; 0 and 0 take all tokens). Zeros for a sequence without residues, or without tokens.
+Functions take packed features and return fp32, by segment operations that do not synchronize with a CUDA device.
+Special tokens before and after each sequence are left out; their numbers are arguments (by default <cls> and <eos> of
+ESM-2; 0 and 0 use all tokens). Sequences without residues or tokens get zeros.
 
 Shape legend: T tokens in the batch, N sequences, D channels.
 """
@@ -17,36 +17,36 @@ from esmeray.dataset.packed_batch import PackedBatch
 
 
 def mean_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
-    """(N, D) fp32: the mean of each sequence's residues without <cls> and <eos>, as in fair-esm's extract script."""
+    """Return (N, D) fp32 means over residues, without <cls> and <eos>, as in fair-esm's extract script."""
     return pool("mean", features_TD, *residues_of(batch, num_prefix, num_suffix))
 
 
 def max_over_residues(features_TD: Tensor, batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
-    """(N, D) fp32: the largest value of each channel among each sequence's residues; equal ones share the gradient."""
+    """Return (N, D) fp32 maxima over residues per channel. Equal values share the gradient."""
     return pool("max", features_TD, *residues_of(batch, num_prefix, num_suffix))
 
 
 def first_token(features_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """(N, D) fp32: the first token of each sequence, which is <cls> where the tokenizer puts one."""
+    """Return (N, D) fp32 vectors of the first token of each sequence: <cls>, if the tokenizer adds one."""
     return _rows(features_TD, batch.cu_seqlens[:-1].long(), batch)
 
 
 def last_token(features_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """(N, D) fp32: the last token of each sequence, which in a decoder alone has seen the whole sequence."""
+    """Return (N, D) fp32 vectors of the last token, the only one that sees the whole sequence in a decoder."""
     return _rows(features_TD, batch.cu_seqlens[1:].long() - 1, batch)
 
 
 def residue_mask(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> Tensor:
-    """(T,) bool: which tokens are residues, and not what the tokenizer puts around them."""
+    """Return (T,) bool, true for residues and false for special tokens."""
     firsts_N, counts_N = residues_of(batch, num_prefix, num_suffix)
     ends_T = (firsts_N - batch.cu_seqlens[:-1] + counts_N)[batch.segment_ids()]
     return (batch.positions >= num_prefix) & (batch.positions < ends_T)
 
 
 def residues_of(batch: PackedBatch, num_prefix: int = 1, num_suffix: int = 1) -> tuple[Tensor, Tensor]:
-    """(N,) int64 each: the row of the first residue of a sequence, and how many residues it has.
+    """Return (N,) int64 rows of the first residue of each sequence, and (N,) int64 numbers of residues.
 
-    A filler may be shorter than the special tokens; then it has no residues.
+    A filler may be shorter than the special tokens; it then has no residues.
     """
     lengths_N = batch.cu_seqlens.long().diff()
     prefix_N = lengths_N.clamp(max=num_prefix)
@@ -60,21 +60,22 @@ def pool(
     counts_N: Tensor,
     scores_TD: Tensor | None = None,
 ) -> Tensor:
-    """(N, D) fp32: mean, maximum, or mean under the softmax of a score for each channel, of segments of rows.
+    """Return (N, D) fp32 means or maxima of segments of rows, or means weighted by the softmax of scores per channel.
 
-    ``firsts_N``, ``counts_N``: int64, ascending segments, which may leave rows between them. ``scores_TD``: of
-    ``attention``. Other rows are segments too, every second one: nothing is masked.
+    ``firsts_N``, ``counts_N``: int64, ascending segments, with or without rows between them. ``scores_TD``: scores for
+    ``attention``.
     """
-    # By lengths of all stretches, in and between segments: segment_reduce takes nothing else, and no loop is needed.
+    # segment_reduce takes the lengths of consecutive segments, so rows between segments become segments, too: every
+    # second one. Their results are dropped, and no mask is needed.
     edges = torch.stack((firsts_N, firsts_N + counts_N), 1).flatten()
     lengths = edges.diff(prepend=edges.new_zeros(1), append=edges.new_full((1,), len(features_TD)))
-    reduced = partial(torch.segment_reduce, lengths=lengths, unsafe=True)  # its checks would wait for the device
+    reduced = partial(torch.segment_reduce, lengths=lengths, unsafe=True)  # unsafe=True skips checks that synchronize
     features_TD, counts_N1 = features_TD.float(), counts_N.unsqueeze(1)
     if how == "max":
         return torch.where(counts_N1 > 0, reduced(features_TD, "max")[1::2], 0.0)
     if scores_TD is None:
         return reduced(features_TD, "sum")[1::2] / counts_N1.clamp(min=1)
-    # Against overflow alone: the softmax is the same without, so that no gradient passes here.
+    # Subtract the maximum to prevent overflow. The softmax does not change, so no gradient is needed.
     largest = reduced(scores_TD.detach().float(), "max")
     largest_TD = largest.repeat_interleave(lengths, 0, output_size=len(scores_TD))
     weights_TD = (scores_TD.float() - largest_TD).exp()
@@ -83,6 +84,6 @@ def pool(
 
 
 def _rows(features_TD: Tensor, rows_N: Tensor, batch: PackedBatch) -> Tensor:
-    """(N, D) fp32: these rows; zeros for a sequence without tokens, whose row is its neighbour's."""
+    """Return (N, D) fp32 rows, zeros for a sequence without tokens, whose row belongs to another sequence."""
     rows_ND = features_TD.index_select(0, rows_N.clamp(0, batch.num_tokens - 1)).float()
     return torch.where((batch.cu_seqlens.diff() > 0).unsqueeze(1), rows_ND, 0.0)

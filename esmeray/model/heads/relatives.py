@@ -1,10 +1,10 @@
-"""Vectors that lie close for proteins of one group, by kernel ridge regression.
+"""Vectors that are close for proteins of one group, by kernel ridge regression.
 
-The kernel of two proteins is exp(2 (cosine - 1)) of the means of their features, less the mean of the proteins that
-were learnt. Groups are regressed on it (Saunders et al. 1998, "Ridge regression learning algorithm in dual variables");
-a vector is what the regression gives, in the directions that the kernel explains best.
+The kernel of two proteins is exp(2 (cosine - 1)) of their mean features, centred by the mean over the training
+proteins. Groups are regressed with it (Saunders et al. 1998, "Ridge regression learning algorithm in dual variables").
+A vector is the prediction of the regression, in the directions that the kernel explains best.
 
-Shape legend: N proteins, L learnt ones, D channels of features, C channels of a vector.
+Shape legend: N proteins, L training proteins, D channels of features, C channels of a vector.
 """
 
 import torch
@@ -14,11 +14,11 @@ from torch.nn import functional
 from esmeray.model.optimization import in_blocks
 
 _ROWS = 32
-"""Proteins of a product, so that a vector does not depend on how many share its batch."""
+"""Proteins per product. It is fixed, so that a vector does not depend on the size of its batch."""
 
 
 class RelativesHead(nn.Module):
-    """See the module. Its buffers, as all of a head, keep fp32 where a model is cast."""
+    """Head that computes the vectors. Its buffers stay fp32 when a model is cast, like every head's."""
 
     mean: Tensor
     learnt: Tensor
@@ -31,11 +31,11 @@ class RelativesHead(nn.Module):
         self.register_buffer("coefficients", coefficients_LC)
 
     def forward(self, means_ND: Tensor) -> Tensor:
-        """(N, C) fp32 of the means of features."""
+        """Return (N, C) fp32 vectors from mean features."""
         unit_ND = functional.normalize(means_ND.float() - self.mean, dim=1)
         return in_blocks(lambda rows_nD: kernel(rows_nD, self.learnt) @ self.coefficients, unit_ND, _ROWS)
 
 
 def kernel(unit_ND: Tensor, learnt_LD: Tensor) -> Tensor:
-    """(N, L) of features of length 1."""
+    """Return the (N, L) kernel of features with norm 1."""
     return torch.exp(2 * (unit_ND @ learnt_LD.T - 1))

@@ -1,6 +1,6 @@
-"""Settings of the classifier held against the kind of its targets: losses, pooling, and the metrics of an evaluation.
+"""Check of the classifier's settings against the kind of its targets: losses, pooling, and metrics of an evaluation.
 
-Imports no torch, so that what does not go together is refused at once.
+Does not import torch, so that contradictions are reported at once.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
     "multilabel": ("bce", "focal"),
     "regression": ("mse",),
 }
-"""Losses of each kind of target; the first is 'auto'."""
+"""Losses for each kind of target; 'auto' is the first."""
 
 _OF_CLASSES = ("accuracy", "balanced_accuracy", "f1_macro", "f1_micro", "mcc", "auroc", "average_precision", "ece")
 METRICS: dict[TargetKind, tuple[str, ...]] = {
@@ -31,13 +31,13 @@ METRICS: dict[TargetKind, tuple[str, ...]] = {
 """Metrics of :func:`esmeray.model.metrics.classification.classification_metrics`."""
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
-"""Metrics of which less is better; of all others, more."""
+"""Metrics for which a lower value is better. For all others a higher value is better."""
 
 
 def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
-    """The loss that the section means for this kind of target; ConfigError where its settings don't go with it."""
+    """Name of the loss for this kind of target. Raises ConfigError if the settings don't match the kind."""
     choices = LOSSES[kind]
-    # Each setting that the loss would pass over is refused: silence would look like an effect.
+    # Refuse every setting that the loss would ignore, because ignored settings would seem to have an effect.
     name = choices[0] if section.loss == "auto" else section.loss
     if name not in choices:
         raise ConfigError(
@@ -55,7 +55,7 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
 
 
 def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
-    """The metric that says which checkpoint is best; ConfigError where an evaluation of this kind has none such."""
+    """Metric that selects the best checkpoint. Raises ConfigError if evaluations of this kind don't have it."""
     name = section.best_metric
     if name == "auto":
         return {"multilabel": "f1_micro", "regression": "spearman"}.get(kind, "mcc")
@@ -68,7 +68,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
 
 
 def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: int = 1, causal: bool = False) -> None:
-    """Raise ConfigError for pooling that the targets, the tokenizer or the backbone can't have."""
+    """Raise ConfigError if the targets, the tokenizer or the backbone don't support the pooling."""
     pooling = section.pooling
     if kind == "per_residue" and pooling != "mean":
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Kernels in Triton, each with a path in torch that gives the same results on the CPU."""
+"""Triton kernels, each with a torch implementation that gives the same results on the CPU."""

@@ -1,10 +1,11 @@
-"""Smith-Waterman scores of a query with many sequences, affine gaps, in whole numbers: exact on any device.
+"""Smith-Waterman scores of a query with many sequences, with affine gaps, in integers: exact on any device.
 
-Sequences are sorted by length and padded in groups of ``LANES``, whose scores are computed side by side: by a Triton
-kernel on CUDA (:mod:`esmeray.model.kernels.smith_waterman_triton`), else along anti-diagonals in torch, which is for
-tests; a CPU is faster with parasail (:mod:`esmeray.alignment.search`).
+Sequences are sorted by length and padded in groups of ``LANES``, whose scores are computed in parallel: by a Triton
+kernel on CUDA (:mod:`esmeray.model.kernels.smith_waterman_triton`), otherwise along anti-diagonals in torch, for tests.
+On a CPU, parasail is faster (:mod:`esmeray.alignment.search`).
 
-Shape legend: N sequences, P sequences of a group, W residues of its longest, L residues of the query, S letters.
+Shape legend: N sequences, P sequences per group, G groups per launch, W residues of a group's longest sequence,
+L residues of the query, S letters.
 """
 
 from collections.abc import Iterable
@@ -16,15 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LANES = 32
-"""P: the threads of a warp."""
+"""Sequences per group (P): the threads of a warp."""
 _BLOCK_RESIDUES = 2**26
-"""Padded residues of one launch, each with 8 bytes of scratch on the device."""
+"""Padded residues per launch, each with 8 bytes of scratch memory on the device."""
 _NEVER = -(2**20)
-"""Score of padding, which no alignment can win back."""
+"""Score of padding, too low for any alignment to include it."""
 
 
 class Block(NamedTuple):
-    """Groups of one launch: uint8 letters, (W, P) of each group end to end; (G,) int64 and int32 starts and widths."""
+    """Groups of one launch: uint8 letters, concatenated (W, P) per group; (G,) int64 starts and int32 widths."""
 
     letters: Tensor
     starts: Tensor
@@ -32,17 +33,17 @@ class Block(NamedTuple):
 
 
 class SmithWaterman:
-    """Sequences on a device, and the scoring.
+    """Sequences on a device, and scoring parameters.
 
-    ``sequences``: N arrays of codes, uint8, each below S. ``matrix``: (S, S) scores. ``first``, ``extend``: penalties
-    of the first residue of a gap and of each further one, whole numbers.
+    ``sequences``: N arrays of uint8 codes below S. ``matrix``: (S, S) scores. ``first``, ``extend``: integer penalties
+    for the first residue of a gap and for each further residue.
     """
 
     def __init__(
         self, sequences: Iterable[NDArray[np.uint8]], matrix: NDArray, first: int, extend: int, device: str
     ) -> None:
         codes = list(sequences)
-        # By length: a group is padded to its longest, and its lanes wait for each other.
+        # Sorted by length, because a group is padded to its longest sequence, and its lanes wait for each other.
         self.order = np.argsort(list(map(len, codes)), kind="stable")
         self.residues = sum(map(len, codes))
         self._matrix_SS, self._gaps, self._device = np.asarray(matrix, np.int32), (first, extend), device
@@ -50,23 +51,23 @@ class SmithWaterman:
         groups: list[NDArray[np.uint8]] = []
         for start in range(0, len(codes), LANES):
             members = [codes[number] for number in self.order[start : start + LANES]]
-            # Padding is a letter of its own, behind those of the matrix.
+            # Padding is an additional letter after the letters of the matrix.
             group_WP = np.full((len(members[-1]), LANES), len(matrix), np.uint8)
             for lane, member in enumerate(members):
                 group_WP[: len(member), lane] = member
             groups.append(group_WP)
-            # Few launches, each of many groups: a query has as many as there are blocks.
+            # Put many groups into a block, because a query needs a launch per block.
             if sum(group.size for group in groups) >= _BLOCK_RESIDUES or start + LANES >= len(codes):
                 self.blocks.append(self._block(groups))
                 groups = []
 
     def __call__(self, query: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """(N,) int32 scores of a query, codes as those of the sequences."""
+        """Return (N,) int32 scores of a query, which has the same codes as the sequences."""
         profile_LS = np.full((len(query), len(self._matrix_SS) + 1), _NEVER, np.int32)
         profile_LS[:, :-1] = self._matrix_SS[query]
         scores = np.zeros(len(self.order), np.int32)
         if len(query) and self.blocks:
-            # Read back once, after all launches; the last group has lanes without a sequence.
+            # Read back once, after all launches. The last group may have lanes without a sequence.
             by_length = torch.cat([self._scores(torch.from_numpy(profile_LS), block) for block in self.blocks])
             scores[self.order] = by_length.cpu().numpy()[: len(scores)]
         return scores
@@ -78,9 +79,9 @@ class SmithWaterman:
         return Block(*(torch.from_numpy(array).to(self._device) for array in arrays))
 
     def _scores(self, profile_LS: Tensor, block: Block) -> Tensor:
-        """(G * P,) int32 scores of a block."""
+        """Return (G * P,) int32 scores of a block."""
         if block.letters.is_cuda:
-            from esmeray.model.kernels.smith_waterman_triton import scores  # here: a CPU build of torch has no Triton
+            from esmeray.model.kernels.smith_waterman_triton import scores  # CPU builds of torch lack Triton
 
             return scores(profile_LS, block, LANES, *self._gaps)
         groups = [group.view(-1, LANES) for group in block.letters.split((block.widths * LANES).tolist())]
@@ -88,10 +89,10 @@ class SmithWaterman:
 
 
 def _scores_on_diagonals(profile_LS: Tensor, letters_WP: Tensor, first: int, extend: int) -> Tensor:
-    """(P,) int32 scores; cells of an anti-diagonal depend on the two before it alone (Gotoh 1982)."""
+    """Return (P,) int32 scores. Cells of an anti-diagonal depend only on the two diagonals before it (Gotoh 1982)."""
     length, letters = profile_LS.shape
     width, lanes = letters_WP.shape
-    # Padding before and after the letters, so that every diagonal has a cell for each residue of the query.
+    # Pad before and after the letters, so that every diagonal has a cell per residue of the query.
     outside = letters_WP.new_full((length, lanes), letters - 1)
     padded = torch.cat([outside, letters_WP, outside]).flip(0).long()
     zeros = torch.zeros(length + 1, lanes, dtype=torch.int32)

@@ -1,9 +1,9 @@
-"""Smith-Waterman scores in Triton: a program for each group, a lane for each of its sequences.
+"""Smith-Waterman scores in Triton, with one program per group and one lane per sequence.
 
-A program goes through the query in strips of ``ROWS`` residues, and with each through all columns of the group. The
-strip's last column is in registers; its last row, h and f of each cell, goes to scratch in global memory for the next
-strip, which is 16 bytes of traffic for ``ROWS`` cells. Scores are int32, so that none overflows. Compiled for sm_80 and
-sm_90 it takes 68 registers and spills none; it has run under Triton's interpreter only, on no GPU.
+A program processes the query in strips of ``ROWS`` residues, and each strip over all columns of the group. The strip's
+last column is in registers. Its last row, h and f per cell, is stored in global memory for the next strip: 16 bytes of
+traffic per ``ROWS`` cells. Scores are int32, so that none overflows. Compiled for sm_80 and sm_90, the kernel takes 68
+registers without spilling. It has only run in Triton's interpreter, not on a GPU.
 """
 
 # mypy: disable-error-code="assignment"
@@ -17,18 +17,18 @@ ROWS = 16
 
 
 def scores(profile_LS: Tensor, block: tuple[Tensor, Tensor, Tensor], lanes: int, first: int, extend: int) -> Tensor:
-    """(G * P,) int32 scores of a :class:`~esmeray.model.kernels.smith_waterman.Block`, P being ``lanes``.
+    """Return (G * P,) int32 scores of a :class:`~esmeray.model.kernels.smith_waterman.Block`; P is ``lanes``.
 
-    ``profile_LS``: (L, S) int32 scores of each residue of the query.
+    ``profile_LS``: (L, S) int32 scores of the query's residues with each letter.
     """
     letters, starts, _ = block
-    # Whole strips: rows of padding score as padding does everywhere, so that no alignment enters them.
+    # Pad to whole strips. Padded rows have the score of padding, so that no alignment includes them.
     rows = -(-len(profile_LS) // ROWS) * ROWS
     padding = (0, 0, 0, rows - len(profile_LS))
     profile = torch.nn.functional.pad(profile_LS, padding, value=int(profile_LS[0, -1])).to(letters.device)
     h, f = (torch.empty_like(letters, dtype=torch.int32) for _ in range(2))
     best = torch.empty(len(starts) * lanes, dtype=torch.int32, device=letters.device)
-    # One warp a program: its 32 lanes are the sequences of a group, and never wait for another warp.
+    # One warp per program: its 32 lanes are the sequences of a group, and don't wait for other warps.
     settings = {"ROWS": ROWS, "LANES": lanes, "LETTERS": profile.shape[1], "num_warps": 1}
     _kernel[(len(starts),)](profile, *block, h, f, best, rows, first, extend, **settings)
     return best
@@ -68,11 +68,11 @@ def _kernel(
             letter = tl.load(letters + cell).to(tl.int32)
             up = zero
             f = zero
-            if row > 0:  # above the first strip there is nothing, and scratch is not even written
+            if row > 0:  # the first strip has no row above, and scratch memory is not initialized
                 up = tl.load(h_scratch + cell)
                 f = tl.load(f_scratch + cell)
             diagonal = corner
-            corner = up  # before the strip below overwrites it: the next column's diagonal
+            corner = up  # the next column's diagonal, saved before this strip overwrites scratch memory
             h_new = ()
             e_new = ()
             for r in tl.static_range(ROWS):

@@ -1,18 +1,19 @@
-"""Metrics of a classifier, of each of its classes, and their bootstrap intervals.
+"""Metrics of a classifier, overall and per class, with bootstrap intervals.
 
-In: probabilities and targets of all records together (metrics such as F1 are no means over batches). Out: floats by
-name; an undefined metric, such as the AUROC where all records are of one class, is left out, and none is ever NaN.
+Metrics are computed from the probabilities and targets of all records together, because metrics such as F1 are not
+means over batches. They are floats by name. Undefined metrics are left out, such as the AUROC if all records belong to
+one class; no value is NaN.
 
     classes       accuracy, balanced_accuracy, f1_macro, f1_micro, mcc, auroc, average_precision, ece
     multilabel    accuracy (all labels of a record right), f1_macro, f1_micro, auroc, average_precision, fmax, ece
     regression    mse, mae, r2, pearson, spearman: means over the columns that have them
 
-AUROC and average precision are means over the classes that have them (one class against the rest); of two classes, they
-are those of the second. Balanced accuracy is the mean recall of the classes that occur, F1 the mean over the classes
-that occur or are predicted.
+AUROC and average precision are means over the classes for which they are defined (one class against the rest). With two
+classes, they refer to the second class. Balanced accuracy is the mean recall of the classes that occur; F1 is the mean
+over the classes that occur or are predicted.
 
-Shape legend: N rows (records, or residues of all records end to end), C classes, labels or columns, S resamplings,
-G records of which the rows are made.
+Shape legend: N rows (records, or the concatenated residues of all records), C classes, labels or columns, S
+resamplings, G records that the rows belong to.
 """
 
 from typing import TypeAlias
@@ -32,18 +33,22 @@ from esmeray.model.metrics.weighted import Correlation, Metrics, Ranking, weight
 Values: TypeAlias = Tensor | ArrayLike
 
 _ROUNDING = 1e-5
-"""By how much a probability may leave 0..1."""
+"""Tolerance for probabilities outside 0..1."""
 
 
 def classification_metrics(
     kind: TargetKind, probabilities_NC: Values, targets: Values, weights: Values | None = None
 ) -> Metrics:
-    """Every metric that is defined.
+    """Compute every metric that is defined.
 
-    ``probabilities_NC``: (N, C) as :func:`esmeray.model.heads.losses.probabilities` gives them. ``targets``: (N,)
-    integers with IGNORED_TARGET where there is none, or (N, C) numbers with NaN where unknown. ``weights``: (N,), how
-    often each row counts; once each, if None. Raises DivergenceError (a probability is NaN or infinite) or ValueError
-    (the shapes don't fit, or a probability is not in 0..1).
+    Args:
+        kind: kind of the targets.
+        probabilities_NC: (N, C) as returned by :func:`esmeray.model.heads.losses.probabilities`.
+        targets: (N,) integers with IGNORED_TARGET if missing, or (N, C) numbers with NaN if unknown.
+        weights: (N,) weight of each row; 1 if None.
+
+    Raises DivergenceError if a probability is NaN or infinite, and ValueError if the shapes don't match or a
+    probability is outside 0..1.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights)
     return _defined(weighted_metrics(kind, rows.probabilities, rows.targets)(rows.weights)) if len(rows.targets) else {}
@@ -59,22 +64,22 @@ def bootstrap_intervals(
     weights: Values | None = None,
     groups: Values | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of the metrics, by resampling records S times (:mod:`esmeray.common.statistics`).
+    """Percentile intervals of the metrics from S resamplings of records (:mod:`esmeray.common.statistics`).
 
-    In a resampling a mean over classes is that over the classes which occur in it. The calibration error of resampled
-    records is on average above that of the records, so its interval leans upwards. A metric that is undefined in more
-    than half of the resamplings has no interval. The same seed draws the same records, whatever the predictions.
+    In a resampling, means over classes include only the classes that occur in it. Resampling increases the calibration
+    error on average, so its interval is biased upwards. A metric that is undefined in more than half of the resamplings
+    has no interval. The same seed draws the same records, whatever the predictions.
 
-    ``groups``: (N,) record that each row belongs to: residues are drawn by whole records. Each its own, if None. Raises
-    as :func:`classification_metrics`.
+    ``groups``: (N,) record of each row; residues are drawn by whole records. If None, each row is a record. Raises the
+    same errors as :func:`classification_metrics`.
     """
     rows = _Rows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):
         return {}
-    # Sorted once for all resamplings; a resampling is another weighting of the same rows.
+    # Sort once for all resamplings: a resampling only changes the weights of the rows.
     metrics_of = weighted_metrics(kind, rows.probabilities, rows.targets)
     draws = resamplings(rows.num_groups, samples, seed)
-    # A record is drawn with all its residues: those of one protein are no independent observations.
+    # Draw records with all their residues, because residues of one protein are not independent.
     resampled = [metrics_of(drawn_G[rows.groups] * rows.weights) for drawn_G in draws]
     intervals = {}
     for name in resampled[0] if resampled else ():
@@ -85,20 +90,20 @@ def bootstrap_intervals(
 
 
 def metrics_of_each(kind: TargetKind, probabilities_NC: Values, targets: Values) -> list[Metrics]:
-    """Metrics of each class, label or column, without weights.
+    """Metrics per class, label or column, without weights.
 
-    Returns C dictionaries: records, predicted, precision, recall, f1, auroc and average_precision; of regression,
-    records, mse, mae, r2, pearson and spearman. What is undefined is left out. Raises DivergenceError, ValueError (as
-    of :func:`classification_metrics`).
+    Returns C dictionaries with records, predicted, precision, recall, f1, auroc and average_precision; for regression
+    with records, mse, mae, r2, pearson and spearman. Undefined metrics are left out. Raises the same errors as
+    :func:`classification_metrics`.
     """
     rows = _Rows(kind, probabilities_NC, targets)
     return [_defined(_metrics_of_column(kind, rows, c)) for c in range(rows.probabilities.shape[1])]
 
 
 def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.int64]:
-    """(C, C) rows of each true class (first axis) that were predicted as each class (second axis).
+    """Return (C, C) numbers of rows by true class (first axis) and predicted class (second axis).
 
-    Raises DivergenceError, ValueError (as of :func:`classification_metrics`).
+    Raises the same errors as :func:`classification_metrics`.
     """
     rows = _Rows("multiclass", probabilities_NC, targets_N)
     num_classes = rows.probabilities.shape[1]
@@ -107,7 +112,7 @@ def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.
 
 
 class _Rows:
-    """Rows that have a target: float64 probabilities (N, C), targets, weights (N,) and groups (N,) from 0."""
+    """Rows with a target: float64 probabilities (N, C), targets, weights (N,), and groups (N,) numbered from 0."""
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ class _Rows:
         self.probabilities, self.targets = every[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
         named = np.arange(len(wanted)) if groups is None else _numpy(groups, np.int64)
-        # Numbered anew: a record without any target is not among those that are drawn.
+        # Renumber the groups, so that records without any target are not drawn.
         present, self.groups = np.unique(named[kept], return_inverse=True)
         self.num_groups = len(present)
         unusable = int((~np.isfinite(self.probabilities)).any(axis=1).sum())
@@ -136,7 +141,7 @@ class _Rows:
                 "no metrics: take an earlier checkpoint, or train with a lower learning rate"
             )
         if kind != "regression":
-            # A softmax in bf16 or a sum of several may leave 0..1 by rounding; logits are somebody's mistake.
+            # Rounding in a bf16 softmax or in sums may leave 0..1 slightly. Larger deviations mean logits.
             clipped = self.probabilities.clip(0, 1)
             if np.abs(clipped - self.probabilities).max(initial=0.0) > _ROUNDING:
                 raise ValueError("these are no probabilities: some are below 0 or above 1")
@@ -168,7 +173,7 @@ def _metrics_of_column(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
 
 
 def _defined(metrics: Metrics) -> Metrics:
-    """The metrics that are not NaN: counts as integers, others as floats."""
+    """Return the metrics that are not NaN: counts as integers, others as floats."""
     return {
         name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if np.isfinite(value)
     }

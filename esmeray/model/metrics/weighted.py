@@ -1,10 +1,11 @@
-"""Metrics of weighted records, as NumPy sums: cheap enough to be computed for each of a thousand resamplings.
+"""Metrics of weighted records, as NumPy sums that are fast enough for a thousand resamplings.
 
-What weights leave alone (the order of the scores, the bin of a confidence, the predicted class) is computed once; each
-weighting is then a few sums. A record of weight 2 counts as two records. Where all classes occur the values are those
-of scikit-learn, whose functions sort and check the same predictions anew for each weighting (docs/classifier.md).
+Everything that does not depend on weights (order of scores, bins of confidences, predicted classes) is computed once;
+each weighting then takes a few sums. A record of weight 2 counts as two records. If all classes occur, the values are
+the same as from scikit-learn, whose functions sort and check the predictions again for each weighting
+(docs/classifier.md).
 
-In: predictions and targets, then weights (N,). Out: metrics by name, NaN where undefined.
+Objects take predictions and targets. Calls take weights (N,) and return metrics by name, NaN if undefined.
 
 Shape legend: N rows (records, or residues), C classes, labels or columns, U distinct values, T thresholds.
 """
@@ -21,22 +22,22 @@ from esmeray.dataset.section import TargetKind
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float]
-"""Value of each metric; NaN where it is undefined."""
+"""Value of each metric; NaN if it is undefined."""
 
 CALIBRATION_BINS = 15
 """Number of bins of equal width, as in Guo et al. 2017."""
 _THRESHOLDS = np.arange(1, 101, dtype=np.float32) / np.float32(100)
-"""Thresholds of CAFA: 0.01 to 1 in steps of 0.01."""
+"""CAFA's thresholds: 0.01 to 1 in steps of 0.01."""
 _SMALLEST = np.finfo(np.float64).tiny
 _ROUNDING = 1e-12
-"""Share of a sum below which a difference of such sums is rounding."""
+"""Share of a sum below which a difference of sums is a rounding error."""
 
 
 def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArray) -> Callable[[Floats], Metrics]:
-    """Return the function from weights (N,), none negative, to the metrics.
+    """Return a function that computes the metrics for non-negative weights (N,).
 
-    ``probabilities_NC``: (N, C) float64 in 0..1; of regression, the predicted numbers, finite. ``targets``: (N,) int64
-    in 0..C-1, every row with a target; or (N, C) with NaN where unknown.
+    ``probabilities_NC``: (N, C) float64 in 0..1; for regression, the predicted numbers, which must be finite.
+    ``targets``: (N,) int64 in 0..C-1, without missing targets; or (N, C) with NaN if unknown.
     """
     if kind == "multilabel":
         return _Labels(probabilities_NC, targets)
@@ -47,24 +48,25 @@ def weighted_metrics(kind: TargetKind, probabilities_NC: Floats, targets: NDArra
 
 
 class Ranking:
-    """AUROC and average precision of one class's scores; ties count half in AUROC and are one step of the precision.
+    """AUROC and average precision of one class. Ties count half in AUROC and are a single step of the precision.
 
-    ``scores_N``: the higher, the likelier. ``known_N``: rows that count.
+    ``scores_N``: higher scores mean the class is more likely. ``known_N``: rows that count.
     """
 
     def __init__(self, scores_N: Floats, positive_N: NDArray[np.bool_], known_N: NDArray[np.bool_]) -> None:
         known = np.flatnonzero(known_N)
         positives = np.flatnonzero(positive_N & known_N)
         order = np.argsort(-scores_N[known], kind="stable")
-        # int32: half the memory of a ranking, of which a thousand labels have one each.
+        # int32 halves the memory of a ranking; thousands of labels have one each.
         self._rows, self._positives = known[order].astype(np.int32), positives.astype(np.int32)
-        # By the scores of the positives alone, few of a rare label: negatives between two of them add up in one step.
+        # Steps at the scores of positives only, which are few for a rare label. Negatives between two of them are
+        # summed in one step.
         distinct_U, self._ties = np.unique(-scores_N[positives], return_inverse=True)
         ranked_N = -scores_N[self._rows]
         self._starts_U, self._ends_U = (np.searchsorted(ranked_N, distinct_U, side) for side in ("left", "right"))
 
     def __call__(self, weights_N: Floats) -> Metrics:
-        """Return ``auroc`` and ``average_precision``; NaN without a positive, AUROC also without a negative."""
+        """Return ``auroc`` and ``average_precision``. Both are NaN without positives, AUROC also without negatives."""
         running = np.append(0.0, np.cumsum(weights_N[self._rows]))
         hits_U = np.bincount(self._ties, weights_N[self._positives])
         above_U = np.cumsum(hits_U)
@@ -73,9 +75,9 @@ class Ranking:
         if not positives:
             return {"auroc": np.nan, "average_precision": np.nan}
         before_U, after_U = running[self._starts_U], running[self._ends_U]
-        # Negatives above a score, and half of those that tie with it.
+        # Negatives above a score, and half of the negatives that tie with it.
         misses_U = (before_U - (above_U - hits_U) + after_U - above_U) / 2
-        # Not > 0: running sums of weights leave a rest where there is no negative.
+        # Not > 0, because running sums have rounding errors if there are no negatives.
         defined = negatives > _ROUNDING * running[-1]
         return {
             "auroc": 1 - hits_U @ misses_U / (positives * negatives) if defined else np.nan,
@@ -86,9 +88,9 @@ class Ranking:
 class Correlation:
     """Errors and correlations of one column of numbers.
 
-    R² is 1 - residual sum of squares / total sum of squares, Spearman's coefficient is Pearson's of the mid-ranks. All
-    but the errors are undefined where the target does not vary, the correlations where the prediction does not.
-    ``measured_N``: numbers, NaN where unknown.
+    R² is 1 - residual sum of squares / total sum of squares. Spearman's coefficient is Pearson's coefficient of the
+    mid-ranks. R² and the correlations are undefined if the target is constant, the correlations also if the prediction
+    is constant. ``measured_N``: numbers, NaN if unknown.
     """
 
     def __init__(self, predicted_N: Floats, measured_N: Floats) -> None:
@@ -102,7 +104,7 @@ class Correlation:
     def __call__(self, weights_N: Floats) -> Metrics:
         """Return mse, mae, r2, pearson and spearman."""
         weights = weights_N[self._rows]
-        if not weights.sum():  # a resampling that drew none of the column's known records
+        if not weights.sum():  # the resampling has no known record of this column
             return dict.fromkeys(("mse", "mae", "r2", "pearson", "spearman"), np.nan)
         squared = np.average(self._errors**2, weights=weights)
         measured = _standing(self._measured, weights)
@@ -119,13 +121,13 @@ class Correlation:
 
 
 class _Classes:
-    """Metrics of one class of several for each row."""
+    """Metrics for rows with one of several classes each."""
 
     def __init__(self, probabilities_NC: Floats, targets_N: NDArray[np.int64], binary: bool) -> None:
         self._num_classes = probabilities_NC.shape[1]
         self._targets_N, self._predicted_N = targets_N, probabilities_NC.argmax(axis=1)
         self._right_N = self._predicted_N == targets_N
-        # Of two classes the second: the ranking of the first is its mirror image.
+        # For two classes rank the second only: the ranking of the first is its mirror image.
         ranked = [1] if binary else np.unique(targets_N)
         every_N = np.ones(len(targets_N), dtype=bool)
         self._rankings = [Ranking(probabilities_NC[:, c], targets_N == c, every_N) for c in ranked]
@@ -151,7 +153,7 @@ class _Classes:
 
 
 class _Labels:
-    """Metrics of any number of labels for each row; NaN among the targets is an unknown label."""
+    """Metrics for rows with any number of labels each. NaN in the targets is an unknown label."""
 
     def __init__(self, probabilities_NC: Floats, targets_NC: Floats) -> None:
         known_NC, truth_NC = np.isfinite(targets_NC), targets_NC == 1
@@ -169,7 +171,7 @@ class _Labels:
         hits_C, size_C = weights_N @ self._hits_NC, weights_N @ self._size_NC
         return {
             "accuracy": _ratio(weights_N @ self._exact_N, weights_N @ self._known_N),
-            "f1_macro": np.nan_to_num(_ratio(2 * hits_C, size_C)).mean(),  # 0 of an empty label, as in scikit-learn
+            "f1_macro": np.nan_to_num(_ratio(2 * hits_C, size_C)).mean(),  # 0 for an empty label, as in scikit-learn
             "f1_micro": _ratio(2 * hits_C.sum(), size_C.sum()),
             **_means([ranking(weights_N) for ranking in self._rankings]),
             "fmax": self._fmax(weights_N),
@@ -178,13 +180,13 @@ class _Labels:
 
 
 class _Calibration:
-    """Expected calibration error: the gap between confidence and outcome in each bin, by its share of the outcomes."""
+    """Expected calibration error: gaps between confidence and outcome per bin, weighted by the bins' sizes."""
 
     def __init__(self, confidences_NC: Floats, outcomes_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
         edges = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)
-        bins = np.searchsorted(edges, confidences_NC[known_NC], side="right") - 1  # the last holds exactly 1
+        bins = np.searchsorted(edges, confidences_NC[known_NC], side="right") - 1  # the last bin has exactly 1
         cells = np.nonzero(known_NC)[0] * len(edges) + bins
-        # Of each row and bin, since the gap of a bin is made of all rows before its size is taken.
+        # Signed gaps per row and bin, because a bin sums over all rows before the absolute value is taken.
         gaps = np.bincount(cells, (outcomes_NC - confidences_NC)[known_NC], minlength=len(known_NC) * len(edges))
         self._gaps_NB = gaps.reshape(len(known_NC), len(edges))
         self._known_N = known_NC.sum(axis=1)
@@ -194,9 +196,9 @@ class _Calibration:
 
 
 class _Fmax:
-    """Fmax (:mod:`esmeray.common.statistics`) in full evaluation: records without a true label are no part of it.
+    """Fmax (:mod:`esmeray.common.statistics`) in full evaluation mode, without the records that have no true label.
 
-    Probabilities are compared with the thresholds in single precision, so that 0.29 is not below 0.29.
+    Probabilities are compared with the thresholds in single precision, so that 0.29 reaches the threshold 0.29.
     """
 
     def __init__(self, probabilities_NC: Floats, truth_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:
@@ -221,41 +223,44 @@ class _Fmax:
 
 
 def _matthews(right: float, truth_C: Floats, predicted_C: Floats) -> float:
-    """Gorodkin 2004; 0 where all rows are of one class or predicted to be: as in scikit-learn."""
+    """Matthews correlation coefficient (Gorodkin 2004).
+
+    It is 0 if all rows have one class or one predicted class, as in scikit-learn.
+    """
     total = truth_C.sum()
     if not total:
         return np.nan
     if min(np.count_nonzero(truth_C), np.count_nonzero(predicted_C)) < 2:
         return 0.0
-    # Two roots and not one of the product, which overflows or vanishes sooner.
+    # Two roots instead of one root of the product, which overflows or underflows earlier.
     spreads = [total**2 - (counts_C**2).sum() for counts_C in (truth_C, predicted_C)]
     return (right * total - truth_C @ predicted_C) / (np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
 
 
 def _mid_ranks(ties_N: NDArray[np.intp], weights_N: Floats) -> Floats:
-    """(N,) the weight below each value, and half of that at it."""
+    """Return (N,) mid-ranks: the weight below each value, plus half of the weight at it."""
     at_U = np.bincount(ties_N, weights_N)
     return (np.cumsum(at_U) - at_U / 2)[ties_N]
 
 
 def _standing(values_N: Floats, weights_N: Floats) -> Floats:
-    """(N,) deviations from the weighted mean; exactly 0 where no value of any weight differs."""
+    """Return (N,) deviations from the weighted mean, exactly 0 if all values with a weight are equal."""
     weighted = values_N[weights_N > 0]
-    # Exactly: rounding about the mean of equal values would make a correlation of noise.
+    # Exactly 0, because rounding errors of equal values would give a correlation of noise.
     if weighted.min() == weighted.max():
         return np.zeros_like(values_N)
-    deviations_N = values_N - weighted[0]  # sums of squares of what is far from 0 stay exact
+    deviations_N = values_N - weighted[0]  # avoids cancellation for values far from 0
     return deviations_N - np.average(deviations_N, weights=weights_N)
 
 
 def _correlation(x_N: Floats, y_N: Floats, weights_N: Floats) -> float:
-    """Pearson's coefficient of deviations from the weighted means."""
+    """Pearson's coefficient from deviations from the weighted means."""
     spread = np.sqrt(weights_N @ x_N**2) * np.sqrt(weights_N @ y_N**2)
-    return np.clip(_ratio((weights_N * x_N) @ y_N, spread), -1.0, 1.0)  # by rounding it may be 1 + 1e-16
+    return np.clip(_ratio((weights_N * x_N) @ y_N, spread), -1.0, 1.0)  # rounding may give 1 + 1e-16
 
 
 def _ratio(numerator: Floats | float, denominator: Floats | float) -> Any:
-    """The quotient; NaN where the denominator is 0."""
+    """Quotient; NaN if the denominator is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.equal(denominator, 0), np.nan, np.divide(numerator, denominator))
 

@@ -1,9 +1,9 @@
-"""Backbone structure to a vector for each residue: messages between near residues, as in ProteinMPNN's encoder.
+"""Structure encoder: a vector per residue from backbone atoms, by message passing as in ProteinMPNN's encoder.
 
-In: a packed batch with coordinates. Out: (T, H) features, a learned vector where a residue has no coordinates. Nothing
-but invariant features enters, so that no rotation or translation of the input changes the output.
+The input is a packed batch with coordinates, the output (T, H) features. Residues without coordinates get a learned
+vector. The input features are invariant, so that rotation and translation do not change the output.
 
-Shape legend: T tokens in the batch, k neighbours of each, H channels.
+Shape legend: T tokens in the batch, k neighbours per residue, H channels.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from esmeray.model.structures.geometry import (
 
 
 class StructureEncoder(nn.Module):
-    """Message passing on the graph of the nearest neighbours (Dauparas et al. 2022, without their decoder)."""
+    """Message passing on the graph of nearest neighbours (the encoder of Dauparas et al. 2022)."""
 
     def __init__(self, section: StructureEncoderSection, *, checkpointing: bool = False) -> None:
         super().__init__()
@@ -38,16 +38,16 @@ class StructureEncoder(nn.Module):
         self.layers = nn.ModuleList(
             _Layer(channels, section.dropout, ends=number == section.layers) for number in range(1, section.layers + 1)
         )
-        self.unknown = nn.Parameter(torch.zeros(channels))  # learnt: a new one adds nothing
+        self.unknown = nn.Parameter(torch.zeros(channels))  # zero at initialization, so that it adds nothing
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(T, H) in the dtype of the weights."""
+        """Return (T, H) features in the dtype of the weights."""
         chains_T = batch.by_token[CHAINS]
         dtype = self.unknown.dtype
-        with torch.no_grad():  # in fp32, whatever the weights are in
+        with torch.no_grad():  # geometry is computed in fp32, whatever the dtype of the weights
             coordinates = batch.by_token[COORDINATES].float()
             known_T = known_residues(coordinates)
-            # NaN times 0 is NaN: masking the results would leave it in the gradients of the weights.
+            # Mask the inputs instead of the results: NaN * 0 is NaN and would reach the gradients of the weights.
             atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
             neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
             residues = residue_features(atoms, known_T, chains_T, batch).to(dtype)
@@ -60,7 +60,7 @@ class StructureEncoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Messages to each residue, its feed-forward, then messages to each pair, of which the last layer has no use."""
+    """Layer of messages to residues, a feed-forward network, and messages to pairs, which the last layer leaves out."""
 
     def __init__(self, channels: int, dropout: float, *, ends: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _Layer(nn.Module):
 
     def forward(self, hidden_TH: Tensor, pairs_TkH: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
         weights = neighbours.known.to(hidden_TH.dtype)[..., None]
-        # A mean over those there are, at an end of a chain as in its middle.
+        # Mean over known neighbours, so that residues with fewer neighbours get messages of the same scale.
         share = weights / weights.sum(1, keepdim=True).clamp(min=1)
         messages = (self.to_residue(hidden_TH, pairs_TkH, neighbours.indices) * share).sum(1)
         hidden_TH = self.norms[0](hidden_TH + self.dropout(messages))
@@ -85,9 +85,9 @@ class _Layer(nn.Module):
 
 
 class _Message(nn.Module):
-    """Messages of neighbours to residues, (T, k, H): a perceptron of both and of their pair.
+    """Messages from neighbours to residues, (T, k, H): a perceptron on both residues and their pair.
 
-    Its first product is taken of residues and of pairs apart, which is the same and a third of the work.
+    Its first product is computed separately for residues and pairs, which is equivalent and takes a third of the work.
     """
 
     def __init__(self, channels: int) -> None:

@@ -1,11 +1,12 @@
-"""Backbone atoms to what a network may see of them: neighbours, and numbers that no rotation or translation changes.
+"""Geometry of backbone atoms: nearest neighbours, and features that rotation and translation do not change.
 
-Coordinates are those of N, CA, C and O of the packed residues, NaN where they are not known. Features are those of
-ProteinMPNN (Dauparas et al. 2022): distances between all pairs of five atoms in radial basis functions and positions
-in the chain; besides, as in Ingraham et al. 2019, direction and orientation of the neighbour in the residue's own
-frame, and torsion angles.
+Coordinates are the atoms N, CA, C and O of packed residues, NaN if unknown. The features are
 
-Shape legend: T tokens in the batch (special tokens have no coordinates), k neighbours of each, A = 4 atoms.
+- as in ProteinMPNN (Dauparas et al. 2022): distances between all pairs of five atoms in radial basis functions, and
+  offsets along the chain;
+- as in Ingraham et al. 2019: direction and orientation of the neighbour in the residue's frame, and torsion angles.
+
+Shape legend: T tokens in the batch (special tokens have no coordinates), k neighbours per residue, A = 4 atoms.
 """
 
 from typing import NamedTuple
@@ -17,22 +18,22 @@ from torch.nn import functional
 from esmeray.dataset.packed_batch import PackedBatch
 
 RADII = torch.linspace(2.0, 22.0, 16)
-"""Centres of the radial basis functions, in Å; their width is the distance between two."""
+"""Centres of the radial basis functions in Å; their width is the distance between two centres."""
 FARTHEST_OFFSET = 32
-"""Residues along the chain beyond which positions are not distinguished."""
+"""Maximum offset along the chain in residues; larger offsets are clamped."""
 PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
 RESIDUE_FEATURES = 6
 _CA = 1
 _LONGEST_BOND = 2.5
-"""Å between C of a residue and N of the next, beyond which the chain is broken there."""
+"""Maximum distance in Å between C and the next residue's N; the chain is broken if it is larger."""
 _AT_ONCE = 1 << 22
-"""Pairs whose distances are in memory at the same time."""
+"""Maximum number of pairs whose distances are in memory at the same time."""
 
 
 class Neighbours(NamedTuple):
-    """The nearest residues of each, itself among them: (T, k) int64 indices of tokens, and (T, k) bool.
+    """Nearest residues of each residue, including itself: (T, k) int64 indices of tokens, and (T, k) bool ``known``.
 
-    Fewer than k are known where a sequence has fewer residues with coordinates.
+    If a sequence has fewer than k residues with coordinates, the rest is not known.
     """
 
     indices: Tensor
@@ -40,23 +41,23 @@ class Neighbours(NamedTuple):
 
 
 def known_residues(coordinates_TA3: Tensor) -> Tensor:
-    """(T,) bool: the residues whose four atoms are all there."""
+    """Return (T,) bool, true for residues with all four atoms."""
     return coordinates_TA3.isfinite().all(-1).all(-1)
 
 
 def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neighbours:
-    """The k residues of the same record whose CA is nearest, by exact distances; nothing is padded to a square."""
+    """Find the k residues of the same record with the nearest CA, by exact distances, without padding to a square."""
     bounds = batch.cu_seqlens.long()
     segments_T = batch.segment_ids()
     starts_T, ends_T = bounds[:-1][segments_T], bounds[1:][segments_T]
-    # Each row looks at as many tokens as the longest record has, from its own record's start on.
+    # Each row has a window from the start of its record, as long as the longest record.
     window = torch.arange(batch.max_seqlen, device=ca_T3.device)
     k = min(k, batch.max_seqlen)
     blocks = []
     for rows in torch.arange(batch.num_tokens, device=ca_T3.device).split(max(1, _AT_ONCE // batch.max_seqlen)):
         others = starts_T[rows, None] + window
         inside = others < ends_T[rows, None]
-        # Beyond the last record's end there is nothing to index.
+        # Keep indices within the batch; positions beyond the record are masked below.
         others = others.clamp(max=batch.num_tokens - 1)
         distances = (ca_T3[others] - ca_T3[rows, None]).square().sum(-1)
         distances = distances.masked_fill(~(inside & known_T[others] & known_T[rows, None]), torch.inf)
@@ -67,16 +68,16 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
 
 
 def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -> Tensor:
-    """(T, k, PAIR_FEATURES) fp32. ``atoms_TA3`` holds no NaN."""
+    """Return (T, k, PAIR_FEATURES) fp32. ``atoms_TA3`` must not have NaN."""
     indices = neighbours.indices
     five_T53 = torch.cat([atoms_TA3, _virtual_cb(atoms_TA3)[:, None]], dim=1)
     apart = (five_T53[:, None, :, None] - five_T53[indices][:, :, None]).square().sum(-1)
-    distances = (apart.flatten(2) + 1e-6).sqrt()  # of an atom to itself the root has no derivative
+    distances = (apart.flatten(2) + 1e-6).sqrt()  # the root has no derivative at 0, an atom's distance to itself
     radii = RADII.to(distances)
     radial = (-((distances[..., None] - radii) / (radii[1] - radii[0])).square()).exp().flatten(2)
     offsets = indices - torch.arange(len(indices), device=indices.device)[:, None]
     offsets = offsets.clamp(-FARTHEST_OFFSET, FARTHEST_OFFSET) + FARTHEST_OFFSET
-    other_chain = chains_T[indices] != chains_T[:, None]  # where an offset means nothing, and has a class of its own
+    other_chain = chains_T[indices] != chains_T[:, None]  # offsets between chains mean nothing and get their own class
     along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
     frames_T33 = _frames(atoms_TA3)
     ca_T3 = atoms_TA3[:, _CA]
@@ -87,17 +88,17 @@ def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -
 
 
 def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch: PackedBatch) -> Tensor:
-    """(T, RESIDUE_FEATURES) fp32: sine and cosine of phi, psi and omega, 0 where the chain is broken or ends."""
+    """Return (T, RESIDUE_FEATURES) fp32: sine and cosine of phi, psi and omega, 0 at breaks and ends of a chain."""
     n, ca, c = atoms_TA3[:, 0], atoms_TA3[:, 1], atoms_TA3[:, 2]
     segments_T = batch.segment_ids()
     bonded = known_T[1:] & known_T[:-1] & (segments_T[1:] == segments_T[:-1]) & (chains_T[1:] == chains_T[:-1])
-    # By distance as well: residues that the file lacks leave no gap in the numbering of the batch.
+    # Check the distance as well, because residues that are missing in the file leave no gap in the batch.
     bonded &= (n[1:] - c[:-1]).square().sum(-1) < _LONGEST_BOND**2
     phi = _torsion(c[:-1], n[1:], ca[1:], c[1:])
     psi = _torsion(n[:-1], ca[:-1], c[:-1], n[1:])
     omega = _torsion(ca[:-1], c[:-1], n[1:], ca[1:])
     first, last = (1, 0), (0, 1)  # phi and omega belong to the second residue of a bond, psi to the first
-    # Sine and cosine: an angle itself would jump at 180 degrees, where strands are.
+    # Sine and cosine, because an angle would jump at 180 degrees, near which strands are.
     columns = [
         functional.pad(torch.where(bonded, value, 0.0), side)
         for angle, side in ((phi, first), (psi, last), (omega, first))
@@ -107,14 +108,14 @@ def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch
 
 
 def _virtual_cb(atoms_TA3: Tensor) -> Tensor:
-    """(T, 3): where CB of an ideal residue is (ProteinMPNN's constants)."""
+    """Return (T, 3) positions of CB in ideal residues (ProteinMPNN's constants)."""
     b, c = atoms_TA3[:, 1] - atoms_TA3[:, 0], atoms_TA3[:, 2] - atoms_TA3[:, 1]
     a = torch.linalg.cross(b, c)
     return -0.58273431 * a + 0.56802827 * b - 0.54067466 * c + atoms_TA3[:, 1]
 
 
 def _frames(atoms_TA3: Tensor) -> Tensor:
-    """(T, 3, 3): a basis of each residue in columns, by Gram-Schmidt (Jumper et al. 2021, algorithm 21)."""
+    """Return (T, 3, 3) frames of residues, basis vectors as columns, by Gram-Schmidt (Jumper et al. 2021, alg. 21)."""
     x = functional.normalize(atoms_TA3[:, 2] - atoms_TA3[:, 1], dim=-1)
     to_n = atoms_TA3[:, 0] - atoms_TA3[:, 1]
     y = functional.normalize(to_n - (x * to_n).sum(-1, keepdim=True) * x, dim=-1)
@@ -122,7 +123,7 @@ def _frames(atoms_TA3: Tensor) -> Tensor:
 
 
 def _torsion(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """(...) angle in radians about the bond from b to c."""
+    """Return (...) torsion angles in radians about the bond from b to c."""
     axis = functional.normalize(c - b, dim=-1)
     left, right = torch.linalg.cross(a - b, axis), torch.linalg.cross(d - c, axis)
     return torch.atan2((torch.linalg.cross(left, right) * axis).sum(-1), (left * right).sum(-1))

@@ -1,9 +1,9 @@
-"""Align proteins with all of a store, and write the best hits of each as BLAST does.
+"""Align proteins with a store, and write the best hits of each protein in BLAST's tabular format.
 
 Scores are exact: Smith-Waterman with affine gaps on all cores, or on a GPU. A gap of n residues costs gap_open plus n
-times gap_extend, as in BLAST. Columns are those of BLAST's output format 6, E-values and bit scores those of blastp
-without composition-based statistics. A prefilter aligns fewer records, and loses hits. The same command resumes a
-search that was ended.
+times gap_extend, as in BLAST. The output has the columns of BLAST's output format 6. E-values and bit scores agree with
+blastp without composition-based statistics. A prefilter aligns fewer records, and misses some hits. The same command
+resumes an interrupted search.
 
 Examples:
   esmeray align --align.queries proteins.fasta --align.store proteins.store --align.output hits.tsv
@@ -39,48 +39,49 @@ if TYPE_CHECKING:
 
 
 class AlignSection(Section):
-    """Queries, store, scoring and what to keep."""
+    """Queries, store, scoring, and hits to keep."""
 
     queries: str
     """FASTA file, folder or quoted glob, or a store."""
     store: Path
-    """Store of proteins to search in."""
+    """Store of proteins to search."""
     output: Path
-    """TSV file of the results to write."""
+    """TSV file to write the hits to."""
     hits: PositiveInt = 10
-    """Hits of each query, at most."""
+    """Maximum number of hits per query."""
     evalue: PositiveFloat = 10.0
-    """Largest E-value of a hit; inf keeps all."""
+    """Maximum E-value of a hit; inf keeps all hits."""
     matrix: str = "BLOSUM62"
-    """Scores of pairs of residues: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
+    """Substitution matrix: BLOSUM45, 50, 62 or 80, PAM250, or a file in NCBI's format."""
     gap_open: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Penalty of a gap. Default: BLAST's for the matrix."""
+    """Penalty for opening a gap. Default: BLAST's for the matrix."""
     gap_extend: Annotated[int, Field(gt=0, le=1000)] | None = None
-    """Penalty of each residue of a gap. Default: BLAST's."""
+    """Penalty per residue of a gap. Default: BLAST's for the matrix."""
     prefilter: Literal["none", "kmer", "embedding"] = "none"
-    """none: align all records; kmer: those that share words of four residues; embedding: those of near embeddings."""
+    """Records to align with a query. none: all records; kmer: records that share words of four residues with it;
+    embedding: records with the most similar embeddings."""
     candidates: PositiveInt = 1000
-    """Records that a prefilter leaves to each query."""
+    """Number of records per query that a prefilter keeps."""
     query_embeddings: Path | None = None
-    """Folder of embeddings of the queries, one vector a protein."""
+    """Folder of embeddings of the queries, one vector per protein."""
     store_embeddings: Path | None = None
-    """Folder of embeddings of the store, one vector a protein."""
+    """Folder of embeddings of the store, one vector per protein."""
     header: bool = False
-    """Name the columns in a first line."""
+    """Write the names of the columns as the first line."""
     threads: PositiveInt | None = None
-    """Threads that compute. Default: the cores that this process may use."""
+    """Number of CPU threads. Default: the cores that this process may use."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that computes scores of all records."""
+    """Device that computes the scores; cuda scores all records, without a prefilter."""
 
 
 @command("align", __doc__, made_by="align")
 def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
-    # Whatever can be refused is refused before anything is computed.
+    # Check everything before computing anything.
     made.refuse_file(align.output)
     embeddings = [align.query_embeddings, align.store_embeddings]
     if {align.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
         raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
-    # Of every part: one that is added makes other vectors of them.
+    # The job records the manifest of every part: an added part changes the candidates.
     vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
     if align.device == "cuda" and align.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
@@ -89,7 +90,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
     from esmeray.alignment.search import HEADER, Search
 
     by = scoring(align.matrix, align.gap_open, align.gap_extend)
-    # Karlin-Altschul parameters are tabulated, not computed: BLAST has them of its own combinations alone.
+    # Karlin-Altschul parameters come from tables, which BLAST has only for its own combinations of matrix and gaps.
     if by.statistics is None and align.evalue < math.inf:
         raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
     start_s = time.perf_counter()
@@ -101,7 +102,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
             "evalue": str(align.evalue),  # JSON has no infinity
             "queries": queries.checksum,
             "store": store.checksum,
-            "matrix": by.scores.tolist(),  # and not its name: a file of that name may change
+            "matrix": by.scores.tolist(),  # scores instead of the name: the content of a file may change
             "gap penalties": [by.gap_open, by.gap_extend],
             "embeddings": vectors,
         }
@@ -109,7 +110,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
         with journal(folder) as kept:
             scores = _on_gpu(store, by) if align.device == "cuda" else None
             _align(Search(store, by, threads=align.threads, scores=scores), queries, align, kept)
-        # The journal has every hit already; the file is made in one go, so that it is whole or not there.
+        # The journal has every hit. The file is written in one go, so that it is either complete or absent.
         with (
             made.file(align.output) as building,
             building.open("w", encoding="utf-8") as file,
@@ -125,7 +126,7 @@ def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
 
 
 def _align(search: "Search", queries: Store, section: AlignSection, kept: Journal) -> None:
-    # It reads all of the store, which a search that is only to be written again does not need.
+    # The prefilter reads the whole store. A search whose hits are all in the journal does not need it.
     prefilter = _prefilter(section, search.store) if kept.done < len(queries) else None
     with record_bar("aligning") as bar:
         for number in range(kept.done, len(queries)):
@@ -144,7 +145,7 @@ def _prefilter(section: AlignSection, store: Store) -> "EmbeddingNeighbours | Sh
 
 
 def _on_gpu(store: Store, by: "Scoring") -> Any:
-    """Scores of a query with all of the store, computed on a GPU."""
+    """Return a function that scores a query against the whole store on a GPU."""
     import torch
 
     from esmeray.model.kernels.smith_waterman import SmithWaterman
@@ -153,4 +154,4 @@ def _on_gpu(store: Store, by: "Scoring") -> Any:
         raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")
     sequences = (by.codes[store.sequence(record)] for record in range(len(store)))
     align = SmithWaterman(sequences, by.scores, by.first, by.gap_extend, "cuda")
-    return lambda query: align(by.codes[list(query)])  # bytes to the matrix's rows
+    return lambda query: align(by.codes[list(query)])  # residue letters to rows of the matrix

@@ -1,11 +1,15 @@
-"""Score a trained classifier on a labelled file, or on what its run held out.
+"""Evaluate a trained classifier on a labelled file, or on the records that its run held out.
 
-Reads the file with the settings of the run (where labels stand, what to do without one), predicts, and writes a
-folder: report.md to read, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
-ranking and calibration: evaluations/INPUT in the folder of the run, or evaluation-INPUT here for a model without a run.
-Options such as --data.labels.label_columns class override the settings of the run. Of a file it says how many records
-the model was trained on, by their sequences, and has the metrics of all and of the others; of a model whose run is not
-here that is not known. Without a file the records are those that the run held out, whatever its split.
+The file is read with the settings of the run, such as the columns of labels. Options such as
+--data.labels.label_columns class override them. Without a file, the records that the run held out are evaluated,
+whatever its split.
+
+Writes a folder: report.md, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
+ranking and calibration. By default it is evaluations/INPUT in the folder of the run, or evaluation-INPUT in the current
+folder for a model without a run.
+
+For a file, reports how many of its sequences the model was trained on, and gives the metrics of all records and of the
+others. If the model's run is not available, that number is unknown.
 
 Examples:
   esmeray classify evaluate runs/locations --evaluate.baselines true
@@ -32,7 +36,7 @@ def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, override
     settings = {**dict(evaluate), "output": output}
     config = {".".join(key): value for key, value in overrides.items()}
     evaluation = evaluate_classifier(model, **settings, config=config, overwrite=made.overwrite)
-    from esmeray.inference.classify.report import metrics_lines  # here: it loads torch
+    from esmeray.inference.classify.report import metrics_lines  # imported here: it loads torch
 
     print("\n".join(metrics_lines(evaluation.content, evaluation.best_of)))
     if not evaluation.training_known:
@@ -43,12 +47,12 @@ def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, override
 
 
 def _output(model: Path, evaluate: ClassifyEvaluateSection, part: Part) -> Path:
-    """A folder in that of the run, where the model is of one; else here."""
+    """Default folder of the report: in the folder of the model's run, otherwise in the current folder."""
     name: str = part
     if evaluate.input is not None:
         stem = Path(evaluate.input).resolve().name.split(".")[0]
         name = stem if part == "all" else f"{stem}-{part}"
     folder = expanded(model).absolute()
-    # The model may be a run, or the export in it.
+    # The model may be a run, or an export in the folder of a run.
     run = next((path for path in (folder, folder.parent) if (path / "metrics.jsonl").is_file()), None)
     return Path(f"evaluation-{name}") if run is None else run / "evaluations" / name

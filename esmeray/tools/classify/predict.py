@@ -1,10 +1,12 @@
-"""Predict the labels of a file by a trained classifier.
+"""Predict the labels of a file with a trained classifier.
 
-FASTA, CSV, TSV or Parquet goes in (also compressed); a row for each record comes out, in the order of the file, as CSV,
-TSV or Parquet: id, label and the probability of each class. Memory is that of some thousand records, however long the
-file. The output appears under its name when it is complete, and beside it .NAME.esmeray.json, by which --overwrite
-knows it. The settings of the run say where a table has its texts and ids; options such as --data.labels.id_column
+The input is FASTA, CSV, TSV or Parquet, also compressed. The output is CSV, TSV or Parquet with a row per record, in
+the order of the input: id, label and the probability of each class. Memory holds some thousand records at a time. The
+columns of texts and ids in a table are taken from the settings of the run; options such as --data.labels.id_column
 override them.
+
+The output appears under its name when it is complete. --overwrite recognizes it by the file .NAME.esmeray.json next to
+it.
 
 Examples:
   esmeray classify predict runs/locations --predict.input proteins.fasta.gz --predict.output locations.csv
@@ -29,10 +31,10 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 class ClassifyPredictSection(ClassifySection):
-    """Texts, predictions, and how the classifier runs."""
+    """Texts, predictions, and settings of the classifier."""
 
     output: Path
-    """File to write: .csv, .tsv or .parquet, or its URI."""
+    """File to write (.csv, .tsv or .parquet), or its URI."""
 
 
 @command("classify predict", __doc__, made_by="predict")
@@ -45,15 +47,15 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
     begun = opened_classification(model, predict, overrides)
     from esmeray.inference.classify.prediction_table import predict_all, writing_predictions  # here: they load torch
 
-    start_s = time.perf_counter()  # loading the model is no part of the rate
+    start_s = time.perf_counter()  # the rate excludes loading the model
     space = begun.pipeline.label_space
-    # Part by part: predictions of a large file need not be in memory.
+    # Written chunk by chunk, so that predictions of a large file need not fit into memory.
     with (
         made.file(target) as building,
         writing_predictions(building, output.name, space, begun.separator) as write,
     ):
         records, cropped, unknown = predict_all(begun.pipeline, begun.chunks, write)
-    publish(output)  # where it is a URI; what stands there was written to a local file so far
+    publish(output)  # uploads the local file if the output is a URI
     seconds = time.perf_counter() - start_s
     print(
         f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
@@ -64,7 +66,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
             f"  {cropped:,} longer than {begun.pipeline.max_length:,} tokens, cropped ({begun.pipeline.crop}); "
             "--data.max_length takes more"
         )
-    # The share was checked chunk by chunk.
+    # The share of unknown tokens was checked chunk by chunk; this line reports the total.
     if unknown:
         print(f"  {begun.pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
     print("\n".join(f"  {line}" for line in count_lines(begun.stream.counts)))

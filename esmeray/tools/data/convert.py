@@ -1,8 +1,8 @@
 """Convert FASTA files to a store that training reads.
 
-Files may be plain, .gz, .bz2, .xz or .zst; a source may be a file, a folder or a quoted glob. The store appears under
-its name when it is complete; whatever was changed or left out on the way is counted. Refused records are listed all at
-once, the first ten with their places; --check does only that.
+Files may be plain, .gz, .bz2, .xz or .zst. A source is a file, a folder or a quoted glob. The store appears under its
+name when it is complete. Changed and left-out records are counted. Refused records are reported together, the first ten
+with file and line; --check only does that.
 
 Examples:
   esmeray data convert --data.source uniref50.fasta.gz --convert.store uniref50_store
@@ -28,17 +28,17 @@ from esmeray.train_config.section import Section
 
 
 class FastaSection(IngestedSection):
-    """FASTA files, and what is done with unusual records."""
+    """FASTA files, and policies for unusual records."""
 
     source: list[str] = Field(min_length=1)
     """FASTA files (plain, .gz, .bz2, .xz, .zst), folders or quoted globs."""
 
 
 class ConvertSection(Section):
-    """Folder that the store is made in."""
+    """Folder of the store."""
 
     store: str | None = None
-    """Folder of the store to make."""
+    """Folder to write the store to."""
 
 
 @command("data convert", __doc__)
@@ -51,7 +51,7 @@ def main(
     overwrite: Overwrite = False,
 ) -> None:
     sources, ingest, target = data.source, data.ingest, convert.store
-    if check:  # needs no store, which is why convert.store has a default
+    if check:  # needs no store, which is why convert.store is optional
         with conversion_bar("checking") as progress:
             checked = conversion.check(sources, ingest, progress=progress)
         _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)

@@ -1,7 +1,7 @@
 """Show the contents of a store, and check it.
 
-Prints counts, lengths, residue composition, format and origin; of a labelled store also its parts and classes. Opening
-checks the manifest, the file's size and its index; --verify reads everything and checks every byte.
+Prints counts, lengths, residue composition, format and origin; for a labelled store also its parts and classes. Opening
+a store checks the manifest, the file's size and its index. --verify reads everything and checks every byte.
 
 Examples:
   esmeray data inspect uniref50_store
@@ -37,7 +37,7 @@ def main(
     json_: Annotated[bool, Field(description="Print one JSON object in place of the tables.")] = False,
 ) -> None:
     depth: Literal["full", "quick"] = "full" if verify else "quick"
-    # A labelled store is a store with a manifest of labels beside its own.
+    # A labelled store is a store with an additional manifest of labels.
     labelled = LabelledStore(store, depth) if (store / LABELS_MANIFEST).is_file() else None
     opened = Store(store, depth) if labelled is None else labelled.store
     counts = opened.manifest.counts if labelled is None else labelled.counts
@@ -61,19 +61,19 @@ def main(
 
 
 def _facts(store: Store) -> dict[str, Any]:
-    """Everything that is printed, as plain values."""
+    """Facts to print, as plain values."""
     manifest, lengths = store.manifest, store.lengths
     of_manifest = {"alphabet", "format_version", "engine", "data_bytes", "checksum", "created", "source", "ingest"}
     shortest, median, longest = np.percentile(lengths, [0, 50, 100])
-    # A last bin up to the longest, so that no record falls out of the histogram.
+    # The last bin extends to the longest record, so that the histogram counts every record.
     edges = np.array([*_BIN_EDGES, max(int(longest), _BIN_EDGES[-1]) + 1])
     numbers, _ = np.histogram(lengths, bins=edges)
-    filled = np.flatnonzero(numbers)  # bins at both ends that no record is in are left out
+    filled = np.flatnonzero(numbers)  # empty bins at both ends are left out
     histogram = [
         {"from": start, "to": end, "records": number}
         for start, end, number in zip(edges.tolist(), edges[1:].tolist(), numbers.tolist(), strict=False)
     ]
-    # By blocks: the residues of a store of UniRef are tens of gigabytes.
+    # Read in blocks: the residues of a UniRef store take tens of gigabytes.
     residues = np.sum([np.bincount(block, minlength=256) for block in store.residue_blocks()], axis=0)
     return {
         "records": manifest.num_records,
@@ -94,7 +94,7 @@ def _facts(store: Store) -> dict[str, Any]:
 
 
 def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
-    """Kind, records of each part, and of each class."""
+    """Kind of labels, and the number of records per part and class."""
     space = labelled.label_space
     parts = {"training": labelled.training, "validation": labelled.validation, "test": labelled.test}
     facts: dict[str, Any] = {
@@ -102,7 +102,7 @@ def _label_facts(labelled: LabelledStore) -> dict[str, Any]:
         "names": list(space.names),
         "parts": {name: int(records.size) for name, records in parts.items()},
     }
-    if space.kind in ("multiclass", "binary"):  # other targets are no numbers of classes, one a record
+    if space.kind in ("multiclass", "binary"):  # other kinds don't have one class per record
         counts = {n: np.bincount(labelled.targets[r], minlength=len(space.names)).tolist() for n, r in parts.items()}
         facts["classes"] = {
             name: {part: numbers[index] for part, numbers in counts.items()} for index, name in enumerate(space.names)
@@ -139,7 +139,7 @@ def _bars(title: str, rows: list[tuple[str, int]]) -> Table:
         for label, number in rows
     ]
     table = _table([title, "number", "share", ""], cells)
-    table.columns[-1].justify = "left"  # bars begin at one line
+    table.columns[-1].justify = "left"  # align the starts of the bars
     return table
 
 

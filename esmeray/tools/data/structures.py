@@ -1,9 +1,9 @@
 """Convert structure files to a store that training reads: sequences and backbone atoms.
 
-Files are PDB, mmCIF or BinaryCIF, plain or .gz, known by their content; a source may be a file, a folder or a quoted
-glob. The first model of each is read, atoms of highest occupancy, modified residues as what they derive from. Whatever
-was changed or left out is counted; refused files are listed all at once. Of FASTA files, or a store, the predicted
-structures are needed, as 'esmeray design fold' makes them. The store appears when it is complete.
+Files are PDB, mmCIF or BinaryCIF, plain or .gz, recognized by their content. A source is a file, a folder or a quoted
+glob. The first model of each file is read, with the atoms of highest occupancy. Modified residues become the residues
+that they derive from. Changes and omissions are counted; refused files are reported together. FASTA files or a store
+need predicted structures, as made by 'esmeray design fold'. The store appears when it is complete.
 
 Examples:
   esmeray data structures --data.source structures/ --structures.store folds_store
@@ -28,28 +28,28 @@ from esmeray.train_config.section import Section, Share
 
 
 class StructureFilesSection(Section):
-    """Structure files."""
+    """Structure files, and how they are read."""
 
     source: list[str] = Field(min_length=1)
     """PDB, mmCIF or BinaryCIF files, folders or quoted globs; FASTA files or a store with data.predictions."""
     validation_share: Share = 0.05
-    """Share held out, without data.structures.validation_source."""
+    """Share held out for validation, unless data.structures.validation_source is set."""
     structures: StructuresSection = StructuresSection()
     predictions: PredictionsSection = PredictionsSection()
 
 
 class StructureStoreSection(Section):
-    """Folder that the store is made in."""
+    """Folder of the store."""
 
     store: str
-    """Folder of the store to make."""
+    """Folder to write the store to."""
 
 
 @command("data structures", __doc__)
 def main(structures: StructureStoreSection, data: StructureFilesSection, overwrite: Overwrite = False) -> None:
     target = Path(structures.store)
     start_s = time.perf_counter()
-    # What training would read of it; the source is given apart.
+    # The settings that training would use; the source is passed separately.
     read = DataSection(**{name: getattr(data, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
         made = convert_structures(data.source, target, read, progress=progress, overwrite=overwrite)

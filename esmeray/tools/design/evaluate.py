@@ -1,8 +1,9 @@
-"""Evaluate a trained sequence diffusion on the structures of a structure store, all of them or a part.
+"""Evaluate a trained sequence diffusion model on the structures of a store, or on one part of it.
 
-Prints, and writes as JSON if asked, with 95 % intervals: median recovery of native residues by the likeliest design,
-and perplexity of the native sequence, beside two baselines from the store's other structures: the composition alone,
-and that of each kind of secondary structure. Recovery is not designability; see docs/structdiff.md.
+Prints median recovery of native residues by the likeliest design, and perplexity of the native sequence, with 95 %
+intervals. Two baselines come from the store's other structures: the composition, and the composition of each kind of
+secondary structure. --evaluate.output also writes the metrics as JSON. Recovery is not designability; see
+docs/structdiff.md.
 
 Examples:
   esmeray design evaluate runs/structdiff --evaluate.store unseen_store
@@ -30,24 +31,24 @@ from esmeray.train_config.section import PositiveInt
 
 
 class DesignEvaluateSection(DesignModelSection):
-    """Structures to evaluate on, and how the model runs."""
+    """Structures to evaluate on, and settings of the model."""
 
     store: Path
     """Structure store of the native structures."""
     part: Literal["all", "training", "validation"] = "all"
-    """Part of the store: validation, where the model was trained on the rest."""
+    """Part of the store. Use validation if the model was trained on this store."""
     predictions: Path | None = None
-    """Folder of predicted structures, of a store that has none of its own."""
+    """Folder of predicted structures, for a store without structures."""
     steps: PositiveInt = 20
-    """Steps of denoising for each sequence."""
+    """Number of denoising steps per sequence."""
     output: Path | None = None
     """JSON file to write the metrics to."""
 
 
 @command("design evaluate", __doc__, made_by="evaluate_design")
 def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
-    made.refuse_file(evaluate.output)  # before the minutes of evaluating, not after them
-    exported_design(model)  # another kind of model is refused before torch is loaded
+    made.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
+    exported_design(model)  # checked before torch is loaded
     store = StructureStore(
         evaluate.store,
         predictions=None if evaluate.predictions is None else PredictedStructures(evaluate.predictions),
@@ -80,13 +81,13 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
     for name, (value, low, high) in evaluation.metrics.items():
         table.add_row(name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
     result_console().print(table)
-    # Beside the table, which scripts read from stdout.
+    # To stderr, because scripts read the table from stdout.
     print(
         f"evaluated {evaluation.proteins:,} of {counted(len(store), 'record{s}')}; left out: "
         f"{len(store) - records.size:,} of other parts, {evaluation.left_out:,} without structure or native residue",
         file=sys.stderr,
     )
-    # Structures that the model has seen flatter it: who has a split gets the honest value.
+    # Structures seen in training give values that are too good: point to the validation part if there is one.
     if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
             f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",

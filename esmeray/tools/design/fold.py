@@ -1,9 +1,9 @@
-"""Predict structures of the proteins of FASTA files or of a store, and keep them for training.
+"""Predict the structures of proteins in FASTA files or in a store, and keep them for training.
 
-Each distinct sequence is predicted once, by a pool of Ray actors or in this process, in batches of like lengths. What
-is done is saved in the cache: the same command resumes where one was ended, several may run at once, and beyond
---fold.cache_gb the oldest predictions are removed. Training takes the folder that is printed as
-data.predictions.folder.
+Each distinct sequence is predicted once, by a pool of Ray actors or in this process, in batches of similar lengths.
+Predictions are saved in the cache as they are done. The same command resumes an interrupted job, and several may run at
+once. If the cache exceeds --fold.cache_gb, its oldest predictions are removed. Set data.predictions.folder to the
+printed folder for training.
 
 Examples:
   esmeray design fold --fold.input proteins.fasta --fold.model facebook/esmfold_v1 --fold.cache predictions
@@ -31,47 +31,47 @@ from esmeray.train_config.section import NonNegativeInt, PositiveFloat, Positive
 
 
 class FoldSection(Section):
-    """Sequences to predict structures of, the predictor, and what it runs on."""
+    """Sequences, the predictor of their structures, and its resources."""
 
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs, or a store."""
     model: str
     """Folder or hub name of the predictor's weights."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or one of predictor_module."""
+    """Kind of predictor: esmfold, esmfold2, or a kind registered by predictor_module."""
     predictor_module: list[str] = Field(default=[])
-    """Modules to import, which register further kinds."""
+    """Python modules to import, which register further kinds of predictors."""
     cache: Path
     """Folder to keep predictions in."""
     cache_gb: PositiveFloat = 50.0
-    """Size of the cache, GB, at most."""
+    """Maximum size of the cache in GB."""
     max_length: PositiveInt = 1024
-    """Residues of the longest sequence; longer ones are left out."""
+    """Maximum length of a sequence in residues; longer sequences are left out."""
     tokens: PositiveInt = 1024
-    """Residues of a batch, at most."""
+    """Maximum number of residues in a batch."""
     device: Literal["cpu", "cuda"] | None = None
-    """Device that computes, cpu or cuda. Default: CUDA where there is one."""
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
     workers: PositiveInt | None = None
-    """Actors on Ray that predict. Default: this process alone."""
+    """Number of Ray actors that predict. Default: no actors, this process predicts."""
     cpus_per_worker: PositiveInt = 1
-    """CPU cores that each actor gets."""
+    """CPU cores per actor."""
     gpus_per_worker: PositiveFloat = 1.0
-    """GPUs of an actor; 0.5 puts two on each."""
+    """GPUs per actor; with 0.5, two actors share a GPU."""
     max_failures: NonNegativeInt = 3
-    """Times that a batch may lose its actor."""
+    """Number of times that a batch may lose its actor."""
 
 
 @command("design fold", __doc__)
 def main(fold: FoldSection, ray: ClusterSection) -> None:
     address = ray.address
     if fold.workers is not None:
-        # An address that answers nothing is refused before sequences are read and torch is loaded.
+        # Checks the address before sequences are read and torch is loaded.
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
-    if not fold.predictor_module:  # what a predictor of somebody else's takes for its source is its own affair
+    if not fold.predictor_module:  # a predictor from outside defines what its model may be
         check_model(fold.model, "model")
-    # The predictor's memory grows with the square of the length: longer ones would end the job.
+    # The predictor's memory grows with the square of the length: longer sequences would run out of memory.
     sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
     if not sequences:
         raise DataError(f"{', '.join(fold.input)}: no sequence of up to {fold.max_length} residues")
@@ -91,14 +91,14 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
             "cache_bytes": int(fold.cache_gb * 1e9),
             "progress": lambda done, total: bar(done / max(1, total), done),
         }
-        # A process of its own where one is enough: a cluster takes seconds to start.
+        # Without workers this process predicts, because a cluster takes seconds to start.
         if fold.workers is None:
             report = predict_structures(sequences, predictor(torch.cuda.is_available(), None), **options)
         else:
             from esmeray.cluster.connection import cluster_resources, connected
 
             with connected(RaySection(address=address)):
-                # The cluster's GPUs count, not this machine's, which may be a login node.
+                # Look at the cluster's GPUs: this machine may be a login node without any.
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), fold.cpus_per_worker)
                 workers = actors(
                     on_actors,

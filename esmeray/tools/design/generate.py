@@ -1,13 +1,17 @@
-"""Generate sequences for backbone structures, by a trained sequence diffusion.
+"""Generate sequences for backbone structures with a trained sequence diffusion model.
 
-For each structure: sequences as FASTA, with their log-likelihood per residue (nats; nearer 0 is better), their recovery
-of the native residues, fixed ones included, same_as where one equals an earlier one, and, with --generate.known, the
-share of residues in which they differ from the nearest known sequence; probabilities of each position as a table; and a
-logo beside the native sequence. A high recovery is not designability: fold the sequences with a folding model and
-compare.
+Writes designs.fasta, probabilities.tsv with the probabilities at each position, and for each structure a logo next to
+the native sequence. The header of a design has
+
+- score: log-likelihood per residue in nats; nearer 0 is better;
+- recovery: share of native residues, including fixed residues;
+- same_as: the earlier design that it equals, if any;
+- novelty, with --generate.known: share of residues that differ from the nearest known sequence.
+
+A high recovery is not designability: fold the sequences with a folding model and compare.
 
 fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
-counts along the chain from 1. Fixed residues keep the structure's amino acid; they are listed in the header of each
+counts along the chain from 1. Fixed residues keep the structure's amino acid. They are listed in the header of each
 design and in probabilities.tsv. tie A,B gives two chains of a complex the same residues.
 
 Examples:
@@ -41,36 +45,36 @@ from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, Posit
 
 
 class GenerateSection(DesignStructuresSection):
-    """Structures, what to generate for them, and how the model runs."""
+    """Structures, designs to generate for them, and settings of the model."""
 
     output: Path
-    """Folder to make for the results."""
+    """Folder to write the results to."""
     length: Annotated[int, Field(gt=0, le=5000)] | None = None
-    """Residues of a design without a structure."""
+    """Number of residues of a design without a structure."""
     number: PositiveInt = 1
-    """Sequences for each structure."""
+    """Number of sequences per structure."""
     fix: str = ""
-    """Residues that keep the structure's amino acid, by the numbers of its file, as 1-10,52A; '#13' counts from 1."""
+    """Residues that keep the structure's amino acid, by the numbers of its file, e.g. 1-10,52A; '#13' counts from 1."""
     omit: str = ""
-    """Amino acids that are not used, as CM."""
+    """Amino acids that designs must not contain, e.g. CM."""
     tie: str = ""
-    """Chains of a complex that get the same residues, as A,B."""
+    """Chains of a complex that get the same residues, e.g. A,B."""
     temperature: NonNegativeFloat = 0.1
-    """Temperature of the draws. 0: the likeliest residue; 1: as the model's probabilities say."""
+    """Sampling temperature. 0: the likeliest residue; 1: the model's probabilities."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
-    """Steps of denoising for each sequence."""
+    """Number of denoising steps per sequence."""
     guidance: NonNegativeFloat = 1.0
-    """Weight of the structure; above 1 it counts for more."""
+    """Weight of the structure; above 1 it has more influence than in training."""
     order: Literal["confidence", "random"] = "confidence"
-    """Positions that are decided first: those of which the model is surest, or random ones."""
+    """Order in which positions are decided: the most confident first, or random."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None
-    """Store of sequences to compare with: adds novelty to each."""
+    """Store of known sequences; adds the novelty of each design."""
 
 
 def _check_settings(generate: GenerateSection) -> None:
-    # A structure has a length of its own.
+    # The length of a design for a structure is the structure's.
     if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if generate.length and (generate.fix or generate.tie):
@@ -84,10 +88,10 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
     _check_settings(generate)
     made.refuse_existing(generate.output)
     exported_design(model)
-    # Without a structure: one of residues without coordinates, for which the model was trained as well.
+    # Without a structure, all residues lack coordinates. The model was trained for this case, too.
     structures = [Structure.unknown("free", "X" * generate.length)] if generate.length else structures_of(generate)
     known = None if generate.known is None else Store(generate.known)
-    # For all structures, before the model is loaded: the last one may have no residue 57.
+    # Check all structures before the model is loaded: the last one may lack a fixed residue.
     fixed_residues = [fixed_positions(generate.fix, item) for item in structures]
     tied_residues = [tied_positions(generate.tie, item) for item in structures]
     diffusion, label = load_model(model, generate)
@@ -116,10 +120,10 @@ def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
             scores = sampling.log_likelihoods(diffusion, structure, texts, label=label, tokens=generate.tokens)
             sizes = np.bincount(structure.chains)
             chains = ",".join(f"{name}:{size}" for name, size in zip(structure.chain_names, sizes, strict=True))
-            # Appended structure by structure: what is done needs no memory.
+            # Append after each structure, so that finished designs take no memory.
             with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
                 for design, score in zip(designs, scores.tolist(), strict=True):
-                    # At a low temperature the likeliest sequence comes again.
+                    # At a low temperature the likeliest sequence is drawn repeatedly.
                     first = designs[texts.index(design.residues)]
                     recovery = sampling.recovery(design.residues, structure.residues)
                     values = {

@@ -1,7 +1,7 @@
-"""Score given sequences on backbone structures, by a trained sequence diffusion.
+"""Score sequences on backbone structures with a trained sequence diffusion model.
 
-Each sequence of the FASTA file is scored on each structure of its length: mean log-likelihood of a residue in nats,
-nearer 0 is better, and the share of native residues. The table is sorted as the file is.
+Each sequence of the FASTA file is scored on each structure of the same length: mean log-likelihood per residue in nats
+(nearer 0 is better), and the share of native residues. The table keeps the order of the file.
 
 Examples:
   esmeray design score runs/structdiff --score.structures fold.pdb --score.sequences designs.fasta \
@@ -22,12 +22,12 @@ from esmeray.tools.grammar import Made, OfModel, command
 
 
 class ScoreSection(DesignStructuresSection):
-    """Structures, sequences to score on them, and how the model runs."""
+    """Structures, sequences to score on them, and settings of the model."""
 
     sequences: list[str] = Field(min_length=1)
     """FASTA files, folders or globs."""
     output: Path
-    """TSV file of the results to write."""
+    """TSV file to write the scores to."""
 
 
 @command("design score", __doc__, made_by="score_design")
@@ -38,7 +38,7 @@ def main(model: OfModel, score: ScoreSection, made: Made) -> None:
         raise ConfigError("--score.structures: name files of the structures to score on")
     structures = structures_of(score)
     records = list(zip(*read_proteins(score.sequences), strict=True))
-    # A sequence of another length can't lie on the structure: files of designs of many structures are usual.
+    # A file often has designs of several structures: score each sequence on structures of its length.
     fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
@@ -63,7 +63,7 @@ def main(model: OfModel, score: ScoreSection, made: Made) -> None:
             rows += len(sequences)
             bar(number / len(structures), rows)
     wanted = {len(structure.residues) for structure in structures}
-    # Once for the file, not for each structure that a sequence does not fit.
+    # Count a sequence if it has the length of no structure at all.
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)

@@ -1,16 +1,16 @@
 """Measure how well embeddings, or hits of a search, find relatives: proteins with the same label.
 
-Embeddings are compared by their cosines, each query with all others. A TSV of hits is that of 'embed search' or
-'align', the best hit of a query first; give it enough hits, as --align.hits 15000 --align.evalue inf. Labels may be
-nested, with dots between their parts: --evaluate.level_names family superfamily fold reads b.82.2.13 as family
+Embeddings are compared by cosine similarity, each query with all other proteins. A TSV of hits is the output of 'embed
+search' or 'align', best hit of a query first. It needs enough hits, e.g. --align.hits 15000 --align.evalue inf. Labels
+may be nested, with dots between their parts: --evaluate.level_names family superfamily fold reads b.82.2.13 as family
 b.82.2.13, superfamily b.82.2 and fold b.82.
 
-Sensitivity is the share of a query's relatives that come before the first foreign protein, of another group at the last
-level: of its family, then of its superfamily without its family, then of its fold without its superfamily. As in
-published values the query itself counts as found in its family; sensitivity_of_others leaves it out, as do AUC, top_1
-and top_5 (a hit of the group among the first). Each is a mean over the queries that have such relatives, with the
-interval of 95 % of resampled queries. If 'embed fit' fitted the model to some of the proteins, their number is printed,
-and the metrics again without them.
+Sensitivity is the share of a query's relatives that rank before the first false positive, which is a protein of another
+group at the last level. Relatives are evaluated by level: the query's family, its superfamily without its family, its
+fold without its superfamily. As in published values, the query counts as a hit in its own family. The metrics
+sensitivity_of_others, AUC, top_1 and top_5 (a relative among the first hits) leave it out. Each metric is a mean over
+the queries with such relatives, with a 95 % bootstrap interval. If 'embed fit' fitted the model to some of the
+proteins, their number is printed, and the metrics are printed again without them.
 
 Examples:
   esmeray embed evaluate vectors --evaluate.labels domains.tsv --evaluate.label_column classification \
@@ -45,24 +45,24 @@ from esmeray.train_config.section import PositiveInt, Section
 
 
 class RetrievalSection(Section):
-    """Labels, queries and what is written."""
+    """Labels, queries and output file."""
 
     labels: Path
     """CSV, TSV or Parquet file of labels, with a column id."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     level_names: list[str] = Field(default=["label"], min_length=1)
-    """Names of the levels of labels, the closest first; of several, each lacks one more of the last parts."""
+    """Names of the levels of labels, closest first. Each further level drops the last part of the label."""
     queries: Path | None = None
-    """File of the ids to search with, one a line. Default: all that have a label."""
+    """File of the ids of queries, one per line. Default: all proteins with a label."""
     not_missing: list[str] = Field(default=[])
-    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     output: Path | None = None
-    """JSON file to write. Default: none, the table alone."""
+    """JSON file to write the metrics to. Default: none."""
     name: str | None = None
-    """Output of the folder of embeddings. Default: its first."""
+    """Output in the folder of embeddings. Default: its first."""
     bootstrap: PositiveInt = 1000
-    """Resamplings of the queries for the intervals."""
+    """Number of resamplings of queries for the intervals."""
 
 
 @command("embed evaluate", __doc__, made_by="evaluate_embeddings")
@@ -74,7 +74,7 @@ def main(
     made.refuse_file(evaluate.output)
     by_id = labels_by_id(evaluate.labels, evaluate.label_column, "evaluate", evaluate.not_missing)
     index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
-    # A list of hits does not name all that was searched: that are the proteins of the table.
+    # A list of hits does not name all searched proteins, so they are taken from the table of labels.
     ids = list(by_id) if index is None else index.ids(range(index.count))
     labels = labels_of(ids, by_id, vectors, evaluate.labels)
     numbers = {name: number for number, name in enumerate(ids) if name in labels}
@@ -82,12 +82,12 @@ def main(
     groups_NL = level_ids([labels.get(name, "") for name in ids], len(evaluate.level_names))
     ranked = _listed(vectors, numbers, queries) if index is None else index.own_hits(queries, index.count)
     labelled = np.array([*numbers.values()])
-    # A list of hits has no sequences.
+    # A list of hits has no sequences to compare with the training set.
     sequences_n2 = np.zeros((len(labelled), 2), np.uint64) if index is None else index.sequences(labelled)
     trained_n, training = in_training(vectors if index is None else index.folder, sequences_n2)
     tables = {"levels": groups_NL}
     if trained_n is not None and not trained_n.all():
-        # Proteins that the model was fitted to are neither queries nor hits.
+        # Proteins that the model was fitted to count neither as queries nor as hits.
         tables["levels_without_training"] = groups_NL.copy()
         tables["levels_without_training"][labelled[trained_n]] = -1
     values = []
@@ -105,7 +105,7 @@ def main(
 
 
 def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection) -> dict[str, dict[str, Any]]:
-    """Print the metrics of each level, and return them by its name."""
+    """Print the metrics of each level, and return them by the level's name."""
     levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, seed=0), strict=True))
     print("".join(f"{title:>23}" for title in ["", *METRICS]))
     for level, metrics in levels.items():
@@ -118,11 +118,11 @@ def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection)
 
 
 def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each query, and its hits that have a label, in the order of the file."""
-    # Twice through the file, which may have more hits than memory holds.
+    """Yield each query with its labelled hits, in the order of the file."""
+    # Read the file twice: all its hits may not fit into memory.
     matches = match_ids(chain.from_iterable(_hits(path)), numbers, path, "the proteins with a label")
     rows = {name: numbers[known] for name, known in matches.items()}
-    # By the target: a pair may have several alignments, of which the first counts.
+    # Keyed by the target: if a pair has several alignments, the first one counts.
     hits: dict[int, dict[int, None]] = {query: {} for query in queries.tolist()}
     for query, target in _hits(path):
         if rows.get(query, -1) in hits and target in rows:
@@ -132,11 +132,11 @@ def _listed(path: Path, numbers: dict[str, int], queries: NDArray[np.int64]) -> 
 
 
 def _hits(path: Path) -> Iterator[tuple[str, str]]:
-    """Query and target of each line."""
+    """Yield the query and the target of each line."""
     target = 1
     for line, text in numbered_lines(path):
         fields = text.split("\t")
-        if line == 1 and "target" in fields:  # 'embed search' has a rank before it
+        if line == 1 and "target" in fields:  # 'embed search' has the column rank before the target
             target = fields.index("target")
             continue
         if len(fields) <= target:

@@ -1,11 +1,11 @@
-"""Fit a model whose vectors lie close for proteins of one group to labelled proteins, in minutes and without a GPU.
+"""Fit a model to labelled proteins, so that vectors of one group are close, in minutes and without a GPU.
 
-Nothing is trained by steps: groups are regressed on counts of gapped k-mers by a kernel (kernel ridge regression). The
-result is a folder that embed run takes as a model, with an output relatives, compared by its cosine. The share of
-proteins whose group a regression on all others names is printed: of proteins as far from each other as the labelled
-ones, that is how many will be found.
+Groups are predicted from counts of gapped k-mers by kernel ridge regression, without training steps. The result is a
+folder that embed run takes as a model. Its output is named relatives and compared by cosine similarity. The command
+prints the share of proteins whose group is predicted correctly by a regression on all other proteins. Expect this share
+for new proteins if they are as far from the labelled proteins as these are from each other.
 
-Labels may be nested, with dots between their parts: of b.82.2.13, --fit.level 1 learns b.82.2.
+Labels may be nested, with dots between their parts: --fit.level 1 takes b.82.2.13 as b.82.2.
 
 Examples:
   esmeray embed fit --fit.input domains.fasta --fit.labels domains.tsv --fit.label_column classification \
@@ -34,34 +34,34 @@ from esmeray.tools.grammar import IngestedSection, Overwrite, command
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 _COUNTS_BYTES = 400_000
-"""Of a protein, while components of the counts are sought."""
+"""Memory per protein while principal components of the counts are computed."""
 _PAIR_BYTES = 12
-"""Of two proteins, while groups are regressed."""
+"""Memory per pair of proteins during the regression."""
 
 
 class FitSection(Section):
     """Labelled proteins, and the size of the model."""
 
     input: str
-    """FASTA file, folder or quoted glob, or a store, of the proteins."""
+    """Proteins as a FASTA file, folder or quoted glob, or as a store."""
     labels: Path
-    """CSV, TSV or Parquet file of labels, with a column id; proteins that it lacks are left out."""
+    """CSV, TSV or Parquet file of labels, with a column id; proteins without a label are left out."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     not_missing: list[str] = Field(default=[])
-    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     level: NonNegativeInt = 0
-    """Last parts that are taken off each label."""
+    """Number of last parts to remove from each label."""
     output: Path
     """Folder to write the model to."""
     learnt: PositiveInt = 16_384
-    """Proteins to learn at most, drawn where there are more; 16,384 take some 7 GB of memory."""
+    """Maximum number of proteins to learn from, sampled if there are more; 16,384 take about 7 GB of memory."""
     features: PositiveInt = 2048
-    """Principal components of the counts."""
+    """Number of principal components of the counts."""
     channels: PositiveInt = 512
-    """Values of a vector, at most."""
+    """Maximum number of channels of a vector."""
     seed: NonNegativeInt = 0
-    """Seed of the proteins that are drawn, and of the search for components."""
+    """Seed of the sample of proteins and of the principal components."""
 
 
 @command("embed fit", __doc__)

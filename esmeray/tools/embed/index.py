@@ -1,11 +1,11 @@
-"""Build an index of proteins' embeddings, which stays, is searched without being loaded, and grows.
+"""Build an index of embeddings on disk, which can be searched without loading it, and extended.
 
-An index is a folder. 'exact' gives the hits of a comparison with every vector, in the same order; 'compressed' compares
-by one bit a value in memory with the nearest clusters, and again by fp16 values on disk. Vectors of another model,
-layer or pooling are refused. If the output is an index, the vectors whose ids it lacks are added as new parts; an id
-that returns with another sequence is refused.
+An index is a folder. An 'exact' index gives the same hits as a comparison with every vector, in the same order. A
+'compressed' index compares a query with the nearest clusters by one bit per value, in memory, and compares the best
+candidates again by fp16 values on disk. Vectors of another model, layer or pooling are refused. If the output is an
+index already, vectors whose ids it lacks are added as new parts. An id with another sequence is refused.
 
-Until it is complete everything lies in OUTPUT.partial, where the same command resumes.
+Until the index is complete, files are kept in OUTPUT.partial, from which the same command resumes.
 
 Examples:
   esmeray embed index swissprot --index.output proteins.index

@@ -1,7 +1,7 @@
-"""Join embeddings of several models: one vector a protein of the sum of channels, by id.
+"""Join embeddings of several models by id: one vector per protein, with the channels of all models.
 
-The folders are of the same proteins, in any order; the output is in the order of the first, and its embeddings.json has
-the channels of each. Memory is that of the ids. Read it with esmeray.read_embeddings.
+The folders have the same proteins, in any order. The output has the order of the first folder, and its embeddings.json
+lists the channels of each. Memory holds the ids only. Read the output with esmeray.read_embeddings.
 
 Examples:
   esmeray embed join --join.folders esm2 prot_t5 --join.output both
@@ -24,23 +24,23 @@ from esmeray.train_config.section import Section
 
 
 class JoinSection(Section):
-    """Folders to join, and the folder to make."""
+    """Folders to join, and output folder."""
 
     folders: list[Path] = Field(min_length=2)
     """Folders of embeddings, at least two."""
     output: Path
-    """Folder to make for the results."""
+    """Folder to write the results to."""
     names: list[str] = Field(default=[])
-    """Output to take of each folder. Default: its first."""
+    """Output to take from each folder. Default: its first."""
     format: str | None = None
-    """Format of the files, parquet, npy or lance. Default: npy where the first folder has it."""
+    """File format: parquet, npy or lance. Default: npy if the first folder has it, otherwise parquet."""
 
 
 @command("embed join", __doc__, made_by="concat_embeddings")
 def main(join: JoinSection, made: Made) -> None:
     folders, output = join.folders, join.output
     made.refuse_existing(output)
-    # A literal in the schema would be a second list of the formats that there are.
+    # Checked here: a Literal in the schema would be a second list of formats next to the registry.
     if join.format not in (None, *TABLE_FORMATS):
         raise ConfigError(
             f"--join.format {join.format}: expected one of {', '.join(TABLE_FORMATS)}"
@@ -49,7 +49,7 @@ def main(join: JoinSection, made: Made) -> None:
     names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
         raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
-    # By folder and output: the name of the columns in the manifest, which must be unique.
+    # Keyed by folder and output. This key names the columns in the manifest, so it must be unique.
     sources = {f"{source.source}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
         raise ConfigError("the same output of a folder is given twice; choose another by --join.names")

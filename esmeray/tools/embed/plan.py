@@ -1,8 +1,8 @@
-"""Plan the embedding and the search of proteins that are not at hand: hours, money, bytes and queries per second.
+"""Plan the embedding and the search of many proteins: hours, cost, bytes and queries per second.
 
-Nothing is computed, no device is needed. Values follow from the model's FLOP and from what is assumed; set what you
-have measured: --plan.assume.tokens_per_s to the rate of a device in the table of embed run, or --plan.assume.mfu to its
-MFU. docs/embeddings.md has the arithmetic, beside published values.
+Nothing is embedded and no device is needed. Values are computed from the model's FLOP and from assumptions. Replace
+assumptions with your measurements: --plan.assume.tokens_per_s with the rate of a device in the table of embed run, or
+--plan.assume.mfu with its MFU. docs/embeddings.md has the formulas, and compares the values with published ones.
 
 Examples:
   esmeray embed plan --plan.model esm2_t36_3B --plan.gpu h200 --plan.devices 64 --plan.price 3.2
@@ -35,8 +35,8 @@ def main(plan: EmbeddingPlanSection, made: Made) -> None:
 
 
 def cost_of(model: str) -> Cost:
-    """Costs of a token of the model. Raises ConfigError or ResourceError."""
-    # Here, since they load torch, which the help does not need.
+    """Cost per token of the model. Raises ConfigError or ResourceError."""
+    # Imported here: they load torch, which the help does not need.
     from esmeray.model.backbones.loading import build_backbone
     from esmeray.model.cost.flops import forward_flops
 

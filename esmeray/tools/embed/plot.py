@@ -1,8 +1,8 @@
 """Draw embeddings as a map of proteins, coloured by a column of a table, or by length.
 
-Writes a folder: embeddings.png, and embeddings.html, one page that needs no network, shows id, length and label below
-the pointer, and finds ids. Numbers are a scale of colours; of classes the largest are named. Beyond plot.max_points a
-random sample is drawn.
+Writes a folder: embeddings.png, and embeddings.html, a page that works offline, shows id, length and label of the
+protein under the pointer, and finds ids. Numeric labels have a colour scale; for classes the legend names the largest.
+If there are more than plot.max_points proteins, a random sample is drawn.
 
 Examples:
   esmeray embed plot embeddings --plot.output plot --plot.labels proteins.csv --plot.label_column location
@@ -29,24 +29,24 @@ SEED = 0
 
 
 class PlotSection(Section):
-    """Labels, and the projection."""
+    """Labels, and projection to the plane."""
 
     output: Path
-    """Folder to make for the results."""
+    """Folder to write the results to."""
     labels: Path | None = None
-    """CSV, TSV or Parquet file of labels. Default: lengths."""
+    """CSV, TSV or Parquet file of labels. Default: colours show lengths."""
     label_column: str = "label"
-    """Column of the labels in the file of labels."""
+    """Name of the column of labels in the file of labels."""
     id_column: str = "id"
-    """Column of the ids in the file of labels."""
+    """Name of the column of ids in the file of labels."""
     not_missing: list[str] = Field(default=[])
-    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
+    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     method: Literal["pca", "umap"] = "pca"
     """Projection to the plane; umap needs umap-learn."""
     name: str | None = None
     """Output to draw. Default: the folder's first."""
     max_points: Annotated[int, Field(gt=1)] = 20_000
-    """Proteins to draw, at most; of more, a random sample."""
+    """Maximum number of proteins to draw; if there are more, a random sample."""
 
 
 @command("embed plot", __doc__, made_by="plot_embeddings")
@@ -54,7 +54,7 @@ def main(
     folder: Annotated[Path, Field(description="Folder of embeddings to draw.")], plot: PlotSection, made: Made
 ) -> None:
     made.refuse_existing(plot.output)
-    # An extra of the package: most users draw components alone.
+    # umap-learn is an optional dependency.
     if plot.method == "umap" and find_spec("umap") is None:
         raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
     embeddings = open_vectors(folder, plot.name)
@@ -66,9 +66,9 @@ def main(
     labels = _labels(plot.labels, plot, embeddings) if plot.labels else embeddings.lengths
     chosen_N = np.zeros(records, dtype=bool)
     size = min(plot.max_points, records)
-    # RandomState, whose draws NumPy promises to keep: the same proteins in each version.
+    # RandomState, because NumPy guarantees its draws: every version samples the same proteins.
     chosen_N[np.random.RandomState(SEED).choice(records, size, replace=False)] = True
-    # Block by block: of a large folder only the sample is held in memory.
+    # Read block by block, so that memory holds the sample only.
     vectors_PC = np.concatenate(
         [block_nC[chosen_N[start : start + len(block_nC)]] for start, block_nC in embeddings.finite_blocks()]
     )
@@ -89,14 +89,14 @@ def main(
 
 
 def _labels(path: Path, plot: PlotSection, embeddings: Embeddings) -> NDArray:
-    """(N,) labels of a table: numbers, NaN where there is none, or names, empty where there is none.
+    """Return (N,) labels from a table: numbers, NaN if missing, or names, empty if missing.
 
-    Raises DataError for a table that can't be read, lacks or repeats ids, or has few of the embeddings'.
+    Raises DataError if the table can't be read, lacks or repeats ids, or has too few ids of the embeddings.
     """
     by_id = labels_by_id(path, plot.label_column, "plot", plot.not_missing, plot.id_column)
     labels = labels_of(embeddings.ids, by_id, embeddings.source, path)
     labels_N = np.array([labels.get(record_id, "") for record_id in embeddings.ids])
-    # Numbers if all are: one word among them makes classes of them.
+    # Numeric if all labels are numbers; otherwise every label is a class.
     try:
         return np.where(labels_N == "", "nan", labels_N).astype(float)
     except ValueError:
@@ -104,9 +104,9 @@ def _labels(path: Path, plot: PlotSection, embeddings: Embeddings) -> NDArray:
 
 
 def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], tuple[str, str]]:
-    """(P, 2) places, and names of the axes."""
+    """Return (P, 2) coordinates, and names of the axes."""
     if method == "umap":
-        import umap  # here: it compiles for seconds
+        import umap  # imported here: it compiles for seconds
 
         return umap.UMAP(random_state=SEED).fit_transform(vectors_PC), ("UMAP 1", "UMAP 2")
     from sklearn.decomposition import PCA

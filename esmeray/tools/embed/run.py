@@ -1,16 +1,16 @@
-"""Compute embeddings of every protein of FASTA files or a store, once, on every device, to files.
+"""Compute embeddings of proteins in FASTA files or a store, on every device, and write them to files.
 
 A model is a folder or a hub name of transformers (ESM-2, ESM C, ProtBERT, Ankh, ProtT5), an Esmeray run, or its export.
-Equal sequences are computed once. The folder appears when it is complete: Parquet, .npy or HDF5 of vectors of proteins,
-in the order of the input; safetensors of vectors of residues. Until then everything lies in OUTPUT.partial, where the
-same command resumes. Read it with esmeray.read_embeddings.
+Equal sequences are computed once. Vectors of proteins are written as Parquet, .npy or HDF5, in the order of the input,
+vectors of residues as safetensors. The folder appears when it is complete. Until then files are kept in OUTPUT.partial,
+from which the same command resumes. Read the folder with esmeray.read_embeddings.
 
-A finished output grows: the same command with more input computes the records whose ids the output lacks, and adds them
-as a part, OUTPUT/part-00001; nothing of the output is written again, and who reads it sees the old state until the part
-is complete. An id with another sequence is refused. --embed.known takes the vectors of sequences from other outputs.
+A finished output can be extended: the same command with more input computes the records whose ids the output lacks, and
+adds them as a part, OUTPUT/part-00001. Existing files stay unchanged, and readers see the old state until the part is
+complete. An id with another sequence is refused. --embed.known takes vectors of known sequences from other outputs.
 
-Without a cluster this process computes; where there are several GPUs, or --ray.address or RAY_ADDRESS names a Ray
-cluster, an actor on each device does. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
+Without a cluster this process computes. If there are several GPUs, or --ray.address or RAY_ADDRESS names a Ray cluster,
+an actor on each device computes. --dry_run reports sequences, duplicates, bytes and time, and writes nothing.
 
 Examples:
   esmeray embed run --embed.models facebook/esm2_t6_8M_UR50D --embed.input proteins.fasta --embed.output vectors
@@ -56,23 +56,23 @@ def main(
         bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
     ] = False,
 ) -> None:
-    """Plan, compute, publish, and print the table of performance."""
+    """Plan the job, compute and publish the embeddings, and print the table of performance."""
     storage.apply()
-    # A finished output may be this job's, which is then complete: run_job compares them.
+    # A finished output may belong to this job: run_job compares them, and extends or keeps it.
     if made.overwrite or not any(embed.output.glob("**/embeddings.json")):
         made.refuse_existing(embed.output)
     check_registered(embed)
-    # The job asks again; asked here, a wrong name is refused before torch is loaded.
+    # Checked here, too, so that a wrong name is reported before torch is loaded.
     source_store(DataSection(source=embed.input)) or find_files(embed.input)
     for model in embed.models:
         check_model(model, embed.random_weights, "--embed.models")
     ((_, gpus),) = local_resources()
     section = RaySection(address=ray.address)
-    # With one device this process computes: a cluster would only take its time to start.
+    # With one device this process computes, because starting a cluster takes time.
     many = (embed.workers or 1) > 1 or (gpus > 1 and embed.device != "cpu")
-    elsewhere = find(section) != LOCAL  # asked first: a cluster that can't be used is refused before anything is made
+    elsewhere = find(section) != LOCAL  # raises early if the cluster can't be used
     cluster = section if many or section.address or elsewhere else None
-    # Here: they load torch.
+    # Imported here: they load torch.
     from esmeray.inference.embedding.job import estimate, run_job
     from esmeray.inference.embedding.report import table
 
@@ -90,7 +90,7 @@ def main(
 
 
 def _next_commands(folder: Path) -> Iterator[str]:
-    """A map of the first output of each model that has a vector a protein."""
+    """Yield the command that draws a map of each model's first output with one vector per protein."""
     for path in sorted(path for path in folder.glob(f"**/{MANIFEST_FILE}") if not path.parent.match(PARTS)):
         names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:

@@ -1,16 +1,16 @@
 """Find the nearest neighbours of proteins by their embeddings.
 
-The database is an index that 'embed index' made, or a folder of embeddings, which is compared exactly, in memory: 4
-bytes a value. Queries are a folder of embeddings or FASTA files, which are embedded by the model of the database.
-Writes a TSV: query, rank, target, and score: the cosine, the dot product, or the L2 distance. Without queries each
-protein of the database is searched in the rest of it. By --search.workers actors of a Ray cluster search an index, each
-its own parts of it, with the same hits.
+The database is an index made by 'embed index', or a folder of embeddings, which is loaded into memory (4 bytes per
+value) and compared exactly. Queries are a folder of embeddings, or FASTA files, which are embedded with the model of
+the database. Without queries, each protein of the database is searched among the others. Writes a TSV: query, rank,
+target, and score, which is the cosine, the dot product, or the L2 distance. With --search.workers, actors of a Ray
+cluster search an index, each its own parts. The hits are the same.
 
---search.error_rate 0.1 keeps the hits above a threshold at which a query has on average at most 10 % false ones. A
-table of labels says what is false: a hit of another label (--search.calibration_level 1: whose label differs before its
-last part). Proteins of the database calibrate, those of --search.calibration_queries, each searched in the rest; the
-bound holds for queries like them, so take none that a model was trained on. A column p_value has the chance that a
-query without relatives has so good a hit.
+--search.error_rate 0.1 keeps the hits above a threshold. Above it, on average at most 10 % of a query's hits are false.
+A table of labels defines false hits: their label differs from the query's (with --search.calibration_level 1, in more
+than its last part). The threshold is calibrated with proteins of the database, named by --search.calibration_queries,
+each searched among the others. The bound holds for similar queries, so choose proteins that the model was not trained
+on. The column p_value is the probability that a query without relatives has a hit at least as good.
 
 Examples:
   esmeray embed search proteins.index --search.queries queries.fasta --search.output hits.tsv
@@ -38,7 +38,7 @@ class SearchFileSection(SearchSection):
     """Queries, the kind of search, and the file to write."""
 
     output: Path
-    """TSV file of the results to write."""
+    """TSV file to write the hits to."""
 
 
 @command("embed search", __doc__, made_by="search")
@@ -60,7 +60,7 @@ def main(
         building.open("w", encoding="utf-8") as file,
     ):
         file.write("\t".join(begun.columns) + "\n")
-        # Row by row: the hits of a whole proteome need not be in memory.
+        # Written row by row, so that the hits of a proteome need not fit into memory.
         for query, rank, target, score, *p_values in begun.hits():
             values = [f"{score:.6g}", *(f"{value:.3g}" for value in p_values)]
             file.write("\t".join([query, str(rank), target, *values]) + "\n")
@@ -69,7 +69,7 @@ def main(
     searched = f"{counted(begun.count, 'protein{s}')} searched in {index.count:,}"
     kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
     if begun.calibration:
-        # A distance where the measure is one.
+        # Scores of an L2 index are negated distances: print the distance.
         print(f"threshold of the score: {ascending(index.metric, begun.calibration.threshold):.6g}")
         print(begun.calibration.training)
     print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")

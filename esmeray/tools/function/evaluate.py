@@ -1,9 +1,9 @@
 """Evaluate predicted terms of proteins as CAFA does, with intervals.
 
-Prints, for each aspect of the ontology, Fmax, Smin, area under the precision-recall curve and coverage with 95 %
-intervals; those that end in _w weight terms by information accretion. Values are those of cafaeval 1.3, and with known
-annotations or terms of interest those of CAFA 5 and 6. With --evaluate.output, a folder is written with
-evaluation.json, curves.tsv and curves.png.
+Prints Fmax, Smin, area under the precision-recall curve and coverage for each aspect of the ontology, with 95 %
+intervals. Metrics that end in _w weight terms by information accretion. Values agree with cafaeval 1.3; with known
+annotations or terms of interest they agree with CAFA 5 and 6. --evaluate.output writes a folder with evaluation.json,
+curves.tsv and curves.png.
 
 Examples:
   esmeray function evaluate predictions.tsv --evaluate.truth truth.tsv --evaluate.ontology go-basic.obo
@@ -51,23 +51,23 @@ def main(
         raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
     made.refuse_existing(evaluate.output)
     evaluations = _evaluated(predictions, evaluate)
-    _print(evaluations)  # before the folder: if writing fails, the numbers are there
+    _print(evaluations)  # before writing the folder, which may fail
     if evaluate.output is not None:
         with made.folder(evaluate.output) as building:
             _write(building, evaluations, evaluate)
 
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:
-    """Evaluations of the aspects that have one."""
+    """Evaluations by aspect, without aspects that have nothing to evaluate."""
     ontology = read_ontology(section.ontology)
     unknown, evidence = section.unknown, tuple(section.evidence) or EXPERIMENTAL
-    # Truth, known annotations and those of the weights by the same rules, or they would not be of the same terms.
+    # The same rules for the truth, known annotations and annotations for weights, so that they have the same terms.
     read = partial(read_annotations, ontology=ontology, unknown=unknown, evidence=evidence)
     truth = read(section.truth, aspect=section.aspect, since=section.since, before=section.before)
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
     known = read(section.known) if section.known else {}
     if known:
-        # Something may be known for few or all proteins; if for none, the ids are of another kind.
+        # Annotations may be known for any share of the proteins. If for none, the ids are of different kinds.
         known_ids = {*chain(*(annotations.proteins for annotations in known.values()))}
         match_ids(chain(*proteins.values()), known_ids, section.truth, section.known, share=1e-9)
     terms = read_terms(section.terms, ontology, unknown) if section.terms else {}
@@ -76,7 +76,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
         for name, annotations in read(section.ia_from).items():
             accretion[name] = information_accretion(annotations, ontology.aspects[name])
     evaluations = {}
-    # Scores of other proteins count nowhere; they are not kept.
+    # Scores of other proteins do not count, and are not kept.
     scores_of = read_scores(predictions, ontology, proteins, aspect=section.aspect, unknown=unknown)
     for name, scores in scores_of.items():
         evaluation = evaluate_functions(
@@ -88,7 +88,7 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
             terms_V=terms.get(name),
             settings=section,
         )
-        if evaluation.metrics:  # none where no protein is left: an Fmax of 0 would be a claim
+        if evaluation.metrics:  # empty if no protein is left, for which an Fmax of 0 would be wrong
             evaluations[name] = evaluation
     for name in sorted(truth.keys() - evaluations.keys()):
         log.warning(
@@ -126,7 +126,7 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
     for aspect, evaluation in evaluations.items():
         metrics = {name: metric._asdict() for name, metric in evaluation.metrics.items()}
         aspects[aspect] = {"proteins": evaluation.proteins, "predicted": evaluation.predicted, "metrics": metrics}
-    # The choices, not the paths: the folder is to be the same bytes wherever it was made.
+    # Settings without paths, so that the files are identical wherever they are made.
     content = {"settings": settings.model_dump(include=set(EvaluationSection.model_fields)), "aspects": aspects}
     (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     pd.concat(curves).to_csv(folder / "curves.tsv", sep="\t", index=False, float_format="%.10g", lineterminator="\n")
@@ -134,7 +134,7 @@ def _write(folder: Path, evaluations: dict[str, Evaluation], settings: Evaluatio
 
 
 def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
-    """Precision over recall of each aspect, with the best value marked."""
+    """Draw precision over recall for each aspect, with the point of Fmax marked."""
     from esmeray.common.figure_style import (  # here: it loads matplotlib
         BLUE,
         ORANGE,

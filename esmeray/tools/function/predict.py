@@ -1,9 +1,9 @@
-"""Predict the functions of proteins by a run that train_config/function.yaml trained, in CAFA's format.
+"""Predict the functions of proteins with a run of train_config/function.yaml, in CAFA's format.
 
-Writes protein, term and score with three digits, tab-separated: for each protein at most --predict.terms terms, from
-the highest score down. No term scores above its parents. With --predict.format cafa6 the file is one to submit to that
-competition. Memory grows with the vectors of the proteins alone. Until the file is complete everything lies in
-OUTPUT.partial, where the same command resumes.
+Writes protein, term and score with three digits, separated by tabs. Each protein has at most --predict.terms terms,
+highest score first. No term scores above its parents. --predict.format cafa6 writes a file to submit to that
+competition. Memory holds the vectors of the proteins only. Until the file is complete, results are kept in
+OUTPUT.partial, from which the same command resumes.
 
 Examples:
   esmeray function predict runs/function --predict.input proteins.fasta --predict.output functions.tsv
@@ -21,7 +21,7 @@ from esmeray.tools.grammar import IngestedSection, Made, OfRun, command
 @command("function predict", __doc__, made_by="predict_function")
 def main(run: OfRun, predict: PredictTermsSection, data: IngestedSection, made: Made) -> None:
     output = predict.output
-    # The prediction does so as well, but after torch is loaded.
+    # Checked before torch is loaded; the prediction checks it again.
     made.refuse_file(output)
     from esmeray.inference.function import prediction  # here: it loads torch
 

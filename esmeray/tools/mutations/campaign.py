@@ -1,10 +1,9 @@
-"""Simulate a campaign on an assay that is measured: rounds of proposals, beside the zero-shot score and chance.
+"""Simulate rounds of proposals on a measured assay, compared with the zero-shot score and with random choice.
 
-In each round the mutants that esmeray mutations propose would choose are measured, by the values of the table, and the
-model is fitted again; the first round knows the zero-shot score alone. Rows of one mutant are averaged: a plate and the
-best share count mutants. What counts is the share of the best mutants
-that is found. Of several proteins as esmeray mutations fit. Writes a folder: campaign.csv, every round, campaign.png
-and report.md.
+In each round the mutants that esmeray mutations propose would choose get their measured values from the table, and the
+model is fitted again. The first round has the zero-shot score only. Replicates of a mutant are averaged, so that plates
+and shares count mutants. The metric is the share of the best mutants that is found. Several proteins are given as in
+esmeray mutations fit. Writes a folder: campaign.csv with every round, campaign.png and report.md.
 
 Examples:
   esmeray mutations campaign facebook/esm2_t12_35M_UR50D --campaign.sequence wild.fasta --campaign.table measured.csv \

@@ -1,10 +1,12 @@
-"""Fit a model to measured mutants of a protein, or of several: a Gaussian process that knows how sure it is.
+"""Fit a Gaussian process to measured mutants of one or several proteins; its predictions have intervals.
 
-It learns from the residues won and lost at each position, from a zero-shot score and, unless features are one_hot, from
-embeddings, of mutants with any number of mutations. Rows of one mutant are averaged, and count with their number. The
-model is cross-validated on folds as ProteinGym's, next to the zero-shot score alone and ridge on one-hot. Writes a
-folder that esmeray mutations score, scan and propose take as a model, with report.md, evaluation.json and, for sizes,
-learning_curve.png. The same command resumes a job that was ended.
+It learns from the residues gained and lost at each position, from a zero-shot score and, unless features are one_hot,
+from embeddings. Mutants may have any number of mutations. Replicates of a mutant are averaged and weighted by their
+number. The model is cross-validated on ProteinGym's kinds of folds and compared with the zero-shot score and with ridge
+regression on one-hot features.
+
+Writes a folder that esmeray mutations score, scan and propose take as a model, with report.md, evaluation.json and, if
+sizes are given, learning_curve.png. The same command resumes an interrupted job.
 
 Examples:
   esmeray mutations fit facebook/esm2_t12_35M_UR50D --fit.sequence wild.fasta --fit.table measured.csv \

@@ -1,9 +1,9 @@
-"""Propose the mutants to measure next, by a model that esmeray mutations fit made.
+"""Propose the mutants to measure next, with a model made by esmeray mutations fit.
 
-Candidates are all single mutants and combinations of mutations that were measured, or rows of the fit's tables without
-a measured value. A plate is chosen for what is likely better than the best so far and, mutant by mutant, for what the
-others of the plate would not show. Writes a CSV with the columns of the fit's table, the measured values empty: filled
-in, it is one more table of the next fit. The report counts the mutants that were not candidates, by the reason.
+Candidates are all single mutants and combinations of measured mutations, or rows of the fit's tables without a measured
+value. A plate is chosen one mutant at a time: each is likely better than the best so far, and adds information that the
+other mutants of the plate do not give. Writes a CSV with the columns of the fit's table and empty measured values. Fill
+them in to use it as another table of the next fit. The report counts excluded mutants by reason.
 
 Examples:
   esmeray mutations propose fitted --propose.output plate6.csv

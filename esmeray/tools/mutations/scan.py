@@ -1,8 +1,8 @@
-"""Score all single mutants of a protein, or of several, by a masked language model, and draw them as heat maps.
+"""Score all single mutants of one or several proteins with a masked language model, and draw heat maps.
 
-Writes a folder: mutants.csv, and heat_map.png with the wild type marked and positions numbered as in the table; of
-several proteins heat_map_1.png and so on, in the order of the FASTA file. Scores are those of esmeray mutations score.
-The same command resumes a job that was ended.
+Writes a folder: mutants.csv, and heat_map.png with the wild type marked and positions numbered as in the table. For
+several proteins the pictures are heat_map_1.png and so on, in the order of the FASTA file. The scores are the same as
+from esmeray mutations score. The same command resumes an interrupted job.
 
 Examples:
   esmeray mutations scan facebook/esm2_t12_35M_UR50D --scan.sequence wild.fasta --scan.output scan

@@ -1,10 +1,12 @@
-"""Score mutants of a protein by a masked language model, and evaluate the scores beside measured values.
+"""Score mutants of a protein with a masked language model, and compare the scores with measured values.
 
 A score is log p(mutant) - log p(wild type), summed over the mutations: 0 is as good as the wild type, above is better.
+A model made by esmeray mutations fit predicts measured values instead.
+
 The output is the table with all its columns and rows, as CSV, TSV or Parquet, and a column score, or model_score if the
-table has a column score; of several models their mean and the score of each. A row whose mutant has no score, such as a
-stop, has an empty one. Metrics are of mutants: replicates are averaged. A model that esmeray
-mutations fit made predicts measured values in place of scores. The same command resumes a job that was ended.
+table already has a column score. With several models it has their mean and the score of each. The score is empty for a
+mutant without one, such as a stop. Metrics count mutants: replicates are averaged. The same command resumes an
+interrupted job.
 
 Examples:
   esmeray mutations score runs/lm --score.sequence wild.fasta --score.table mutants.csv --score.output out.csv
@@ -52,7 +54,7 @@ MaybeMaskedModel = Annotated[
 def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     from esmeray.inference.mutations.table import by_row, read_mutants, write_scores  # here: it loads pandas
 
-    # The ending is the format: nothing else says which is meant.
+    # The ending selects the format.
     if not score.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     made.refuse_file(score.output)
@@ -61,7 +63,7 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
     numbers |= dict.fromkeys(score.compare, "score.compare")
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
-        # What is wrong with the table is reported before torch is loaded.
+        # Problems of the table are reported before torch is loaded.
         table = read_mutants(score, folder, "score", numbers, every_column=True)
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
         name = "model_score" if "score" in taken else "score"
@@ -72,9 +74,9 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
         new = {name: scores_N}
-        if len(predicted) > 1:  # of one model they are the mean
+        if len(predicted) > 1:  # with one model they equal the mean
             new |= {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
-        elif np.isfinite(predicted[0].low).any():  # a fitted model's
+        elif np.isfinite(predicted[0].low).any():  # only a fitted model has intervals
             new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
         rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})
         with made.file(score.output) as building:

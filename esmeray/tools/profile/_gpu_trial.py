@@ -1,6 +1,7 @@
-"""Two training steps of a tiny ESM-2 masked language model through the engine that training uses.
+"""Two training steps of a tiny ESM-2 masked language model with the engine that training uses.
 
-They pass if the first loss is that of the same weights in fp32 on the CPU, all is finite, and the update lowers it.
+The steps pass if the first loss agrees with fp32 on the CPU for the same weights, all losses and gradient norms are
+finite, and the update lowers the loss.
 """
 
 import math
@@ -27,10 +28,10 @@ Precision = Literal["bf16", "fp16", "fp32"]
 
 _STEPS = 2
 _MOST_ATTEMPTS = 20
-"""Steps, with those that fp16 skips while its loss scale is still too high (it halves from 2^16)."""
+"""Maximum number of steps, including steps that fp16 skips until its loss scale, halved from 2^16, is low enough."""
 _LEARNING_RATE = 1e-3
 _TOLERANCE = 0.02
-"""Relative tolerance of the first loss: bf16 keeps 8 bits, an error of 0.4 % in each rounding."""
+"""Relative tolerance of the first loss: bf16 has 8 bits of precision, with a rounding error of 0.4 %."""
 _MODEL = ModelSection(
     task="masked_lm", backbone=BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=64, heads=4)
 )
@@ -38,20 +39,20 @@ _SEQUENCES = ("MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVKALPDA
 
 
 def precisions(device: torch.device) -> tuple[Precision, ...]:
-    """Return the half precisions for a GPU; bf16 and fp32 for the CPU, where DeepSpeed has no fp16."""
+    """Return bf16 and fp16 for a GPU, bf16 and fp32 for the CPU, for which DeepSpeed has no fp16."""
     return ("bf16", "fp16") if device.type == "cuda" else ("bf16", "fp32")
 
 
 def train_two_steps(precision: Precision, device: torch.device) -> str:
-    """Train within :func:`single_process_group` and return the losses in words.
+    """Train within :func:`single_process_group` and return the losses as text.
 
-    Raises ResourceError where a step did not train, RuntimeError of torch's, DeepSpeed's or CUDA's.
+    Raises ResourceError if a step did not train, and RuntimeError from torch, DeepSpeed or CUDA.
     """
     training = TrainingSection(precision=precision, learning_rate=_LEARNING_RATE)
     apply_device_settings(training)
     model = MaskedLM.build(_MODEL, seed=0)
     batch = _masked_batch()
-    # Before the engine takes the model, moves it and casts it.
+    # Computed before the engine moves and casts the model.
     with torch.no_grad():
         output = model(batch)
     targets = int(output.num_targets)
@@ -62,7 +63,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
             output = engine(batch.to(device))
             engine.backward(output.loss_sum, targets)
             norm = float(engine.step(_LEARNING_RATE).gradient_norm)
-            # A step whose gradients overflow is fp16 looking for its loss scale; elsewhere it is a fault.
+            # In fp16 gradients overflow until the loss scale is low enough. In other precisions that is an error.
             if math.isfinite(norm) or precision != "fp16":
                 losses.append(float(output.loss_sum.detach()) / targets)
                 norms.append(norm)
@@ -81,7 +82,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 
 def _masked_batch() -> PackedBatch:
     batch = pack_sequences(_SEQUENCES)
-    # A seventh, near the 15 % of training, and the same each time.
+    # Mask every seventh residue: about 15 %, as in training, and deterministic.
     masked = (batch.tokens != CLS) & (batch.tokens != EOS) & (batch.positions % 7 == 0)
     targets = torch.where(masked, batch.tokens, IGNORED_TARGET)
     return replace(batch, tokens=torch.where(masked, MASK, batch.tokens), by_token={TARGETS: targets})
@@ -89,12 +90,12 @@ def _masked_batch() -> PackedBatch:
 
 @contextmanager
 def single_process_group(device: torch.device) -> Iterator[None]:
-    """A group of this process alone, which DeepSpeed needs; an existing one is used."""
+    """Join a process group of this process only, which DeepSpeed needs, unless there is a group already."""
     if dist.is_initialized():
         yield
         return
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # NCCL takes the current one
+        torch.cuda.set_device(device)  # NCCL uses the current device
     join_alone("nccl" if device.type == "cuda" else "gloo")
     try:
         yield

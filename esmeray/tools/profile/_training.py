@@ -1,4 +1,4 @@
-"""A step of training by its parts, measured by training with the config for some seconds in this process."""
+"""Profile of a training step by stage, measured by training with the config for some seconds in this process."""
 
 import os
 import tempfile
@@ -26,16 +26,17 @@ _TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01, max_w
 
 
 def profile_training(config: Config, folder: Path) -> dict[str, Any]:
-    """Train as the config says until speeds agree, then some steps under the profiler, whose files go to ``folder``.
+    """Train with the config until measured speeds agree, then trace some steps with the profiler.
 
-    Raises ResourceError where a step fails, DataError and ConfigError as training does.
+    Writes the trace to ``folder``. Raises ResourceError if a step fails, and DataError and ConfigError as training
+    does.
     """
     device = choose_device()
     config = with_precision(config, default_precision(device.type == "cuda"))
-    if device.type == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+    if device.type == "cpu":  # as training does: otherwise DeepSpeed warns that it found no accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
-        # The run's own store, which the run will need anyway; everything else goes to the scratch folder.
+        # The store is made in the run's folder, where the run will need it. Everything else goes to a scratch folder.
         store = str(
             task_plan(config.data, config.model).prepare(RunFolder(config.run.storage_path, config.run.name).stores)
         )
@@ -45,11 +46,11 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         if measurement.status != "ok":
             raise ResourceError(f"no step could be measured: {measurement.reason}")
         on_cuda = device.type == "cuda"
-        # Traced apart: the profiler slows the steps that it looks at.
+        # Traced after measuring, because the profiler slows the steps.
         steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
         with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
             measure_on_worker(config, context, store, _TRACED, None, on_step=traces.step)
-    # One worker has nobody to communicate with.
+    # A single worker does not communicate.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
     facts = Facts(
         **shares,

@@ -1,11 +1,11 @@
 """Compare the CPU with the GPU on embeddings of the same proteins.
 
-Each model embeds the same proteins, spread over the lengths of the input, on both devices in turns, each with the
-precision and token budget that embed takes there. A table gives proteins/s and residues/s, the speed-up with its range
-over the rounds, the hours that the GPU saves per 1,000,000 proteins, and how well the vectors agree. Without a GPU, the
-CPU's fp32 and bf16 are compared. Sequences that are too long for a model are cropped.
+Each model embeds the same proteins, spread over the lengths of the input, alternately on both devices. Each device uses
+the precision and token budget that embed uses on it. A table gives proteins/s and residues/s, the speed-up with its
+range over the rounds, the hours that the GPU saves per 1,000,000 proteins, and the agreement of the vectors. Without a
+GPU, fp32 and bf16 on the CPU are compared. Sequences that are too long for a model are cropped.
 
-A folder is written: devices.json, with every round, and devices.png. Close what else uses the machine.
+Writes a folder: devices.json with every round, and devices.png. Close other programs before you measure.
 
 Examples:
   esmeray profile devices --profile.models facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
@@ -35,20 +35,20 @@ from esmeray.training.config import load_config
 
 
 class DeviceProfileSection(Section):
-    """Models and length of a comparison of devices."""
+    """Models and number of measurements of a comparison of devices."""
 
     models: list[str] = Field(default=[])
-    """Folders, hub names, sizes or runs."""
+    """Models: folders, hub names, model sizes or runs."""
     output: str = "profile-devices"
-    """Folder to make for the results."""
+    """Folder to write the results to."""
     proteins: PositiveInt = 200
-    """Distinct sequences to embed."""
+    """Number of distinct sequences to embed."""
     rounds: PositiveInt = 3
-    """Measurements of each device."""
+    """Number of measurements per device."""
     precision: Precision | None = None
-    """Precision on both devices, where there is a GPU. Default: as embed."""
+    """Precision on both devices, if there is a GPU. Default: embed's default on each device."""
     random_weights: bool = False
-    """Take sizes (esm2_t6_8M), whose weights are random, to try things out."""
+    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
 
 
 @command("profile devices", __doc__, made_by="profile devices")
@@ -57,7 +57,7 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
     with made.folder(Path(profile.output)) as building:
-        import torch  # here: it takes seconds
+        import torch  # imported here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
         from esmeray.inference.profile.report import draw_devices
@@ -67,7 +67,7 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
             console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
             store = job_store(data.source, data.ingest, Path(scratch))
-            # Sorted, so that the sample does not depend on the order of the file.
+            # Sorted, so that the sample is independent of the order of the file.
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
             models = [compare(name, texts, profile, show) for name in profile.models]
         content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
@@ -80,12 +80,12 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
 def compare(
     name: str, texts: Sequence[str], settings: DeviceProfileSection, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Embed so many proteins, spread over the lengths, on both devices, a round each in turns after a warm-up."""
+    """Embed a sample of proteins, spread over the lengths, on both devices, in alternating rounds after a warm-up."""
     import torch
 
     from esmeray.inference.profile.measuring import open_subject, spread
 
-    # Each device has what embed would take on it: the question is what a GPU saves, not what a precision does.
+    # Each device uses embed's defaults: the comparison shows what a GPU saves, not what a precision saves.
     kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
     if not torch.cuda.is_available():
         kinds = [("cpu", "fp32"), ("cpu", "bf16")]
@@ -93,13 +93,13 @@ def compare(
     subjects = {}
     for device, precision in kinds:
         subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
-        subject.run(sample[:1])  # loads kernels, which is no part of a measurement
+        subject.run(sample[:1])  # loads kernels before the measurements
         subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
     contenders = {
         label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
     }
     samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
-    # Of what was computed: longer sequences are cropped.
+    # Count computed residues, because longer sequences are cropped.
     residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
     devices = {}
     for label, rounds in samples.items():
@@ -124,13 +124,13 @@ def compare(
 
 
 def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
-    """(N, D) of batches of rows, in the order of the texts: each device's budget makes other batches of them."""
+    """Return (N, D) vectors in the order of the texts. The batches depend on the device's token budget."""
     order_N = np.argsort(np.concatenate([batch.indices for batch in batches]))
     return np.concatenate([batch.arrays["mean"] for batch in batches])[order_N]
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
-    """Cosine of each protein's two vectors, and the norm of their difference over the first's."""
+    """Compare each protein's two vectors by their cosine and by the norm of the difference over the first norm."""
     norms_N = np.linalg.norm(first_ND, axis=1)
     cosines_N = (first_ND * second_ND).sum(axis=1) / (norms_N * np.linalg.norm(second_ND, axis=1))
     return {
@@ -153,5 +153,5 @@ def _table(models: Sequence[Mapping[str, Any]]) -> Table:
         for name, device in model["devices"].items():
             rates = [f"{median(device[f'{unit}_per_s']):,.1f}" for unit in ("proteins", "residues")]
             table.add_row(model["model"], name, *rates, *of_both)
-            of_both = []  # in the first line of a model alone
+            of_both = []  # shown in the first line of a model only
     return table

@@ -1,10 +1,10 @@
-"""Check what of the GPU stack is there and fits together.
+"""Check which parts of the GPU stack are installed and compatible.
 
-Prints a line for each of torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: what it sees of this machine,
-a verdict (ok, missing, mismatch) and what to do. Starts no cluster. Without a GPU it says so; nothing is wrong then.
+Prints a line each for torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: a verdict (ok, missing,
+mismatch), what it sees of this machine, and what to do. Starts no cluster. A machine without a GPU is not an error.
 
---verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU
-where there is none. It leaves with 4 if a step fails, or if there is a GPU that torch can't use, else with 0.
+--verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU if
+there is none. The exit code is 4 if a step fails, or if there is a GPU that torch can't use, otherwise 0.
 
 Examples:
   esmeray profile gpu --verify
@@ -33,7 +33,7 @@ _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Finding(NamedTuple):
-    """Verdict on one part: ok, missing, mismatch (there, but unfit for what else is) or, of training steps, failed."""
+    """Verdict on one part: ok, missing, mismatch (installed but incompatible), or failed for training steps."""
 
     verdict: str
     seen: str
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """NVML's answer: all GPUs in words, the driver's version, and the newest CUDA (major, minor) that it runs."""
+    """NVML's facts: all GPUs in words, the driver's version, and the newest CUDA (major, minor) that it supports."""
 
     gpus: str = ""
     version: str = ""
@@ -54,8 +54,8 @@ def main(
         bool, Field(description="Train two steps in each precision, and leave with 4 if that fails.")
     ] = False,
 ) -> int:
-    driver, nvml = check_driver()  # first: whether torch is wrong depends on the GPUs that the driver sees
-    # In the order in which each builds on those before it.
+    driver, nvml = check_driver()  # first: the verdict on torch depends on the GPUs that the driver sees
+    # Ordered so that each part depends on the parts before it.
     checks: dict[str, Callable[[], Finding]] = {
         "torch": check_torch,
         "CUDA": lambda: check_cuda(driver),
@@ -66,9 +66,9 @@ def main(
         "DeepSpeed ops": check_kernels,
         "Ray": check_ray,
     }
-    # Each is printed as it comes: importing DeepSpeed takes seconds.
+    # Print each verdict at once: importing DeepSpeed takes seconds.
     verdicts = {part: _report(part, check) for part, check in checks.items()}
-    # Steps that work on the CPU don't help who has a GPU that torch can't use.
+    # A GPU that torch can't use is an error, even if the steps work on the CPU.
     return 0 if not verify or (_steps_work() and verdicts["CUDA"] != "mismatch") else ResourceError.exit_code
 
 
@@ -79,7 +79,7 @@ def _steps_work() -> bool:
     except ImportError as error:
         raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
     device = choose_device()
-    # To stderr, as the lines of stdout may be read by a script.
+    # To stderr, because a script may read the lines of stdout.
     print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
     works = True
     with single_process_group(device):
@@ -98,7 +98,7 @@ def _steps_work() -> bool:
 
 
 def _report(part: str, check: Callable[[], Finding]) -> str:
-    """Print a line and return its verdict; a library that can't be imported, or breaks, is a finding as well."""
+    """Print a line and return its verdict. A library that can't be imported, or raises, is a finding as well."""
     try:
         finding = check()
     except ModuleNotFoundError as error:
@@ -115,7 +115,7 @@ def _print(part: str, finding: Finding) -> str:
 
 
 def check_driver() -> tuple[Driver, Finding]:
-    """Ask the driver, which knows of GPUs also where torch can't use them."""
+    """Query the driver, which also knows GPUs that torch can't use."""
     try:
         pynvml.nvmlInit()
         names = [
@@ -135,7 +135,7 @@ def check_driver() -> tuple[Driver, Finding]:
             )
         return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
     finally:
-        with contextlib.suppress(pynvml.NVMLError):  # where it was not initialised there is nothing to shut down
+        with contextlib.suppress(pynvml.NVMLError):  # raised if NVML was not initialised
             pynvml.nvmlShutdown()
 
 
@@ -149,8 +149,9 @@ def check_cuda(driver: Driver) -> Finding:
     import torch
 
     built_for = torch.version.cuda
-    if torch.cuda.is_available():  # from here on it is not: the likeliest reason first
+    if torch.cuda.is_available():
         return _usable_gpus()
+    # CUDA is not available; check the likeliest reason first.
     if not driver.gpus:
         return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
     if built_for is None:
@@ -161,16 +162,16 @@ def check_cuda(driver: Driver) -> Finding:
         )
     hidden = os.environ.get(_HIDES_GPUS)
     if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
-        # No mismatch: jobs are kept from GPUs like this on purpose.
+        # Not a mismatch: some jobs hide GPUs on purpose.
         return Finding(
             "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
         )
-    if driver.cuda[0] < int(built_for.partition(".")[0]):  # within a major version any driver runs any minor one
+    if driver.cuda[0] < int(built_for.partition(".")[0]):  # a driver supports all minor versions of its major version
         newest = ".".join(map(str, driver.cuda))
         seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
         return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
     try:
-        # It raises with the reason, where is_available() only says no.
+        # init() raises with the reason; is_available() returns False only.
         torch.cuda.init()
         reason = "torch gives no reason"
     except (RuntimeError, AssertionError) as error:
@@ -183,7 +184,7 @@ def check_cuda(driver: Driver) -> Finding:
 
 
 def _usable_gpus() -> Finding:
-    """Describe the GPUs that torch sees; each has to run a kernel, for which torch may not be built."""
+    """Describe the GPUs that torch sees. Runs a kernel on each, because torch may not be built for it."""
     import torch
 
     described = []
@@ -191,7 +192,7 @@ def _usable_gpus() -> Finding:
         gpu = torch.cuda.get_device_properties(index)
         described.append(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})")
         try:
-            torch.ones(1, device=f"cuda:{index}").add_(1).item()  # item() waits: kernels fail after their launch
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()  # item() synchronizes: kernels fail after their launch
         except RuntimeError as error:
             return Finding(
                 "mismatch",
@@ -202,7 +203,7 @@ def _usable_gpus() -> Finding:
 
 
 def check_cudnn() -> Finding:
-    """Report cuDNN's version; torch raises where it refuses the one that it finds."""
+    """Report cuDNN's version. torch raises if it finds an incompatible one."""
     import torch
 
     return (
@@ -223,12 +224,12 @@ def check_nccl() -> Finding:
 
 
 def check_deepspeed() -> Finding:
-    """Check DeepSpeed's version and that it computes on the device that torch computes on."""
+    """Check DeepSpeed's version, and that it uses the same device as torch."""
     from esmeray.model.device import choose_device
 
     device = choose_device().type
     with _quiet():
-        if device == "cpu":  # as training does: without it DeepSpeed warns of having found no accelerator
+        if device == "cpu":  # as training does: otherwise DeepSpeed warns that it found no accelerator
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
         from deepspeed.accelerator import get_accelerator
@@ -240,8 +241,8 @@ def check_deepspeed() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report which of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
-    with _quiet():  # each operator that does not fit prints why
+    """Report how many of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
+    with _quiet():  # each incompatible operator prints the reason
         from deepspeed.ops.op_builder import builder
         from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
@@ -251,7 +252,7 @@ def check_kernels() -> Finding:
 
 
 def check_ray() -> Finding:
-    """Report what a cluster started here would offer; none is started."""
+    """Report the resources that a cluster started here would have, without starting it."""
     import ray
 
     from esmeray.cluster.placement import local_resources
@@ -263,29 +264,29 @@ def check_ray() -> Finding:
 
 
 def pinned_version(package: str) -> str:
-    # The package's own metadata: in a wheel there is no requirements.txt.
+    # From the package's metadata, because a wheel has no requirements.txt.
     pin = re.search(rf"^{package}(?:\[[^]]*\])?==([^\s;]+)", "\n".join(requires("esmeray") or []), re.MULTILINE)
     assert pin is not None
     return pin[1]
 
 
 def _pinned(package: str, seen: str) -> Finding:
-    """ok, or that the package is of another version than Esmeray is tested with."""
+    """Return ok, or mismatch if Esmeray is tested with another version of the package."""
     pin = pinned_version(package)
     is_pinned = version(package).partition("+")[0] == pin  # 2.13.0+cpu is 2.13.0
     return Finding("ok", seen) if is_pinned else Finding("mismatch", seen, f"Esmeray is tested with {pin}: {_INSTALL}")
 
 
 def _first_line(error: BaseException) -> str:
-    """First line of an error's message, with its type where it is a library's."""
+    """First line of an error's message, with the type if it is not one of Esmeray's errors."""
     return first_line(error) if isinstance(error, EsmerayError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what libraries, and the compilers that they start, print from the terminal."""
+    """Suppress the output of libraries, and of compilers that they start."""
     with Path(os.devnull).open("w") as nowhere, contextlib.ExitStack() as stack:
-        # Compilers write to the descriptors themselves, past sys.stdout.
+        # Redirect the descriptors as well, because compilers do not write through sys.stdout.
         for descriptor in (1, 2):
             copy = os.dup(descriptor)
             stack.callback(os.close, copy)

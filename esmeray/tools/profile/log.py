@@ -1,7 +1,7 @@
-"""Report utilisation, idle share, memory and throttling of a log of GPUs, and what to do about them.
+"""Report utilisation, idle share, memory and throttling from a log of GPUs, with advice.
 
-Reads CSV of nvidia-smi (below), draws it and prints a summary of each GPU. Throttling is
-detected from throttle reasons and from clocks.
+Reads a CSV written by nvidia-smi (below), draws it and prints a summary per GPU. Throttling is detected from throttle
+reasons and from clocks.
 
 Examples:
   esmeray profile log gpus.csv --profile.output gpus.png
@@ -23,19 +23,19 @@ from esmeray.train_config.section import Section
 
 
 class LogProfileSection(Section):
-    """Files made of a GPU log."""
+    """Files made from a GPU log."""
 
     output: str | None = None
-    """PNG of the drawn log to make. Default: beside the log, with its name."""
+    """PNG file to draw the log to. Default: the log's path with the ending .png."""
     json_output: str | None = None
-    """Also write the summaries to this file, as JSON."""
+    """JSON file to write the summaries to. Default: none."""
 
 
 @command("profile log", __doc__, made_by="profile log")
 def main(
     log: Annotated[Path, Field(description="CSV file that nvidia-smi wrote.")], profile: LogProfileSection, made: Made
 ) -> None:
-    # Here: they load pandas and Matplotlib, which a mistake in the command does not need.
+    # Imported here: they load pandas and Matplotlib.
     from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
     from esmeray.monitoring.gpu_log.plot import draw_log
     from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
@@ -53,7 +53,7 @@ def main(
     facts = {"log": str(log), "start": samples.start, "gpus": [summary.as_dict() for summary in summaries]}
     made.write_json(json_output, facts)
     console = result_console()
-    table = next(iter(samples.gpus.values()))  # nvidia-smi samples all GPUs at once: one has the times of all
+    table = next(iter(samples.gpus.values()))  # nvidia-smi samples all GPUs at once, so that all have the same times
     console.print(Text(f"{log}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))

@@ -1,11 +1,15 @@
-"""Measure where the time of a model goes, by stage, its latency and memory by batch size, with advice.
+"""Measure the time of a model by stage, and latency and memory by batch size, with advice.
 
-MODEL is a folder, hub name or run, whose embeddings or predictions are measured, and a classifier's accuracy; or the
-YAML file of an experiment, which is trained for some seconds, and nothing is saved. A stage's limit is the device's
-FLOP/s (of its data sheet, or of a large product measured here), or the bytes/s of a large copy; on the CPU, what stays
-in the cache may exceed that. Times of a batch are from texts to results on the host. Close what else uses the machine.
+MODEL is one of
 
-A folder is written: profile.json, report.txt, trace.json (open it at ui.perfetto.dev), stacks.txt (for a flame graph),
+- a folder, hub name or run: embeddings or predictions are measured, and the accuracy of a classifier;
+- the YAML file of an experiment: it is trained for some seconds, and nothing is saved.
+
+The limit of a stage is the device's FLOP/s (from its data sheet, or from a large product measured here), or the bytes/s
+of a large copy. On the CPU, data in the cache may exceed that. The time of a batch is from texts to results on the
+host. Close other programs before you measure.
+
+Writes a folder: profile.json, report.txt, trace.json (open it at ui.perfetto.dev), stacks.txt (for a flame graph) and
 stages.png; with batch sizes also batches.csv, batches.png and heatmap.png.
 
 Examples:
@@ -38,13 +42,13 @@ def main(
     made: Made,
     overrides: Overrides,
 ) -> None:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above those of torch's profiler, which reports start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # hides the start and stop messages of torch's profiler
     output = Path(profile.output or f"profile-{Path(model).stem}").absolute()
     is_experiment = model.endswith((".yaml", ".yml"))
     if not is_experiment and ("data", "source") not in overrides:
         raise ConfigError(f"missing: --data.source; {example_of(__doc__, 'profile model')}")
     with made.folder(output) as building, status_line() as show:
-        # Here: both load torch, training DeepSpeed as well.
+        # Imported here: both load torch, and training also loads DeepSpeed.
         if is_experiment:
             from esmeray.tools.profile._training import profile_training
 
@@ -59,7 +63,7 @@ def main(
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
-    import pandas as pd  # here: it takes a moment
+    import pandas as pd  # imported here: it takes a moment
 
     from esmeray.inference.profile.report import draw_batches, draw_heatmap, draw_stages, report
 
@@ -77,9 +81,9 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
         names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
         rows: list[dict[str, Any]] = []
         for row in measured["rows"]:
-            if row["error"]:  # out of memory: the row says from which batch on
+            if row["error"]:  # out of memory: the row names the first batch size that failed
                 rows.append({unit: row[unit], "error": row["error"]})
             rows += [{unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1)]
-        # As objects, whose whole numbers stay whole where a run has none.
+        # dtype object keeps integers as integers in columns with missing values.
         pd.DataFrame(rows, columns=names, dtype=object).to_csv(folder / "batches.csv", index=False, lineterminator="\n")
     return lines

@@ -1,7 +1,7 @@
 """Make an API key for the service, and add its hash to a file of keys.
 
-The key is printed once and kept nowhere. Scopes are the names of models and of endpoints, as in /v1/ENDPOINT; metrics
-is one too. The service reads the file when it starts.
+The key is printed once and stored nowhere. Scopes are names of models and of endpoints, as in /v1/ENDPOINT; metrics is
+an endpoint, too. The service reads the file when it starts.
 
 Examples:
   esmeray serve key --key.name alice --key.file keys.yaml
@@ -19,7 +19,7 @@ from esmeray.tools.grammar import command
 
 @command("serve key", __doc__)
 def main(key: KeySection) -> None:
-    # Here: they load FastAPI and all routes, which a mistake in the command does not need.
+    # Imported here: they load FastAPI and all routes.
     from esmeray.service.http.access import new_key, read_keys
     from esmeray.service.http.app import scopes
 
@@ -30,7 +30,7 @@ def main(key: KeySection) -> None:
         raise ConfigError(f"--key.name {key.name}: {key.file} has a key of this name; choose another")
     text, new = new_key(key.name)
     keys.append(new.model_copy(update=key.model_dump(exclude={"name", "file"})))
-    # Its hash alone is in the file, so the key is printed here or never.
+    # The file has the hash only. This is the only time that the key is available.
     content = yaml.safe_dump([each.model_dump(exclude_none=True) for each in keys], sort_keys=False)
     with writing(key.file):
         write_atomically(key.file, content)

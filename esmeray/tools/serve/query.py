@@ -1,8 +1,8 @@
-"""Ask the service: embeddings or classes of FASTA files, from a machine that needs neither torch nor Ray.
+"""Get embeddings or classes of FASTA files from the service, on a machine without torch and Ray.
 
 Embeddings are written as Parquet: id, and the values of each output. Classes are written as TSV: id, label, and a
-column with the probability of each class, named for the class. Many requests are on their way at once; those that the
-service refuses for overload are sent again.
+column with the probability of each class, named after the class. Several requests are sent at once. Requests that the
+service refuses because of overload are sent again.
 
 Examples:
   esmeray serve query --query.input proteins.fasta --query.output vectors.parquet \
@@ -30,7 +30,7 @@ from esmeray.service.section import QuerySection
 from esmeray.tools.grammar import Made, command
 
 ROWS = 1024
-"""Of a row group."""
+"""Rows per row group of the Parquet file."""
 
 
 @command("serve query", __doc__, made_by="query")
@@ -38,7 +38,7 @@ def main(query: QuerySection, made: Made) -> None:
     made.refuse_file(query.output)
     source = FastaSource(query.input)
     client = Client(query.address, key=_key(query.key_file), model=query.model, concurrency=query.concurrency)
-    # Requests run ahead of the file by the client's concurrency: neither the input nor the answers are ever in memory.
+    # The input is read only as far ahead as the client has requests, so that memory holds neither input nor answers.
     with (
         client,
         made.file(query.output) as building,
@@ -50,11 +50,11 @@ def main(query: QuerySection, made: Made) -> None:
 
 
 def _key(file: Path | None) -> str | None:
-    """The key of the file, else of the environment."""
+    """Key from the file, otherwise from the environment variable ESMERAY_KEY."""
     if file is None:
         key = os.environ.get("ESMERAY_KEY")
         return checked_key(key, "ESMERAY_KEY") if key else None
-    with reading(file):  # what is no text is no key, which is refused as one
+    with reading(file):  # a file that is not text becomes an invalid key, which is refused
         return checked_key(file.read_bytes().decode("ascii", "replace").strip(), f"--query.key_file {file}")
 
 
@@ -68,9 +68,9 @@ def _records(source: FastaSource, bar: Callable[[float, int], None]) -> Iterator
 
 
 def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]], output: str) -> int:
-    """Write a row group for every thousand records; returns their number."""
+    """Write a row group per 1,024 records. Returns the number of records."""
     answers = client.stream(records, output)
-    writer = None  # made with the first answers, which have the width of a row
+    writer = None  # created with the first answers, which give the number of channels
     number = 0
     while rows := list(islice(answers, ROWS)):
         table = pa.table({"id": [name for name, _ in rows], "embedding": [array.tolist() for _, array in rows]})
@@ -86,17 +86,17 @@ def _write_arrays(path: Path, client: Client, records: Iterator[tuple[str, str]]
 
 
 def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]], _: str) -> int:
-    """Write a line for each record; returns their number."""
+    """Write a line per record. Returns the number of records."""
     number = 0
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         for number, row in enumerate(client.classify(records), 1):
             label, values = row.get("label", ""), row["probabilities"]
             text = ";".join(label) if isinstance(label, list) else label
-            # Classes of residues are letters of the label; their probabilities are left out.
+            # Per residue, the label is a string with a letter for each residue; probabilities are left out.
             classes = [] if isinstance(values[0], list) else row["labels"]
             if number == 1:
-                # A class may be called id.
+                # A class may be named id or label.
                 taken = {"id": "probabilities_id", "label": "probabilities_label"}
                 table.writerow(["id", "label", *(taken.get(name, name) for name in classes)])
             table.writerow([row["id"], text, *(f"{value:.6g}" for value in values[: len(classes)])])

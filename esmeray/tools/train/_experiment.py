@@ -1,4 +1,4 @@
-"""An experiment from its settings to a finished run: what ``esmeray train`` does, also from Python."""
+"""Training of an experiment, from its settings to a finished run: ``esmeray train`` and ``esmeray.train``."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,14 +18,15 @@ from esmeray.training.config import Config, load_config
 
 
 def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path:
-    """Train an experiment on the Ray cluster at hand, or on a local one, as ``esmeray train`` does; returns the run's
-    folder. The same call resumes a run that stopped.
+    """Train an experiment on an available Ray cluster, or on a local one, like ``esmeray train``.
+
+    Returns the folder of the run. The same call resumes an interrupted run.
 
     Args:
-        config: YAML file, or the name of one that comes along: esm2ae, masked_lm, protein_classifier ...
-        settings: what overrides it, by the names of docs/config.md.
+        config: YAML file, or the name of an included one: esm2ae, masked_lm, protein_classifier ...
+        settings: values that override the file, by the names of docs/config.md.
 
-    Raises EsmerayError, with a line for each problem, where the run can't start or did not end.
+    Raises EsmerayError, with a line per problem, if the run can't start or does not finish.
 
     >>> run = esmeray.train("masked_lm", {"run.name": "first", "training.max_steps": 2, **small})
     run first: ...
@@ -43,20 +44,23 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
 
 
 def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
-    """Train, make what belongs to a finished run, and say what comes next; returns the exit code, and the run."""
+    """Train, run the task's inference after training, and print the next commands.
+
+    Returns the exit code and the run.
+    """
     from esmeray.training.launch.driver import train
 
     config = load_config(file, overrides)
-    config.storage.apply()  # before a URI is looked at
+    config.storage.apply()  # before any URI is read
     run = RunFolder(config.run.storage_path, config.run.name)
     task = task_named(config.model.task)
-    # A task's own preparation, such as vectors of proteins, which training takes from the disk.
+    # Preparation by the task, such as vectors of proteins, which training reads from disk.
     if task.before is not None:
         section = part_named(task.before)(config.run, config.data, getattr(config.model, config.model.task))
         config = config.model_copy(update={"model": config.model.model_copy(update={config.model.task: section})})
     code = train(config, beside)
     if code == 0:
-        # Before the task's work, since it uploads what is newer than itself.
+        # Created before the task's work, because it uploads files that are newer than itself.
         mirror = RunMirror(run)
         if task.after is not None:
             part_named(task.after)(config.run, config.data, getattr(config.model, config.model.task))
@@ -66,7 +70,10 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
 
 
 def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str]) -> Iterator[str]:
-    """The task's commands with the names of this run; the sample is no file that one of them could read."""
+    """Yield the task's commands with the names of this run.
+
+    Commands can't read the embedded sample, so ``new.fasta`` stands for its file.
+    """
     values = {"{run}": [str(run.uri or run.path)], "{input}": ["new.fasta"] if source == [SAMPLE] else source}
     for command in commands:
         words = command.replace("{name}", run.path.name).split()
@@ -75,7 +82,10 @@ def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str])
 
 @contextmanager
 def beside(config: Config, store: Path) -> Iterator[Config]:
-    """Run the predictor of structures, where the data asks for one; the workers' config names its folder."""
+    """Run the predictor of structures during the block, if the data settings ask for one.
+
+    Yields the config for the workers, which names the folder of predictions.
+    """
     if config.data.predictions.model is None:
         yield config
         return

@@ -1,6 +1,6 @@
-"""Draw the losses of several runs in one picture, over the time of training and over tokens.
+"""Draw the losses of several runs in one picture, over training time and over tokens.
 
-Thin lines are the loss of training, thick ones that of validation. Time in which a run was stopped does not count.
+Thin lines are training losses, thick lines validation losses. Time while a run was stopped does not count.
 
 Examples:
   esmeray train curves runs/first runs/second
@@ -25,10 +25,10 @@ def main(
 ) -> None:
     names = [path.resolve().name for path in run]
     repeated = {name for name in names if names.count(name) > 1}
-    if repeated:  # the legend would have two lines of one name
+    if repeated:  # the legend would have two lines with the same name
         raise ConfigError(f"{min(repeated)}: two runs have this name; rename a folder")
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, run, strict=True)}
-    from esmeray.monitoring.watch.curves import draw_comparison  # here: it loads Matplotlib
+    from esmeray.monitoring.watch.curves import draw_comparison  # imported here: it loads Matplotlib
 
     with made.file(output.absolute()) as building:
         draw_comparison(runs, building)

@@ -19,12 +19,13 @@ from esmeray.train_config.section import Section
 
 
 class ExportSection(Section):
-    """Checkpoint to export, and the folder to make."""
+    """Checkpoint to export, and output folder."""
 
     checkpoint: str = "latest"
-    """Checkpoint to export: latest; best, of the lowest validation loss; or a name such as step-00000100."""
+    """Checkpoint to export: latest; best (lowest validation loss); or a name such as step-00000100."""
     weights: Literal["last", "mean"] = "last"
-    """last: those of the checkpoint's step; mean: their exponential mean, of a run with training.weight_mean."""
+    """Weights to export. last: weights at the checkpoint's step; mean: their exponential moving average, for a run with
+    training.weight_mean."""
     output: str | None = None
     """Folder to write. Default: export-CHECKPOINT in the run's folder."""
 
@@ -34,11 +35,11 @@ def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> Non
     source = RunFolder(run.parent, run.name)
     if not source.config.exists():
         raise ConfigError(f"{source.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
-    # Refused before DeepSpeed is loaded: the name, then the place.
+    # Check the checkpoint and the output before DeepSpeed is loaded.
     folder = _chosen(CheckpointStore(source.checkpoints), export.checkpoint)
     output = expanded(export.output or source.path / f"export-{folder.path.name}")
     refuse_existing(output, MADE_BY, overwrite)
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # without it DeepSpeed (0.19.8) warns that there is none
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed (0.19.8) warns that it found no accelerator
     from esmeray.training.checkpoints.consolidation import FP32, full_precision_state
     from esmeray.training.engine.zero import WEIGHT_MEAN
     from esmeray.training.loop.finishing import export_state
@@ -48,11 +49,11 @@ def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> Non
 
 
 def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
-    """Checkpoint named by ``latest``, ``best`` or a folder's name."""
+    """Checkpoint chosen by ``latest``, ``best`` or a folder's name."""
     folders = store.complete()
     if not folders:
         raise CheckpointError(f"{store.root}: the run has no complete checkpoint yet")
-    # A folder's own name wins, so that none can be hidden by latest and best.
+    # Folder names override latest and best, so that every checkpoint can be chosen.
     chosen = {"latest": folders[0], "best": store.best()} | {folder.path.name: folder for folder in folders}
     if (folder := chosen.get(name)) is None:
         names = ", ".join(folder.path.name for folder in folders)

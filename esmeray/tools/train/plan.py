@@ -1,10 +1,10 @@
-"""Plan a run on a cluster that is not at hand: memory, speed, scaling, checkpoints, faults, days, and what binds.
+"""Plan a run on a cluster: memory, speed, scaling, checkpoints, faults, days, and the bottleneck.
 
-Nothing is trained, no GPU is needed. Values follow from formulas (esmeray/training/launch/scale.py has their sources)
-and from what is assumed below; docs/gpu.md compares them with published runs. Set what you have measured:
---plan.assume.mfu to a run's throughput/mfu, --plan.assume.storage_gb_per_s to the speed of your storage. Linear
-scaling is that of one node
-with equal tokens on each GPU, or of one GPU where one node is all.
+Nothing is trained and no GPU is needed. Values are computed with formulas (sources are in
+esmeray/training/launch/scale.py) and the assumptions below; docs/gpu.md compares them with published runs. Replace
+assumptions with your measurements: --plan.assume.mfu with throughput/mfu of a run, --plan.assume.storage_gb_per_s with
+the speed of your storage. The baseline for linear scaling is one node with the same tokens per GPU, or one GPU if all
+GPUs are in one node.
 
 Examples:
   esmeray train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.interconnect ib400
@@ -24,7 +24,7 @@ from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
 LEAST_TOKENS = 1024
-"""Token budget below which the longest proteins of ESM-2's training do not fit."""
+"""Minimum token budget, so that the longest proteins of ESM-2's training fit into a batch."""
 
 
 @command("train plan", __doc__, made_by="train plan")
@@ -41,14 +41,14 @@ def main(plan: PlanSection, made: Made) -> None:
 
 
 def work_of(plan: PlanSection) -> scale.Work:
-    """Costs of a token of the model, trained as a masked language model. Raises ConfigError or ResourceError."""
+    """Cost per token of training the model as a masked language model. Raises ConfigError or ResourceError."""
     from esmeray.model.cost.flops import (
-        training_flops_per_token,  # here: torch and transformers, which the help does not need
+        training_flops_per_token,  # imported here: it loads torch and transformers
     )
     from esmeray.model.cost.memory import count_parameters
     from esmeray.tasks.masked_lm.model import MaskedLM
 
-    # Empty: of 15 billion parameters the shapes alone, which take no memory.
+    # Empty: create the shapes of the parameters only, without memory for up to 15 billion of them.
     section = ModelSection(task="masked_lm", backbone=BackboneSection(source=plan.model))
     model = MaskedLM.build(section, seed=0, empty=True)
     product_flops = training_flops_per_token(model, 0.0)
@@ -62,8 +62,8 @@ def work_of(plan: PlanSection) -> scale.Work:
 
 
 def device_of(plan: PlanSection) -> scale.Device:
-    """Peaks of the GPU, or what the settings give in their place. Raises ConfigError where one is missing."""
-    from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # here: it loads torch
+    """Peaks of the GPU; settings override known values. Raises ConfigError if one is missing."""
+    from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # imported here: loads torch
 
     names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
     known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
@@ -80,33 +80,38 @@ def device_of(plan: PlanSection) -> scale.Device:
 
 
 def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict[str, Any]:
-    """The plan's values, named with their units. Raises ResourceError where no micro-batch fits."""
+    """Return the values of the plan, named with their units.
+
+    Raises ResourceError if no micro-batch fits into memory, or if faults leave no time to train.
+    """
     assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
     if largest < (plan.tokens or LEAST_TOKENS):
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
-            f"{_gb(device.memory_bytes)} do not hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} beside "
+            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} next to "
             f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
         )
-    # The largest budget would leave a short last micro-batch: the smallest that needs no more of them, in units of 64.
+    # The smallest budget, in units of 64, that needs no more micro-batches than the largest one: the largest would
+    # leave a short last micro-batch.
     share = math.ceil(plan.global_tokens / plan.gpus)
     micro_batches = math.ceil(share / (plan.tokens or largest))
     tokens = plan.tokens or max(LEAST_TOKENS, 64 * math.ceil(share / micro_batches / 64))
     step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
     parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
-    # Within a node NVLink hides what is asked here: the cost of leaving it.
+    # The baseline is one node, because scaling shows the cost of communication between nodes, without NVLink.
     reference = plan.gpus_per_node if plan.gpus > plan.gpus_per_node else 1
     linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
     step_s, mtbf_s = sum(parts.values()), 3600 * assume.mtbf_gpu_hours / plan.gpus
     whole, first = scale.checkpoint_bytes(work, plan)
     write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / (1e9 * assume.host_gb_per_s)
-    # No checkpoint before the last one is written, nor more than one a step.
+    # A checkpoint waits until the previous one is written, and there is at most one per step.
     interval_s = max(scale.daly_interval_s(stall_s, mtbf_s), write_s, step_s)
-    # Besides reading, a checkpoint that is being written counts for nothing yet: as much more work is done again.
+    # A fault costs write_s twice: to read the last checkpoint, and to repeat the work done while the next one was being
+    # written.
     lost = scale.lost_share(interval_s, stall_s, assume.restart_s + 2 * write_s, mtbf_s)
     if lost > 0.99:
         raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
-    faults = 1 - math.exp(-assume.restart_s / mtbf_s)  # all that is lost where checkpoints cost nothing
+    faults = 1 - math.exp(-assume.restart_s / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}
     training_s = plan.total_tokens / step_tokens * step_s / (1 - lost)
@@ -139,7 +144,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
 
 
 def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
-    """The plan for a person to read, on one screen."""
+    """Lines of the report, which fits on one screen."""
     assume, bound = plan.assume, scaled["shares"].items()
     nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
     rates = f"products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of their peaks"
@@ -164,7 +169,7 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
         f"binds            {scaled['binds']}",
         f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
         f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
-        f"                 network {assume.network:.0%}, beside {assume.overlap:.0%} of the backward pass",
+        f"                 network {assume.network:.0%}, overlapping {assume.overlap:.0%} of the backward pass",
     ]
 
 

@@ -1,12 +1,12 @@
 """Train an experiment on a Ray cluster, or resume it.
 
-FILE is yours, or one of train_config/, also as its name alone: esm2ae, masked_lm, masked_lm_150M, my_classifier,
+FILE is your own file, or the name of a file in train_config/: esm2ae, masked_lm, masked_lm_150M, my_classifier,
 protein_classifier, text_classifier, structdiff, function, function_classifier.
 
-Connects to the Ray cluster at hand or starts a local one, prepares the data once, trains with one worker a device and
-prints where the result is. The same command resumes a run of the same name that stopped.
+Connects to an available Ray cluster or starts a local one, prepares the data once, trains with one worker per device
+and prints the path of the result. The same command resumes an interrupted run of the same name.
 
-An option overrides the file. Lists take several values; none clears an optional setting and empties a list.
+Options override the file. Lists take several values. The value none clears an optional setting and empties a list.
 
 Examples:
   esmeray train --config esm2ae --data.source proteins.fasta.gz --run.name first
@@ -23,15 +23,15 @@ from esmeray.training.config import Config, load_config
 
 
 class Arguments(Command, Config):
-    """Actions on the experiment."""
+    """Options of the command."""
 
     dry_run: bool = False
-    """Print the resolved settings and the plan, and start nothing."""
+    """Print the resolved settings and the plan without starting anything."""
 
 
 def main(argv: list[str]) -> int:
     words, overrides = read_words(argv, "train", __doc__, Arguments)
-    if words.config is None:  # there is no experiment that everybody means
+    if words.config is None:  # there is no default experiment
         raise ConfigError(f"missing: --config; {example_of(__doc__, 'train')}")
     if not words.dry_run:
         code, _ = trained(words.config, overrides)

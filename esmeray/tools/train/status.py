@@ -1,8 +1,8 @@
-"""Print the state of a run: step, speed, time left and what limits it.
+"""Print the state of a run: step, speed, time left and what limits the speed.
 
-Reads only the run's files: it can be used at any time, and on a folder that another machine writes to. With --follow it
-prints anew until the run has finished or failed: a run that is not there yet is waited for, and one that was stopped or
-killed, which may be resumed. Ctrl-C ends the following, not the run.
+Reads only the run's files, so it works at any time, also for a folder that another machine writes to. --follow
+refreshes the output until the run has finished or failed. It waits for a run that has not started yet, and for a
+stopped or killed run, which may be resumed. Ctrl-C stops following, not the run.
 
 Examples:
   esmeray train status runs/esm2ae
@@ -24,29 +24,29 @@ from esmeray.tasks.registry import metric_labels
 from esmeray.tools.grammar import command
 
 EVERY_S = 1.0
-"""Between two looks at the files."""
+"""Seconds between two readings of the files."""
 
 
 @command("train status", __doc__)
 def main(
     run: Annotated[Path, Field(description="Folder of the run.")],
-    follow: Annotated[bool, Field(description="Print anew until the run has finished or failed.")] = False,
+    follow: Annotated[bool, Field(description="Refresh until the run has finished or failed.")] = False,
 ) -> None:
     status = _begun(run, wait=follow)
     status.update()
     if not follow:
         print("\n".join(status.lines()))
         return
-    # Refreshed by hand: a thread of rich's own would redraw lines that have not changed.
+    # Refreshed explicitly: the thread of rich's auto_refresh would redraw unchanged lines.
     with Live(Text("\n".join(status.lines())), auto_refresh=False) as live:
-        while not status.has_ended:  # a killed run has not: it may be resumed
+        while not status.has_ended:  # a killed run has not ended: it may be resumed
             time.sleep(EVERY_S)
             status.update()
             live.update(Text("\n".join(status.lines())), refresh=True)
 
 
 def _begun(folder: Path, *, wait: bool) -> RunStatus:
-    """The run, maybe once it has begun: its folder appears when its data are prepared."""
+    """Return the status of the run. With ``wait``, wait for its folder, which appears when its data are prepared."""
     is_reported = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A search over the settings of an experiment, as the file of ``--tune`` or the command itself describes it."""
+"""Search over the settings of an experiment, described by the file of ``--tune`` or by the command's default file."""
 
 from esmeray.cluster.placement import find
 from esmeray.common.errors import ConfigError
@@ -9,27 +9,30 @@ from esmeray.tuning.section import TuneConfig
 
 
 class Arguments(Command, Config):
-    """Actions on the experiment."""
+    """Options of the command."""
 
     tune_: str | None = None
-    """YAML file of the search."""
+    """YAML file that describes the search."""
     dry_run: bool = False
-    """Print the resolved settings and the plan, and start nothing."""
+    """Print the resolved settings and the plan without starting anything."""
     tune: TuneConfig = TuneConfig()
 
 
 def search(command: str, text: str | None, file: str, argv: list[str]) -> int:
-    """Search as ``file`` says, where the options name no other."""
+    """Run the search described by ``file``, unless ``--tune`` names another file. Returns the exit code."""
     words, overrides = read_words(argv, command, text, Arguments)
     if words.config is None:
         raise ConfigError(f"missing: --config; {example_of(text, command)}")
-    # The search has a file of its own, in which its settings have no prefix.
+    # The search has its own file, in which its settings have no prefix ``tune``.
     config = load_config(words.config, {key: value for key, value in overrides.items() if key[0] != "tune"})
     config.storage.apply()
     if config.data.predictions.model is not None:
-        raise ConfigError("data.predictions.model: nobody predicts beside a search; predict first, and leave it out")
+        raise ConfigError(
+            "data.predictions.model: a search doesn't predict structures; predict them first (esmeray design fold) and "
+            "leave this out"
+        )
     if not words.dry_run:
-        find(config.ray)  # a cluster that can't be used is refused before what a search needs is loaded
+        find(config.ray)  # raises early if the cluster can't be used, before Ray Tune is loaded
     from esmeray.tuning.records import Job
     from esmeray.tuning.run import dry_run_tune, tune
 

@@ -1,7 +1,7 @@
 """Search for the settings that train an experiment fastest.
 
-Measures configurations on your data, model and machine and writes the fastest as best.yaml, which is an experiment like
-FILE. Without --tune the search is that of train_config/tune_throughput.yaml.
+Measures configurations with your data, model and machine. The fastest is written as best.yaml, an experiment file like
+FILE. Without --tune, train_config/tune_throughput.yaml describes the search.
 
 Example:
   esmeray tune --config masked_lm --tune.search.max_trials 20

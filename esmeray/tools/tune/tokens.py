@@ -1,7 +1,7 @@
 """Find the largest token budget that fits into memory, and the fastest one.
 
-A search over token budgets alone, by train_config/tune_tokens.yaml, of about a minute. Prints the options to set.
---tune.inference true measures forward passes alone, without gradients and optimizer.
+Searches over token budgets only, as described in train_config/tune_tokens.yaml. Takes about a minute and prints the
+options to set. --tune.inference true measures forward passes only, without gradients and optimizer.
 
 Example:
   esmeray tune tokens --config masked_lm

@@ -22,7 +22,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from esmeray.common.errors import CheckpointError, ResourceError
-from esmeray.common.publishing import is_disk_full, sync, write_atomically
+from esmeray.common.publishing import is_disk_full, named_errors, sync, write_atomically
 from esmeray.common.text import first_line
 from esmeray.run_folder.checkpoints import (
     MANIFEST,
@@ -196,7 +196,7 @@ class CheckpointWriter:
 def _write_shard(folder: Path, name: str, state: Any) -> FileEntry:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
+    with named_errors(path), path.open("wb") as file:
         try:
             if isinstance(state, bytes):
                 file.write(state)

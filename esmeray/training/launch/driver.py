@@ -111,6 +111,8 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
         store_path = task.prepare(run.stores, progress)
     _check_prepared(task, run, store_path)
     if finished:
+        if not run.curves.exists():  # killed between the outcome and the curves
+            CurvesSink(run, metric_labels()).close()
         say(_finished(run))
         return 0
     size = task.measure(store_path)

@@ -30,6 +30,7 @@ def finished(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> C
     folder = tmp_path_factory.mktemp("finished")
     config = settings(folder, write_fasta(folder / "clean.fasta", seed=0))
     finish(config)
+    run_folder(config).curves.touch()  # the driver draws them
     return config
 
 
@@ -121,6 +122,14 @@ def test_finished_run_says_so_also_where_its_data_was_moved_or_an_earlier_defaul
     run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
     assert command(config) == 0
     assert "run tiny is finished" in capsys.readouterr().out
+
+
+def test_curves_that_a_kill_left_out_are_drawn_by_the_same_command(finished, tmp_path):
+    shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
+    config = settings(tmp_path / "runs", finished.data.source[0])
+    run_folder(config).curves.unlink(missing_ok=True)
+    assert train(config) == 0
+    assert run_folder(config).curves.exists()
 
 
 def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_left_as_it_is(tmp_path):
