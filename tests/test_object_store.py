@@ -336,7 +336,7 @@ def test_a_file_at_a_uri_is_replaced_with_overwrite_alone(store: ObjectStore, tm
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/ended", "file://{}/ended"])
-def test_an_upload_that_is_killed_after_its_manifest_leaves_nothing_to_the_same_command(
+def test_an_upload_killed_after_its_manifest_leaves_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
 ):
     uri = f"{address.format(tmp_path)}/out"

@@ -56,12 +56,6 @@ def test_a_full_disk_is_not_taken_for_success(tmp_path, monkeypatch):
             log.append(train(1, 1))
 
 
-def test_an_error_of_a_write_names_the_file(tmp_path, full_disk):
-    with full_disk(100), MetricsLog(tmp_path / "m.jsonl") as log, pytest.raises(OSError, match=r"m\.jsonl"):
-        for step in range(10):
-            log.append(train(step, 1))
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path.parent, tmp_path.name)
