@@ -78,7 +78,7 @@ chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undis
 # Where no text has words of .ci/words.txt any more.
 PLAIN := $(addprefix esmeray/,alignment cluster common dataset function inference model monitoring run_folder tasks tools \
 	train_config training tuning) \
-	README.md CONTRIBUTING.md docs/design.md docs/howto.md docs/index.md docs/python.md
+	README.md CONTRIBUTING.md $(filter-out docs/config.md docs/gpu.md docs/service.md,$(wildcard docs/*.md))
 
 lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports
 	$(BIN)/ruff check .

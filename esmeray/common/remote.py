@@ -308,10 +308,13 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
 
 
 def _discard_finished(uri: str, items: Items) -> None:
-    """Remove the record of an upload that was killed after its manifest; unfinished work of other jobs stays."""
-    record = f"{uri}{PARTIAL}/{RECORD_FILE}"
-    if MADE_FILE in items and listing(record) and read(record) == read(f"{current(uri)}/{MADE_FILE}"):
-        remove(f"{uri}{PARTIAL}", RECORD_FILE)
+    """Remove the record, or its empty folder, of an upload that was killed after its manifest; other work stays."""
+    partial = f"{uri}{PARTIAL}"
+    left = listing(partial)
+    if MADE_FILE in items and (
+        not left or (RECORD_FILE in left and read(f"{partial}/{RECORD_FILE}") == read(f"{current(uri)}/{MADE_FILE}"))
+    ):
+        remove(partial, RECORD_FILE)
 
 
 def publish(target: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_users_token_is_found_whatever_the_shell_says(replies):
     assert replies["own token"] + replies["outside"] == 2 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
     line = refusal(*replies["other version"][0])
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
-    assert "another user owns it or has access to it; make a new key" in refusal(*replies["others' token"][0])
+    assert "another user owns it or has access to it; make a new token" in refusal(*replies["others' token"][0])
 
 
 def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(replies):
