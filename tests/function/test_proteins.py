@@ -49,6 +49,9 @@ def test_all_sequences_have_the_annotations_of_their_accession(tmp_path, ids):
     clustered = prepared(tmp_path, ids, TABLE, clusters=str(tmp_path / "clusters.tsv"))
     held_out = np.isin(np.arange(8), clustered.held_out)
     assert (held_out[::2] == held_out[1::2]).all()
+    (tmp_path / "clusters.tsv").write_text("".join(f"c\t{name}\n" for name in NAMES[1:]))
+    with pytest.raises(DataError, match="no cluster of"):
+        prepared(tmp_path, ids, TABLE, clusters=str(tmp_path / "clusters.tsv"))
 
 
 def test_proteins_annotated_since_a_date_are_those_of_their_accession(tmp_path):
