@@ -352,9 +352,10 @@ def test_an_upload_killed_after_its_manifest_leaves_nothing(
     assert listing(f"{uri}.partial")
     remote.target_path(Path(uri))
     assert not listing(f"{uri}.partial") and {*listing(uri)} == {"a", MADE_FILE}
-    (tmp_path / "out.partial").mkdir()  # a kill between the removal of the record and of its folder
+    folder = tmp_path / "ended" / "out.partial"
+    folder.mkdir(parents=True)  # a kill between the removal of the record and of its folder
     remote.target_path(Path(uri))
-    assert address.startswith("s3") or not (tmp_path / "out.partial").exists()
+    assert address.startswith("s3") or not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["index.json", "text"])
