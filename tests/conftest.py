@@ -51,6 +51,7 @@ SHARED = ("ray_cluster", "slurm_job", "worker_group")
 """Fixtures whose processes take tens of seconds to start. All files that use one run in one process of tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group tests for ``--dist loadgroup`` by file, and files by shared fixture; the longest groups come first.
 
