@@ -6,8 +6,8 @@ CONFIG ?= esm2ae
 SERVE_CONFIG ?= serve
 ARGS ?=
 SBOM ?= esmeray.cdx.json
-# Tests run in two processes, in the groups and in the order of tests/conftest.py.
-SPREAD ?= -n 2 --dist loadgroup --no-loadscope-reorder
+# Tests run in two processes, spread and ordered by tests/conftest.py.
+SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 # No test or training run may ask the hub or W&B for anything that was not asked for.

@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,30 +47,47 @@ hypothesis.settings.load_profile("no deadline")
 RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
 RAY = ExitStack()
-"""The cluster of this process."""
-SHARED = ("ray_cluster", "slurm_job", "worker_group")
-"""Fixtures whose processes take tens of seconds to start. All files that use one run in one process of tests."""
+"""This process's cluster."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group tests for ``--dist loadgroup`` by file, and files by shared fixture; the longest groups come first.
+SHARED = ("worker_group", "ray_address", "slurm_job")
+"""Fixtures whose processes take tens of seconds to start: all files that name one are given to one process of tests."""
 
-    Tests marked cuda are skipped without a GPU.
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out tests by their file, and files of a shared fixture together.
+
+    ``--dist loadgroup`` groups nothing: pytest-xdist 3.8.0 writes the group into ``_nodeid``, which pytest 9.2 no longer
+    reads.
     """
-    groups: dict[Path, str] = {}
+    from xdist.scheduler import LoadFileScheduling
+
+    @cache
+    def scope(file: str) -> str:
+        text = (config.rootpath / file).read_text(encoding="utf-8")
+        return next((name for name in SHARED if name in text), file)
+
+    class ByFixture(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(super()._split_scope(nodeid))
+
+    return ByFixture(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes.
+
+    Tests marked cuda are skipped where there is none.
+    """
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     for item in items:
-        shared = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
-        file = str(item.path.relative_to(config.rootpath))
-        groups[item.path] = shared[0] if shared else groups.get(item.path, file)
-        if {"ray_cluster", "slurm_job"} & {*shared}:
+        if {"ray_cluster", "slurm_job"} & {*getattr(item, "fixturenames", ())}:
             RAY_FILES.add(item.path)
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    # Ray's files first. Short files come last, since they fill both processes to the end.
     items.sort(key=lambda item: (item.path not in RAY_FILES, item.path not in slow))
 
 
