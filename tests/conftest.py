@@ -58,8 +58,7 @@ SHARED = ("worker_group", "ray_address", "slurm_job")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give out tests by their file, and files of a shared fixture together.
 
-    ``--dist loadgroup`` groups nothing: pytest-xdist 3.8.0 writes the group into ``_nodeid``, which pytest 9.2 no longer
-    reads.
+    ``--dist loadgroup`` groups nothing: pytest-xdist 3.8.0 writes the group into ``_nodeid``, which pytest 9.2 ignores.
     """
     from xdist.scheduler import LoadFileScheduling
 
