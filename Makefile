@@ -75,10 +75,8 @@ test-nightly: $(VENV)/.installed-dev  ## documented commands, random faults and 
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-# Where no text has words of .ci/words.txt any more.
-PLAIN := $(addprefix esmeray/,alignment cluster common dataset function inference model monitoring run_folder tasks tools \
-	train_config training tuning) \
-	README.md CONTRIBUTING.md $(filter-out docs/config.md docs/gpu.md docs/service.md,$(wildcard docs/*.md))
+# No text here has words of .ci/words.txt.
+PLAIN := esmeray docs README.md CONTRIBUTING.md
 
 lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports
 	$(BIN)/ruff check .

@@ -9,9 +9,12 @@ from esmeray.function.annotations import read_annotations as read_annotations
 from esmeray.function.annotations import read_scores as read_scores
 from esmeray.function.evaluation import evaluate_functions as evaluate_functions
 from esmeray.function.ontology import read_ontology as read_ontology
+from esmeray.inference.alignment import align as align
 from esmeray.inference.classifier import ClassifierPipeline as ClassifierPipeline
 from esmeray.inference.classify.calls import classify as classify
 from esmeray.inference.classify.calls import evaluate as evaluate
+from esmeray.inference.design.calls import design as design
+from esmeray.inference.function.prediction import predict_functions as predict_functions
 from esmeray.inference.index.build import build_index as build_index
 from esmeray.inference.index.search import search as search
 from esmeray.inference.models.model import Model as Model

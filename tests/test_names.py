@@ -11,7 +11,7 @@ ROOMS = "|".join(sorted(path.parent.name for path in REPOSITORY.glob("esmeray/*/
 DOTTED = re.compile(rf"(?<![\w./@-])(esmeray\.(?:{ROOMS})(?:\.\w+)*)")
 SHORT = re.compile(rf"(?<![\w./@-])((?:{ROOMS})(?:\.\w+)+)")
 FILE = re.compile(
-    r"(?<![\w./-])((?:esmeray|benchmarks|tests|docs|docker|requirements)/[\w./-]*\.(?:py|md|cpp|lock|txt))"
+    r"(?<![\w./-])((?:esmeray|benchmarks|tests|docs|docker|requirements)/[\w./-]*\.(?:pyi?|md|cpp|lock|txt))"
 )
 ELSEWHERE = {"docs/docs/models/amplify.md"}
 """Files of other repositories."""
@@ -27,7 +27,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or path.is_dir()
+    return path.is_dir() or any(path.with_suffix(suffix).is_file() for suffix in (".py", ".pyi"))
 
 
 def exists(dotted: str) -> bool:

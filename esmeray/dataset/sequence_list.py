@@ -8,6 +8,7 @@ counted in a warning. Errors name the item of the list.
 import io
 import warnings
 from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any, Literal
 
 from esmeray.common.errors import ConfigError, DataError
@@ -24,6 +25,12 @@ def checked_list(values: Iterable[Any], name: str, items: str = "str") -> Iterab
     if not is_list or getattr(values, "ndim", 1) != 1:
         raise ConfigError(f"{name}: a list of {items} is needed, not {values!r:.40}; give a single one as a list")
     return values
+
+
+def checked_paths(values: str | Path | Iterable[Any], name: str) -> list[str]:
+    """Return a path or a list of paths as texts. Raises ConfigError for anything else."""
+    paths = [values] if isinstance(values, (str, Path)) else checked_list(values, name, "paths")
+    return [*map(str, paths)]
 
 
 def checked_text(value: Any, name: str) -> str:

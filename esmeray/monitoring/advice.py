@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-RISE = 0.03
-"""Minimum relative gain in speed over the next smaller token budget for memory to count as the limit."""
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -21,9 +18,7 @@ class Facts:
         model_waits, attention: shares of an embedding job's time in which the device is idle, or in attention.
         products_of_peak: FLOP/s of matrix products as a share of the device's peak.
         memory: peak share of the memory.
-        memory_limits: the next larger token budget was out of memory or left no margin.
-        rise: speed of the token budget relative to the next smaller one, minus 1.
-        tokens, precision, gradient_checkpointing, compile, num_workers, stage, workers: values in the config.
+        precision, gradient_checkpointing, compile, num_workers, stage, workers: values in the config.
         tried: settings whose other values were measured; no action offers them again.
     """
 
@@ -42,9 +37,6 @@ class Facts:
     thermal: float | None = None
     power_capped: float | None = None
     memory: float | None = None
-    memory_limits: bool = False
-    rise: float | None = None
-    tokens: int | None = None
     precision: str | None = None
     gradient_checkpointing: bool | None = None
     compile: bool | None = None
@@ -101,20 +93,19 @@ def advise(facts: Facts) -> list[Advice]:
 
 
 def what_limits(facts: Facts) -> Advice | None:
-    """Return the finding on what limits the speed of a step: loading, communication, memory or compute."""
+    """Return the finding on what limits the speed of a step: loading, communication or compute."""
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
-    # Waits are fixed first: more memory or compute would only wait longer.
-    order = ("loading", "communication", "memory", "compute")
+    # Waits are fixed first: more compute would only wait longer.
+    order = ("loading", "communication", "compute")
     return next((by_topic[topic] for topic in order if topic in by_topic), None)
 
 
 def _by_rule(facts: Facts) -> Iterator[Advice]:
-    budget = "the token budget" if facts.tokens is None else f"{facts.tokens:,} tokens"
     for topic, rule in RULES.items():
         value = getattr(facts, rule.fact)
         if value is not None and rule.least <= value < rule.below and rule.applies(facts):
             # Without this wait a step takes 1 - value of its time: an upper bound of the gain.
-            finding = rule.finding.format(value, gain=value / max(1 - value, 0.01), tokens=budget)
+            finding = rule.finding.format(value, gain=value / max(1 - value, 0.01))
             # A search that measured the setting's other values found the current one the fastest.
             actions = tuple(a for a in rule.actions if a.key not in facts.tried and a.helps(facts))
             # Rules with an upper bound report a value that is too low: the loss is the difference to 1.
@@ -165,14 +156,6 @@ RULES = {
         ),
         least=0.15,
     ),
-    "memory": Rule(
-        "rise",
-        "Memory limits: {tokens} is the largest budget that fits, and speed was still rising with it (by {:.0%})",
-        _SAVE_MEMORY,
-        least=RISE,
-        # If speed rises and memory is free, the compute rule offers a larger budget.
-        applies=lambda facts: facts.memory_limits,
-    ),
     "checkpoints": Rule(
         "checkpoint",
         "{:.0%} of a step is writing checkpoints",
@@ -184,7 +167,6 @@ RULES = {
         "busy",
         "Compute limits: {:.0%} of a step is the model's own work",
         (
-            _MORE_TOKENS._replace(helps=lambda facts: (facts.rise or 0.0) >= RISE),
             _BF16,
             Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: false", lambda facts: facts.gradient_checkpointing is True),
             _COMPILE,

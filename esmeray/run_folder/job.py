@@ -147,19 +147,17 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     with held(folder):
         # Check under the lock: a process that just ended may have removed the folder, or left its work.
         is_new = not (record.exists() or RECORD_FILE in shared_names)
-        is_finished = is_refused = False
+        # The type only: an exception's traceback would keep the caller's arrays in memory.
+        failure: type[BaseException] | None = None
         try:
             with writing(record):
                 write_atomically(record, made_by)
             if uri:
                 retried(lambda: upload(record, f"{shared}/{RECORD_FILE}"), shared)
             yield folder
-            is_finished = True
-        except (ConfigError, DataError):
-            is_refused = is_new
-            raise
-        except DiskFullError as error:
-            if not _has_pieces(folder):
+        except BaseException as error:  # interruptions too
+            failure = type(error)
+            if not (isinstance(error, DiskFullError) and _has_pieces(folder)):
                 raise
             raise DiskFullError(
                 f"{error}; what is done stays in {folder}, and the same command resumes once there is room"
@@ -167,11 +165,12 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
         finally:
             is_accepted = any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")])
             # A job that was refused before it computed anything would only block the corrected command.
+            is_refused = is_new and failure is not None and issubclass(failure, (ConfigError, DataError))
             is_useless = is_refused and not _has_pieces(folder)
-            if is_finished or is_useless or not is_accepted:
+            if failure is None or is_useless or not is_accepted:
                 discard(folder, output)
                 # Files from before this start may be work that this process has not seen.
-                if uri and (is_finished or is_new):
+                if uri and (failure is None or is_new):
                     with suppress(EsmerayError):  # the store is unreachable: the remaining files keep their record
                         retried(lambda: remove(shared, RECORD_FILE), shared)
 

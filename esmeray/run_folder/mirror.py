@@ -93,7 +93,7 @@ class RunMirror:
 
     def fetched(self, folder: CheckpointFolder) -> CheckpointFolder:
         """Return the checkpoint with the files of all workers: this node's download from the URI."""
-        if not self._uri or folder.path.parent != self.run.checkpoints:  # a shared folder, or a copy in memory
+        if not self._uri:
             return folder
         return CheckpointFolder(local_path(f"{self._root}/{folder.path.name}"))
 

@@ -1,8 +1,8 @@
-"""Client of the service: arrays of many sequences, by few requests at once, resumed where the service is overloaded.
+"""Client of the service: arrays of any number of sequences, with a few concurrent requests and retries.
 
-In: sequences, in any number. Out: their arrays, in the same order. Sequences are sent in requests of bounded size, a
-bounded number at once; a request that is refused with 429 or 503, or lost with a process or a connection, is sent again
-after the time that the service asks for. No message holds the key. Needs neither torch nor Ray.
+In: sequences. Out: their arrays, in the same order. Requests have a bounded size. A request that is refused with 429 or
+503, or lost with a process or a connection, is sent again after the time in Retry-After. No message contains the key.
+The client needs neither torch nor Ray.
 
     client = Client("http://127.0.0.1:8000")
     vectors = client.embed(["MKTAYIAKQR", "MSILVTRPSP"])          # (2, D)
@@ -42,34 +42,34 @@ from esmeray.train_config.section import Section
 
 ARROW = "application/vnd.apache.arrow.stream"
 REQUEST_RESIDUES = 20_000
-"""Of a request; a longer sequence goes alone."""
+"""Maximum residues of a request; a longer sequence is sent alone."""
 REQUEST_SEQUENCES = 256
 REQUEST_NEIGHBOURS = 20_000
 CONNECT_RETRIES = 5
-"""Times that a request is sent again where nothing listens, or a proxy knows of no service: eight seconds."""
+"""Retries if nothing listens, or a proxy knows no service. They take eight seconds."""
 _AGAIN = (429, 503)
 _LOST = "Internal Server Error"
-"""Ray Serve's own answer, with 500, where a machine was lost with the process that held the request."""
+"""Ray Serve's own answer with 500, if a machine was lost with the process that handled the request."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
 
 GivenSequence = str | tuple[str, str]
-"""A sequence, or its id and itself."""
+"""Sequence, or pair of id and sequence."""
 
 
 def checked_key(key: str, source: str) -> str:
-    """The key, if it can be one. Raises ConfigError, which names its ``source`` and does not repeat it.
+    """Return the key. Raises ConfigError if it can't be a key; the message names its ``source`` without the key.
 
-    A header takes nothing else: httpx would refuse each request with the whole header in its message.
+    httpx would refuse such a header too, but its message contains the whole header.
     """
     if not isinstance(key, str) or not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
-            f"{source}: holds no API key: that is one word of printable ASCII, alone, as 'esmeray serve key' prints it"
+            f"{source}: holds no API key; a key is one word of printable ASCII, as 'esmeray serve key' prints it"
         )
     return key
 
 
 class _Numbers(Section):
-    """Numbers among the arguments: with no connection, or a negative number of retries, a client would never end."""
+    """Validated numbers among the arguments: with concurrency 0 or negative retries, a client would never end."""
 
     concurrency: PositiveInt = 8
     retries: NonNegativeInt = 10
@@ -78,19 +78,18 @@ class _Numbers(Section):
 
 
 class Client:
-    """Client of a service. Its event loop has a thread of its own, so that it works where a loop runs already, as in a
-    notebook.
+    """Client of a service. Its event loop runs in a thread, so that it also works in a notebook, whose loop is running.
 
     Args:
-        address: of the service.
-        key: API key, where it asks for one.
-        model: name; None for the service's first.
-        concurrency: requests at once.
-        retries: times that a request is sent again.
-        timeout_s: of a request.
+        address: address of the service.
+        key: API key, if the service requires one.
+        model: name of the model; None for the service's first.
+        concurrency: maximum number of requests at once.
+        retries: number of times that a request is sent again.
+        timeout_s: timeout of a request, in seconds.
 
-    The service cleans sequences as commands do. Raises ConfigError where the address is none, the key can't be one, or
-    a single str is given in place of a list, DataError for what is refused.
+    The service cleans sequences as the commands do. Raises ConfigError for an invalid address or key, or for a single
+    str in place of a list; DataError for a refused request.
 
     >>> with esmeray.Client(address) as client:
     ...     client.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape[0]
@@ -111,11 +110,11 @@ class Client:
             url = httpx.URL(address)
         except (httpx.InvalidURL, TypeError):
             url = httpx.URL("")
-        # httpx escapes what no host may hold, and would look for a machine of that name.
+        # httpx escapes invalid characters of a host, and would then look for a machine of that name.
         if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
-            raise ConfigError(f"{address}: no address of a service; write it as http://HOST:PORT")
+            raise ConfigError(f"{address}: is not the address of a service; write it as http://HOST:PORT")
         _Numbers.of(concurrency=concurrency, retries=retries, timeout_s=timeout_s)
-        # A proxy, which another machine may be, does not lead to this one.
+        # No proxy for this machine: the proxy may be another machine, whose loopback address is its own.
         is_here = is_loopback(url.host)
         with naming_variables():
             self._http = httpx.AsyncClient(
@@ -124,7 +123,7 @@ class Client:
                 timeout=timeout_s,
                 limits=httpx.Limits(max_connections=concurrency),
                 trust_env=not is_here,
-                # Without trust_env httpx would also ignore SSL_CERT_FILE, which may name the service's own authority.
+                # Without trust_env httpx would also ignore SSL_CERT_FILE, which may name the service's certificate.
                 verify=httpx.create_ssl_context() if is_here and url.scheme == "https" else True,
             )
         self._process = os.getpid()
@@ -136,13 +135,13 @@ class Client:
         self._thread.start()
 
     def embed(self, sequences: Iterable[GivenSequence], output: str = "mean") -> NDArray | list[NDArray]:
-        """(N, D), or (L, D) of each for an output with rows for residues."""
+        """Return (N, D), or a list of (L, D) for an output per residue."""
         arrays = [array for _, array in self.stream(sequences, output)]
-        # Rows of residues differ in number, so they stay a list.
+        # Sequences differ in length, so outputs per residue stay a list.
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
     def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
-        """Id, label, probabilities and the labels that these are of, in order; see ``/v1/classify``."""
+        """Yield id, label, probabilities and the labels of the probabilities, in order; see ``/v1/classify``."""
         contents = map(httpx.Response.json, self._answers(_requests(sequences), "/v1/classify", {}, "application/json"))
         return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
@@ -154,9 +153,13 @@ class Client:
         index: str | None = None,
         top_k: int = 10,
     ) -> Iterator[dict[str, Any]]:
-        """Id and neighbours (rank, id, score) of each, in order; see ``/v1/search``.
+        """Yield id and neighbours (rank, id, score) of each query, in order; see ``/v1/search``.
 
-        ``ids``: in place of sequences, proteins of the index. ``index``: None for the first.
+        Args:
+            sequences: queries.
+            ids: in place of sequences, ids of proteins in the index.
+            index: name of the index; None for the first.
+            top_k: maximum number of neighbours of each query.
         """
         fields = {"index": index, "top_k": top_k}
         most = max(1, min(REQUEST_SEQUENCES, REQUEST_NEIGHBOURS // _Numbers.of(top_k=top_k).top_k))
@@ -172,11 +175,11 @@ class Client:
         return self._sent("GET", "/v1/models").result().json()["data"]
 
     def stream(self, sequences: Iterable[GivenSequence], output: str = "mean") -> Iterator[tuple[str, NDArray]]:
-        """Id and array of each, in order; an id is the number of the sequence where it has none.
+        """Yield id and array of each sequence, in order. Without an id, its number is the id.
 
-        Raises DataError for a request that is refused, ResourceError where the service can't be reached.
+        Raises DataError for a refused request, ResourceError if the service can't be reached.
         """
-        # Arrow: a quarter of the bytes of JSON, and nothing to parse.
+        # Arrow takes a quarter of the bytes of JSON, and needs no parsing.
         answers = self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW)
         tables = (pa.ipc.open_stream(io.BytesIO(answer.content)).read_all() for answer in answers)
         return (
@@ -184,7 +187,7 @@ class Client:
         )
 
     def close(self) -> None:
-        # Nothing is left to end after the first time, nor in a forked process, which has no thread of the event loop.
+        # Nothing to do the second time, or in a forked process, which has no thread of the event loop.
         if self._loop.is_closed() or self._process != os.getpid():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -194,7 +197,7 @@ class Client:
 
     async def _end(self) -> None:
         requests = asyncio.all_tasks() - {asyncio.current_task()}
-        # Before the connections: a stream that was left early still has requests on them.
+        # Before closing the connections, since a stream that was left early still has requests on them.
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
@@ -209,27 +212,27 @@ class Client:
     def _answers(
         self, requests: Iterable[dict[str, Any]], path: str, fields: dict[str, Any], accept: str
     ) -> Iterator[httpx.Response]:
-        """Answers in order, while later requests are on their way."""
+        """Yield the answers in order, while later requests are under way."""
         waiting: deque[Future[httpx.Response]] = deque()
         try:
             for asked in requests:
                 body = {**asked, "model": self._model, **fields}
                 waiting.append(self._sent("POST", path, json=body, headers={"Accept": accept}))
-                # The oldest first: answers come in order, and no more than these are held in memory.
+                # Oldest first: answers stay in order, and at most ``concurrency`` of them are in memory.
                 if len(waiting) >= self._concurrency:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:  # also where the caller left the stream early: nobody reads the later answers
+        finally:  # also if the caller left the stream early, and nobody reads the later answers
             for request in waiting:
                 request.cancel()
 
     def _sent(self, method: str, path: str, **request: Any) -> Future[httpx.Response]:
-        # The thread of the event loop is not in the child, which would wait for it without end.
+        # A forked process has no thread of the event loop, and would wait for it forever.
         if self._process != os.getpid():
             raise ForkedError(f"{self._http.base_url}: {FORKED}")
         if self._loop.is_closed():
-            raise ConfigError(f"{self._http.base_url}: this client is closed; make another")
+            raise ConfigError(f"{self._http.base_url}: this client is closed; create a new one")
         return asyncio.run_coroutine_threadsafe(self._send(method, path, **request), self._loop)
 
     async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -240,36 +243,36 @@ class Client:
             retry_after_s = 0.0
             try:
                 answer = await self._http.request(method, path, **request)
-            except UnicodeEncodeError as error:  # half a character, as in a file name of other bytes
-                raise DataError(f"{path}: text that is no UTF-8 can't be sent ({error.reason})") from None
+            except UnicodeEncodeError as error:  # a lone surrogate, e.g. from a file name that is not UTF-8
+                raise DataError(f"{path}: text that is not valid UTF-8 can't be sent ({error.reason})") from None
             except httpx.TransportError as error:
-                refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service there?")
-                # A connection that broke later was one to a service, whose process may be replaced.
+                refusal = ResourceError(f"{self._http.base_url}: no answer ({error}); is the service running?")
+                # If a connection broke later, there was a service, whose process may be replaced.
                 is_there = not isinstance(error, httpx.ConnectError)
             else:
                 if answer.is_success:
                     return answer
                 refusal = DataError(f"{path}: refused with {answer.status_code}: {_detail(answer)}")
-                # A 404 of Ray Serve's proxy, or another's, before the service has started or after it has ended. The
-                # service's own, of an unknown model, is final and of another type.
+                # Ray Serve's or another proxy answers 404 before the service has started or after it has ended. The
+                # service's own 404, e.g. for an unknown model, is final and has another type.
                 kind = answer.headers.get("Content-Type", "")
                 is_there = answer.status_code != 404 or kind.startswith("application/problem+json")
                 is_lost = answer.status_code == 500 and answer.text == _LOST
                 if is_there and not is_lost and answer.status_code not in _AGAIN:
                     raise refusal
                 retry_after = answer.headers.get("Retry-After", "")
-                retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0  # it may be a date
-            # A service that starts or ends is not there for seconds; one that never was is waited for no longer.
+                retry_after_s = float(retry_after) if retry_after.isdigit() else 0.0  # a date is ignored
+            # A service that starts or ends is away for some seconds. Without one, CONNECT_RETRIES are enough.
             if tries == self._retries or (not is_there and tries >= CONNECT_RETRIES):
                 raise refusal
-            # Later than asked, by chance: those who were refused together would come back together.
+            # Add random time: otherwise clients that were refused together would come back together.
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             tries += 1
 
 
 def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:
-    """Requests of bounded size. Raises ConfigError at once if ``sequences`` is no list, DataError at a wrong item."""
+    """Yield requests of bounded size. Raises ConfigError at once if this is no list, DataError at a wrong item."""
     return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES)
 
 
@@ -279,7 +282,7 @@ def _grouped(sequences: Iterable[GivenSequence], most: int) -> Iterator[dict[str
     for number, record in enumerate(sequences):
         pair = record if isinstance(record, tuple) and len(record) == 2 else (str(number), record)
         name, sequence = (checked_text(value, f"sequences[{number}]") for value in pair)
-        # Below the service's default limits on both, or it would refuse the request with 413.
+        # Both are below the service's default limits, beyond which it refuses a request with 413.
         if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
             yield {"sequences": records}
             records, residues = [], 0
@@ -290,10 +293,10 @@ def _grouped(sequences: Iterable[GivenSequence], most: int) -> Iterator[dict[str
 
 
 def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
-    """(D,) of each, or (L, D)."""
+    """Return the arrays of a column, (D,) or (L, D) each."""
     values = column.combine_chunks()
     is_vectors = pa.types.is_fixed_size_list(values.type)
-    # Rows of all, end to end; where each has several, offsets say where its own begin.
+    # All rows, concatenated. If each array has several rows, the offsets are their boundaries.
     rows = values if is_vectors else values.flatten()
     array = rows.flatten().to_numpy().reshape(len(rows), -1)
     return list(array) if is_vectors else np.split(array, values.offsets.to_numpy()[1:-1])
@@ -302,7 +305,7 @@ def _arrays(column: pa.ChunkedArray) -> Sequence[NDArray]:
 def _detail(answer: httpx.Response) -> str:
     try:
         detail = str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):  # of a proxy, which knows no such body
+    except (ValueError, KeyError, TypeError):  # from a proxy, whose answers have another format
         detail = answer.text[:200]
     remedy = "; --query.key_file or ESMERAY_KEY gives it, in Python Client(key=...)"
     return detail + remedy if answer.status_code == 401 else detail

@@ -1,4 +1,4 @@
-"""Messages of ingress and replicas: plain records, which both import and neither side's room hides."""
+"""Messages between the ingress and the replicas: plain records that both sides import."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 
 CLASSES = "classes"
-"""The output of a classifier."""
+"""Name of a classifier's output."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
-"""Outputs of the service alone: logits of the masked tokens of a sequence (M, K), of each of its residues, masked in
-turn (L results of (1, K)), and of residues decoded from latents (L, K)."""
+"""Outputs that only the service has, all of them logits: for the M masked tokens of a sequence (M, K), for each residue
+masked in turn (L results of (1, K)), and for residues decoded from latents (L, K)."""
 
 DRAIN_S = 30.0
-"""For what is being answered when a replica or the service ends."""
+"""Seconds to finish ongoing requests when a replica or the service ends."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class About:
     """A served model, for the ingress and for ``/v1/models``.
 
     Attributes:
-        outputs: channels of each, by name.
-        vocabulary: tokens of the logits; empty where there are none.
-        labels, label_kind: of a classifier, else empty.
-        one_token_per_residue: sequences are of residues; else they are any text.
-        longest: residues of a sequence at most; None for any.
+        outputs: number of channels by output name.
+        vocabulary: tokens of the logits; empty if the model has no logits.
+        labels, label_kind: classes of a classifier and their kind; otherwise empty.
+        one_token_per_residue: True for protein sequences, False for any text.
+        longest: maximum number of residues of a sequence; None for no maximum.
         tokens: token budget of a batch.
-        spaces: identity of what each output's channels mean.
+        spaces: identity of the vector space of each output; vectors are comparable if it is equal.
         unknown: letters that the vocabulary lacks.
     """
 
@@ -52,11 +52,11 @@ class AboutIndex:
     """A served index, for the ingress and for ``/v1/models``.
 
     Attributes:
-        model, output: by which queries are embedded.
-        space: identity of what the channels of its vectors mean.
-        vectors: how many there are.
-        link: address of a neighbour's page, with ``{id}``; empty for UniProt's.
-        problem: of its files, for which it can't be searched now; '' for none.
+        model, output: the model and its output that embed the queries.
+        space: identity of the vector space of the index, as in :class:`About`.
+        vectors: number of vectors.
+        link: address of a neighbour's page, with ``{id}``; empty for UniProt.
+        problem: why the index can't be searched now; empty if it can.
     """
 
     name: str
@@ -74,13 +74,15 @@ class Reply:
     """Results of a call, or why there are none.
 
     Attributes:
-        results: an array for each payload, in their order; (N, D) where each has one vector; scores of neighbours.
-        ids: of the neighbours of each payload, by an index.
-        space: identity of what channels of the results mean.
-        refused: ``overloaded`` (the replica has room after ``retry_after_s``, and now for a request of ``room_tokens``
-            of somebody who waits for nothing else), ``model``, ``unavailable`` (out of memory, or damaged files of an
-            index), or ``unknown`` (an id, which is the detail).
-        statistics: of the replica, for the ingress' metrics.
+        results: one array per payload, in order; (N, D) if each payload has one vector; scores for an index.
+        ids: for an index, the ids of the neighbours per payload.
+        space: identity of the vector space of the results.
+        refused: ``overloaded``, ``model`` (the model's results are not finite), ``unavailable`` (out of memory, or the
+            files of an index are damaged) or ``unknown`` (no such id in the index); empty if answered.
+        retry_after_s: for ``overloaded``: seconds until the replica has room.
+        room_tokens: for ``overloaded``: tokens that another caller, who has nothing queued, could send now.
+        detail: text of the refusal; for ``unknown`` the id.
+        statistics: counters of the replica for the ingress' metrics.
     """
 
     results: NDArray | list[NDArray] = field(default_factory=list)

@@ -1,6 +1,7 @@
-"""The service on Ray Serve: a deployment for each model and index, whose files give it a version, and the ingress.
+"""The service on Ray Serve: one deployment per model and index, and the ingress.
 
-A changed version replaces the replicas one after the other. ``build`` is what ``serve run`` and a RayService import.
+Each deployment has a version; a new version replaces the replicas one after the other. ``serve run`` and a RayService
+import :func:`build`.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from esmeray.train_config.natures import with_absolute_paths
 
 APPLICATION = "esmeray"
 ONGOING = 1024
-"""Calls of a replica at once: enough for full batches of single sequences. Serve's default of 5 never fills one."""
+"""Maximum number of concurrent calls of a replica: enough for full batches of single sequences. Serve's default: 5."""
 _LOGGING = {"enable_access_log": False}  # the guard writes a line for each request
 LOST = (RayActorError, WorkerCrashedError, DeploymentUnavailableError)
-"""Errors of a call whose replica ended, is unreachable, or has not started."""
+"""Errors of a call if its replica ended, is unreachable, or has not started."""
 
 
 class Ingress:
-    """The deployment of the HTTP application."""
+    """Deployment of the HTTP application."""
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class Ingress:
         return await self._models.mismatch()
 
     async def drain(self) -> None:
-        """Refuse what comes from now on with 503; returns when what came before is answered."""
+        """Refuse new requests with 503; return once all earlier requests are answered."""
         self._app.draining = True
         while self._app.ongoing:
             await asyncio.sleep(0.05)
 
 
 def application(config: ServeSection, device: str) -> serve.Application:
-    """The application for Serve; models without a device of their own get this one."""
+    """Build the application for Serve. ``device`` is the default for models that name none."""
     config = with_absolute_paths(config)  # Ray starts replicas in other folders
     handles = {model.name: _model_deployment(model, model.device or device) for model in config.models}
     indexes = {
@@ -81,12 +82,12 @@ def application(config: ServeSection, device: str) -> serve.Application:
     decorated = serve.deployment(
         name="ingress",
         num_replicas=config.ingress_replicas,
-        # It shares the cores that the replicas reserve: a service of one core would find no room for it.
+        # Reserve no core, since a machine of one core would have no room for it.
         ray_actor_options={"num_cpus": 0},
-        # More than the guard admits, so that it refuses with a reason, and Serve's proxy does not queue.
+        # More than the guard accepts, so that it refuses with a reason and Serve's proxy does not queue.
         max_ongoing_requests=2 * config.limits.requests,
         graceful_shutdown_timeout_s=DRAIN_S,
-        # A successor starts first: it reserves nothing, and without an ingress requests would wait.
+        # A successor starts before the ingress ends, since requests would wait otherwise. It reserves no cores.
         max_surge_percent=100,
         logging_config=_LOGGING,
     )
@@ -94,12 +95,16 @@ def application(config: ServeSection, device: str) -> serve.Application:
 
 
 def build(arguments: dict[str, str]) -> serve.Application:
-    """For ``serve run esmeray.service.deployments:build config=FILE`` and RayService. ``device`` is cpu or cuda."""
+    """Build the application for ``serve run esmeray.service.deployments:build config=FILE`` and RayService.
+
+    Args:
+        arguments: ``config``, the settings file, and optionally ``device``, cpu or cuda.
+    """
     return application(load_settings(ServiceSettings, arguments["config"]).serve, arguments.get("device", "cpu"))
 
 
 def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A replica's method. Serve lets it run on where the task that waits for it is cancelled, as at a 504."""
+    """Wrap a replica's method so that cancelling the caller, e.g. at a 504, cancels the call. Serve does not do so."""
 
     async def call(*arguments: Any) -> Any:
         response = method.remote(*arguments)
@@ -113,7 +118,7 @@ def _cancellable(method: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 def _model_deployment(model: ServedModel, device: str) -> serve.Application:
-    # Else each replica takes the default of the model's task, which only its files say.
+    # Otherwise each replica takes the default of the model's task, which is in the model's files.
     if model.precision is None and default_precision(device == "cuda") == "fp32":
         model = model.model_copy(update={"precision": "fp32"})
     scaling = {
@@ -126,7 +131,7 @@ def _model_deployment(model: ServedModel, device: str) -> serve.Application:
         model,
         device,
         num_gpus=model.gpus if device == "cuda" else 0,
-        # Serve takes one of the two, and refuses both.
+        # Serve refuses both together.
         **({"num_replicas": model.replicas} if model.max_replicas is None else {"autoscaling_config": scaling}),
     )
 
@@ -134,17 +139,17 @@ def _model_deployment(model: ServedModel, device: str) -> serve.Application:
 def _deployment(
     kind: type, served: ServedModel | ServedIndex, argument: str, *, num_gpus: float = 0, **number: Any
 ) -> serve.Application:
-    """The replicas of a model or an index; ``argument`` of their class stands between settings and version."""
+    """Return the deployment of a model or an index. Its class takes the settings, ``argument``, and the version."""
     decorated = serve.deployment(
         name=served.name,
         ray_actor_options={"num_cpus": served.cpus, "num_gpus": num_gpus},
         max_ongoing_requests=ONGOING,
         graceful_shutdown_timeout_s=DRAIN_S,
-        health_check_period_s=2.0,  # by default 10, until which requests go to one that is lost
-        # A changed version: a single replica serves until its successor is loaded, of several one ends first.
+        health_check_period_s=2.0,  # until then requests go to a lost replica; the default is 10
+        # A single replica serves until its successor is loaded; of several replicas, one ends first.
         max_surge_percent=100 if served.replicas == 1 else 0,
         logging_config=_LOGGING,
         **number,
     )
-    # Each deployment, at the start and at SIGHUP, is a version, which takes the files as they are, also of a hub name.
+    # Each start and each SIGHUP is a new version, which loads the files as they are then, also for a hub name.
     return decorated(kind).bind(served.model_dump(mode="json"), argument, secrets.token_hex(8))

@@ -1,8 +1,10 @@
-"""Start and stop of the service on the Ray cluster at hand, or one of its own.
+"""Start and stop the service on the current Ray cluster, or on a cluster of its own.
 
-SIGINT and SIGTERM let requests that are being answered end, while others get 503; a second one ends the service at
-once. SIGHUP reads the settings and the weights again and replaces all replicas while requests are answered; so does the
-same command, started again on a cluster where the service runs. Each wait has a limit, or is broken off by a signal.
+- SIGINT and SIGTERM: ongoing requests are finished, new ones get 503. A second signal ends the service at once.
+- SIGHUP: read the settings and the weights again and replace all replicas while requests are answered. The same
+  command, started again on a cluster where the service runs, does so too.
+
+Each wait has a limit, or a signal ends it.
 """
 
 import os
@@ -25,9 +27,9 @@ from esmeray.service.http.access import read_keys
 from esmeray.service.section import ServeSection, ServiceSettings
 
 KEEP_ALIVE_S = 75
-"""Longer than the 60 s for which common proxies keep a connection: else they send into one that is being closed."""
+"""Longer than the 60 s for which common proxies keep a connection. Otherwise they send into a closing connection."""
 RELOAD_S = 600
-"""Seconds that a reload is watched; Ray Serve continues it."""
+"""Seconds to wait for a reload; afterwards Ray Serve continues it."""
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "esmeray.service.http.door:middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -36,22 +38,28 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
-"""Of Ray's processes: fewer threads in each, which would wait for each other. Computing has a thread of its own. And a
-proxy that is slow is not replaced by another after 5 s, on a cluster of our own."""
+"""Environment variables for Ray's processes, on a cluster of our own.
+
+Serve's processes use fewer threads, which would wait for each other; computing has its own thread. A proxy that starts
+slowly has 60 s instead of 5 s before Serve replaces it."""
 
 
 def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
-    """Serve until a signal comes; returns the exit code. ``read`` gives the settings, at the start and at SIGHUP.
+    """Serve until a signal arrives.
 
-    Raises ConfigError where a model, key file or certificate can't be taken, ResourceError where the cluster has not
-    what the replicas need.
+    Args:
+        read: reads the settings; called at the start and at SIGHUP.
+        say: prints a line.
+
+    Returns the exit code. Raises ConfigError for a model, key file or certificate that can't be used, ResourceError if
+    the cluster has no room for the replicas.
     """
     settings = read()
     _check_files(settings.serve)
     with StopSignals(DRAIN_S) as signals:
         try:
             return _serve(settings, read, say, signals)
-        except (KeyboardInterrupt, SystemExit) as error:  # a signal before the service was up, and nothing to finish
+        except (KeyboardInterrupt, SystemExit) as error:  # a signal before the service was up: nothing to finish
             signum = signals.behind(error)
             if signum is None:
                 raise
@@ -62,17 +70,17 @@ def _serve(
     settings: ServiceSettings, read: Callable[[], ServiceSettings], say: Callable[[str], None], signals: StopSignals
 ) -> int:
     config = settings.serve
-    # Before Ray is imported, which reads some of them then; Ray's processes inherit them.
+    # Set before the import of Ray, which reads some of them; Ray's processes inherit them.
     for name, value in SERVE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     own = find(settings.ray) == LOCAL
-    if own:  # on another cluster the service may run already, and its nodes have the models
+    if own:  # on another cluster the service may already run, and the models are on its nodes
         _check_port(config)
         _check_sources(config)
-    # Here: they import Ray, which a refusal need not wait for.
+    # Imported here, so that a refusal does not wait for the import of Ray.
     from esmeray.cluster.connection import connected
 
-    # SIGHUP would end the process otherwise. What it asks for during the start is done after it.
+    # Otherwise SIGHUP would end the process. A SIGHUP during the start causes a reload after it.
     woken = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: woken.set())
     with status_line() as show:
@@ -101,17 +109,17 @@ def _serve(
                 say(f"ready: {scheme}://{config.host}:{config.port}/ (page), /docs (endpoints); Ctrl-C ends it")
                 if dashboard:
                     say(f"Ray's dashboard: http://{dashboard}")
-                # The first signal only wakes this loop: a handler runs in the midst of anything, where Serve can't be
-                # called. The second one breaks off whatever is waited for.
+                # The first signal only wakes this loop, since Serve can't be called in a signal handler. The second
+                # signal interrupts any wait.
                 signals.hand_over(woken.set, "ending: requests that are being answered are finished", interrupts=True)
                 while signals.received is None:
                     woken.wait()
                     woken.clear()
-                    if signals.received is None:  # else the end has woken us, not SIGHUP
+                    if signals.received is None:  # otherwise the end has woken this loop, not SIGHUP
                         config = _reload(config, read, own, say, signals)
                 running.drain(signals)
             finally:
-                if not own:  # where the application would stay
+                if not own:  # otherwise it ends with the cluster
                     running.remove(at_once=signals.expired)
     return signals.exit_code
 
@@ -123,9 +131,9 @@ def _reload(
     say: Callable[[str], None],
     signals: StopSignals,
 ) -> ServeSection:
-    """Replace all replicas, by settings and files as they are now; returns the settings that are served then.
+    """Replace all replicas, with settings and files as they are now; return the settings that are then served.
 
-    Settings or files that are refused leave the service as it is.
+    If settings or files are refused, the service stays as it is.
     """
     from esmeray.service import running
 
@@ -145,7 +153,7 @@ def _reload(
 
 
 def _check_files(config: ServeSection) -> None:
-    """Refuse what can be seen before anything is started."""
+    """Raise ConfigError for keys or certificates that can't be read, before anything starts."""
     if config.access.keys is not None:
         read_keys(config.access.keys)
     for path in (config.access.tls_certificate, config.access.tls_key):
@@ -154,7 +162,7 @@ def _check_files(config: ServeSection) -> None:
 
 
 def _check_port(config: ServeSection) -> None:
-    # Tried and closed again: Serve's proxy, another process, will listen there.
+    # Listen and close: later Serve's proxy, another process, listens there.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         socket.create_server((config.host, config.port), family=family).close()
@@ -166,10 +174,12 @@ def _check_port(config: ServeSection) -> None:
 
 
 def _check_sources(config: ServeSection) -> None:
-    """Refuse models and indexes that are not there, as replicas do a minute later."""
+    """Raise ConfigError for missing models and indexes. Replicas would do so a minute later."""
     for model in config.models:
         check_model(model.source, model.random_weights, "models")
     for index in config.indexes:
-        # Of a URI the manifest alone; what model its fingerprint stands for is known once the served ones are loaded.
+        # Of a URI only the manifest is fetched. Its fingerprint is compared once the models are loaded.
         if read_index_manifest(local_path(index.source, {INDEX_FILE, MADE_FILE}.__contains__)).made_of is None:
-            raise ConfigError(f"indexes: {index.source}: does not name its vectors' model; make them by 'embed run'")
+            raise ConfigError(
+                f"indexes: {index.source}: does not name the model of its vectors; make them with 'embed run'"
+            )

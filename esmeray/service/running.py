@@ -1,7 +1,7 @@
-"""The service's application on the connected Ray Serve: room for its replicas, its deployment, and its end.
+"""The service's application on the connected Ray Serve: check for room, deploy, drain, remove.
 
-No wait here can make the service deaf to signals, as one for an application that never runs would: ``serve.run`` (2.60)
-has no limit. Either a wait has a limit, or it is broken off by its caller.
+All waits have a limit or end at a signal. ``serve.run`` (2.60) has no limit, and would ignore signals while an
+application does not start.
 """
 
 import logging
@@ -24,27 +24,27 @@ from esmeray.service.section import ServeSection
 
 PROXY_TIMEOUT_S = 300
 SLOW_S = 60
-"""Seconds until a line says what the replicas wait for."""
+"""Seconds until a line tells what the replicas wait for."""
 COMPARE_S = 10
 SERVE_ERRORS = (RayError, RayServeException, TimeoutError)
 """Errors of Ray Serve or its processes."""
 _ERROR = re.compile(r"^([\w.]+(?:Error|Exception)): (.+)", re.MULTILINE)
 
-# Its lines of progress and of replicas would hide ours; refusals are read from its status.
+# Serve's own lines would hide ours; refusals are read from its status.
 logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def start_proxies(options: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Start Serve, and wait for its proxies longer than Serve (2.60) does, which gives them 60 s."""
+    """Start Serve, and wait for its proxies longer than the 60 s of Serve 2.60."""
     try:
         serve.start(http_options=options, proxy_location="EveryNode")
         return
-    except RayTaskError as error:  # of the proxy itself, as on another cluster where the port is taken
+    except RayTaskError as error:  # from the proxy, e.g. if the port is taken on another cluster
         serve.shutdown()
         raise ResourceError(
-            f"serve.port: {first_line(error.cause or error)}; choose another by --serve.port"
+            f"serve.port: {first_line(error.cause or error)}; choose another with --serve.port"
         ) from error
-    except (TimeoutError, RayActorError):  # one that takes too long is replaced by Serve
+    except (TimeoutError, RayActorError):  # Serve replaces a proxy that takes too long
         say("Ray Serve's proxy is slow to come up: waiting for it")
     deadline_s = time.monotonic() + PROXY_TIMEOUT_S
     while set(serve.status().proxies.values()) != {"HEALTHY"}:
@@ -54,10 +54,10 @@ def start_proxies(options: dict[str, Any], say: Callable[[str], None]) -> None:
 
 
 def check_room(config: ServeSection, running: ServeSection | None = None) -> None:
-    """Raise ResourceError if the cluster has no room for the replicas, or for those that replace ``running``.
+    """Raise ResourceError if the cluster has no room for the replicas, or for replicas that replace ``running``.
 
-    Serve would wait for room without end. It starts the successor of a single replica before it ends the replica, one
-    model after the other if there is room for one alone; of several replicas it ends one first.
+    Serve would wait for room forever. It starts the successor of a single replica before it ends the replica, one model
+    after the other if there is room for one successor only. Of several replicas it ends one first.
     """
     new = _reserved(config)
     old = _reserved(running) if running else {}
@@ -81,9 +81,9 @@ def check_room(config: ServeSection, running: ServeSection | None = None) -> Non
 def deploy(
     config: ServeSection, say: Callable[[str], None], signals: StopSignals, limit_s: float = float("inf")
 ) -> str:
-    """Deploy the settings and wait until all replicas are loaded; returns what is wrong with the indexes, or ''.
+    """Deploy the settings and wait until all replicas are loaded; return the problem with the indexes, or ''.
 
-    Raises ConfigError or ResourceError of a replica that can't start, and ResourceError at a signal or the limit.
+    Raises the ConfigError or ResourceError of a replica that can't start, and ResourceError at a signal or the limit.
     """
     (ingress,) = serve.run_many(
         [serve.RunTarget(application(config, _device()), APPLICATION, "/")],
@@ -91,8 +91,8 @@ def deploy(
         wait_for_applications_running=False,
     )
     if not ingress.is_initialized:  # Serve keeps it for later calls, also for serve.get_app_handle
-        # In a thread of Serve's, whose loop stays: once the loop of a handle's first call has ended, as that of
-        # asyncio.run does, its long poll logs errors (2.60).
+        # With the loop of Serve's own thread. In Serve 2.60 a handle stays with the loop of its first call, and logs
+        # errors once that loop has ended, as after asyncio.run.
         ingress._init(_run_router_in_separate_loop=True)
     start_s = time.monotonic()
     is_slow = False
@@ -110,49 +110,49 @@ def deploy(
         status = serve.status().applications[APPLICATION]
     if status.status == "DEPLOY_FAILED":
         raise deployment_error(status)
-    # Only now are the fingerprints of both known.
+    # The fingerprints of models and indexes are known only now.
     try:
         problem = ingress.mismatch.remote().result(timeout_s=COMPARE_S)
-    except SERVE_ERRORS as error:  # as of an ingress that was lost: the service continues, and each search compares too
+    except SERVE_ERRORS as error:  # e.g. the ingress was lost: the service continues, and each search compares too
         problem = f"its indexes and models could not be compared: {first_line(error)}"
     return str(problem)
 
 
 def drain(signals: StopSignals) -> None:
-    """Refuse new requests with 503, and wait for those that are being answered as long as the signals leave time.
+    """Refuse new requests with 503, and wait for ongoing ones as long as the signals leave time.
 
-    As soon as the application is removed, Serve's proxy answers 404, which clients take for final.
+    Once the application is removed, Serve's proxy answers 404, which clients take for final.
     """
     while not signals.expired:
         with suppress(*SERVE_ERRORS):
-            # Repeatedly: a reload that was broken off may start another ingress meanwhile.
+            # Repeated, since an interrupted reload may start another ingress meanwhile.
             serve.get_app_handle(APPLICATION).broadcast("drain").results(timeout_s=0.5)
             ingress = serve.status().applications[APPLICATION].deployments["ingress"]
-            if "STOPPING" not in ingress.replica_states:  # one that a reload has just replaced may still answer
+            if "STOPPING" not in ingress.replica_states:  # an ingress that a reload has just replaced may still answer
                 return
         time.sleep(0.2)
 
 
 def remove(at_once: bool = False) -> None:
-    """Remove the application from a cluster that goes on, and Serve too if nobody else uses it and there is time."""
+    """Remove the application from the cluster. Remove Serve too, if nobody else uses it and there is time."""
     if at_once or set(serve.status().applications) - {APPLICATION}:
         serve.delete(APPLICATION, _blocking=False)
-        serve.status()  # answered once the deletion has arrived
+        serve.status()  # returns once the deletion has arrived
     else:
-        # Not after a deletion: the proxy would answer 404 until it ends.
+        # Without deleting the application first: the proxy would answer 404 until it ends.
         serve.shutdown()
 
 
 def deployment_error(status: Any) -> ConfigError | ResourceError:
-    """The refusal that a replica ended with, which Serve hands on as the text of a traceback."""
+    """Return the error that ended a replica, which Serve passes on as the text of a traceback."""
     texts = [status.message, *(deployment.message for deployment in status.deployments.values())]
     errors = _ERROR.findall("\n".join(texts))
     if not errors:
         return ConfigError(f"models: can't be served: {' '.join(texts[-1].split()) or 'see the logs of Ray Serve'}")
-    kind, text = errors[-1]  # of a chain of errors the one that was raised last
+    kind, text = errors[-1]  # the last one raised of a chain
     if kind.endswith("ResourceError"):
         return ResourceError(text)
-    # An error of a library, as of one that opens weights, says nothing without its type.
+    # An error of a library, e.g. one that opens weights, needs its type to be understood.
     return ConfigError(text if "esmeray.common.errors" in kind else f"models: {kind}: {text}")
 
 
@@ -161,7 +161,7 @@ def _device() -> str:
 
 
 def _reserved(config: ServeSection) -> dict[tuple[str, str], float]:
-    """CPU cores and GPUs of all replicas of each model and index, by its name and the unit."""
+    """Return the CPU cores and GPUs of all replicas of each model and index, by name and unit."""
     cores = {(served.name, "CPU"): served.cpus * served.replicas for served in config.served}
     on_gpu = [model for model in config.models if (model.device or _device()) == "cuda"]
     return cores | {(model.name, "GPU"): model.gpus * model.replicas for model in on_gpu}

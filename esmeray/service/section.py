@@ -18,7 +18,7 @@ Cores = Annotated[float, Field(ge=0.01)]
 
 
 class ServedModel(Section):
-    """A model, and the replicas that compute with it."""
+    """Served model and its replicas."""
 
     name: ModelName
     """Name of the model in requests."""
@@ -32,9 +32,9 @@ class ServedModel(Section):
     device: Literal["cpu", "cuda"] | None = None
     """cpu or cuda. Default: CUDA where the cluster has a GPU."""
     replicas: PositiveInt = 1
-    """Number of replicas; the smallest number where max_replicas is set."""
+    """Number of replicas; the minimum if max_replicas is set."""
     max_replicas: PositiveInt | None = None
-    """Largest number of replicas, which are started as tokens queue up. Default: replicas."""
+    """Maximum number of replicas. Replicas are added when tokens queue up. Default: replicas."""
     cpus: Cores = 1.0
     """CPU cores of each replica. With 0.5 two replicas share a core; each computes with at least one thread."""
     gpus: PositiveFloat = 1.0
@@ -42,28 +42,28 @@ class ServedModel(Section):
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
     equal_bytes: bool = False
-    """On the CPU, answer with the same bits whatever shares a batch, as embed run does: a lone protein then takes two
-    to ten times as long."""
+    """On the CPU, return the same bits whatever else is in the batch, as embed run does. A single protein then takes
+    two to ten times as long."""
     max_wait_ms: NonNegativeFloat = 2.0
-    """Milliseconds that a batch waits to be filled, at most."""
+    """Maximum time in milliseconds that a batch waits to be filled."""
     queue_tokens: PositiveInt = 500_000
     """Tokens that may wait for a replica; further requests are refused with 429."""
     queue_s: PositiveFloat = 5.0
-    """Seconds of computing that may wait for a replica, if fewer tokens than queue_tokens; two batches may always
+    """Seconds of computing that may wait for a replica, if that is less than queue_tokens. Two batches may always
     wait."""
     cache_mb: NonNegativeInt = 256
-    """Memory in MB for results of sequences that were computed before."""
+    """Memory in MB for cached results."""
     cache: Annotated[str | None, PATH] = None
-    """Folder of embed's cache, which is only read. Default: none."""
+    """Folder of embed's cache, which the service only reads. Default: none."""
 
 
 class ServedIndex(Section):
-    """An index, and the replicas that search it."""
+    """Served index and its replicas."""
 
     name: ModelName
     """Name of the index in requests."""
     source: Annotated[str, PATH]
-    """Folder or URI of an index of vectors by a served model, as embed index makes it."""
+    """Folder or URI of an index that embed index has built from vectors of a served model."""
     model: ModelName | None = None
     """Name of the served model that made its vectors. Default: the first."""
     link: Annotated[str, Field(pattern=r"^https?://.*\{id\}")] | None = None
@@ -72,7 +72,7 @@ class ServedIndex(Section):
     probes: PositiveInt | None = None
     """Clusters of a compressed index that are searched for a query. Default: 32."""
     replicas: PositiveInt = 1
-    """Number of replicas; those of a machine share the pages of the index's files."""
+    """Number of replicas. Replicas on the same machine share the memory of the index's files."""
     cpus: Cores = 1.0
     """CPU cores of each replica. With 0.5 two replicas share a core; each computes with at least one thread."""
     queue_s: PositiveFloat = 5.0
@@ -83,29 +83,30 @@ class LimitsSection(Section):
     """Limits of requests. A request that exceeds one is refused with 413, 422, 429, 503 or 504."""
 
     sequences: PositiveInt = 1024
-    """Sequences of a request, at most."""
+    """Maximum number of sequences of a request."""
     sequence_residues: PositiveInt = 50_000
-    """Residues of a sequence, at most."""
+    """Maximum number of residues of a sequence."""
     residues: PositiveInt = 200_000
-    """Residues of all sequences of a request, at most."""
+    """Maximum number of residues of all sequences of a request."""
     mutations: PositiveInt = 50_000
-    """Mutations of a request to score, at most."""
+    """Maximum number of mutations of a request."""
     neighbours: PositiveInt = 20_000
-    """Neighbours of all sequences of a search together, at most."""
+    """Maximum number of neighbours of a search, of all its sequences together."""
     body_bytes: PositiveInt = 16_000_000
-    """Bytes of a request's body, at most."""
+    """Maximum number of bytes of a request's body."""
     bodies_bytes: PositiveInt = 64_000_000
-    """Bytes of all bodies that an ingress replica holds at once; bodies of up to 64 kB are accepted beyond this."""
+    """Maximum number of bytes of all bodies in an ingress replica at once. Bodies of up to 64 kB are accepted beyond
+    it."""
     requests: PositiveInt = 512
-    """Requests that an ingress replica answers at once, at most."""
+    """Maximum number of concurrent requests of an ingress replica."""
     body_s: PositiveFloat = 20.0
-    """Seconds that a request's body may take to arrive."""
+    """Maximum time in seconds for a request's body to arrive."""
     timeout_s: PositiveFloat = 120.0
-    """Seconds until a request is answered, at most."""
+    """Maximum time in seconds until a request is answered."""
 
 
 class AccessSection(Section):
-    """Callers, and the encryption of what they send."""
+    """API keys and TLS."""
 
     keys: Annotated[str | None, LINKED_PATH] = None
     """YAML file of API keys, as 'esmeray serve key' writes it. Default: none; host must then be a loopback
@@ -120,19 +121,18 @@ class ServeSection(Section):
     """The service."""
 
     models: list[ServedModel] = Field(min_length=1)
-    """Models to serve, each a folder, a run or a hub name; in a file each may have settings of its own. The first is
-    the default."""
-    indexes: list[ServedIndex] = Field(default=[])
-    """Indexes to search, each a folder or a URI; in a file each may have settings of its own. The first is the
+    """Models to serve, each a folder, a run or a hub name. In a file each may have its own settings. The first is the
     default."""
+    indexes: list[ServedIndex] = Field(default=[])
+    """Indexes to search, each a folder or a URI. In a file each may have its own settings. The first is the default."""
     random_weights: bool = False
-    """Accept sizes (esm2_t6_8M) among models given by name alone; their weights are random, to try the service out."""
+    """Accept sizes (esm2_t6_8M) among models given by name only; their weights are random, to try the service out."""
     host: str = "127.0.0.1"
     """Address of this machine to listen on."""
     port: Annotated[int, Field(gt=0, le=65535)] = 8000
     """Port to listen on."""
     ingress_replicas: PositiveInt = 1
-    """Processes that check and parse requests."""
+    """Number of processes that check and parse requests."""
     startup_hook: str | None = None
     """Function MODULE:NAME that is called with the FastAPI application, to add OpenTelemetry or other middleware."""
     limits: LimitsSection = LimitsSection()
@@ -140,7 +140,7 @@ class ServeSection(Section):
 
     @property
     def served(self) -> list[ServedModel | ServedIndex]:
-        """Models and indexes, each a deployment of its name."""
+        """Models and indexes; each is a deployment with its name."""
         return [*self.models, *self.indexes]
 
     @model_validator(mode="before")
@@ -148,7 +148,7 @@ class ServeSection(Section):
     def _by_name(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        # Models with settings of their own say themselves whether they are sizes.
+        # Models with their own settings have their own random_weights.
         random = {"random_weights": values.get("random_weights", False)}
         named = dict(values)
         for key, more in ("models", random), ("indexes", {}):
@@ -185,7 +185,7 @@ class ServeSection(Section):
                 (self.access.tls_certificate is None) != (self.access.tls_key is None),
                 "access: tls_certificate and tls_key go together",
             ),
-            # Or a refusal would name a limit that no request can keep to.
+            # Otherwise a refusal would name a limit that does not apply.
             (
                 self.limits.sequence_residues > self.limits.residues,
                 "limits.sequence_residues is more than limits.residues",
@@ -211,52 +211,52 @@ class CallerSection(Section):
     name: Annotated[str, Field(min_length=1)]
     """Name of the key, which logs show."""
     models: list[str] = Field(default=["*"])
-    """Models that the key may use; '*' for all."""
+    """Models that the key may use; '*' for all models."""
     endpoints: list[str] = Field(default=["*"])
-    """Endpoints that the key may use, as embeddings or classify; '*' for all."""
+    """Endpoints that the key may use, e.g. embeddings or classify; '*' for all endpoints."""
     requests_per_minute: PositiveInt | None = None
-    """Requests a minute that the key may send. Default: any number."""
+    """Maximum number of requests per minute. Default: no limit."""
     residues_per_minute: PositiveInt | None = None
-    """Residues a minute that the key may send. Default: any number."""
+    """Maximum number of residues per minute. Default: no limit."""
 
 
 class KeySection(CallerSection):
-    """A key's name, scopes and rates, and its file."""
+    """New key: its name, scopes, rates, and the file of keys."""
 
     file: Path
-    """YAML file of keys, made if it is missing."""
+    """YAML file of keys, which is created if it does not exist."""
 
 
 class QuerySection(Section):
-    """Sequences, the service, and the file to write."""
+    """Query of a service: sequences, address, and output file."""
 
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs."""
     output: Path
     """File to write the answers to."""
-    # No list of outputs: the service's machine may have others than this one, and it refuses what it does not have.
+    # Any name, since the service may have outputs that this machine does not know; it refuses unknown ones.
     task: str = "mean"
-    """Output of the model that is asked for, as mean or residues, or classify. GET /v1/models lists the outputs."""
+    """Requested output of the model, e.g. mean or residues, or classify. GET /v1/models lists the outputs."""
     model: str | None = None
-    """Model that answers, by its name in the service. Default: the service's first."""
+    """Name of the model in the service. Default: the service's first."""
     address: str = "http://127.0.0.1:8000"
-    """Address of the service, as http://HOST:8000."""
+    """Address of the service, e.g. http://HOST:8000."""
     key_file: Path | None = None
     """File with the API key. Default: ESMERAY_KEY, if set."""
     concurrency: PositiveInt = 8
-    """Requests that are sent at once."""
+    """Number of requests that are sent at once."""
 
 
 def _name(source: str) -> str:
-    """The folder's or the hub model's own name."""
+    """Return the name of a folder or a hub model."""
     path = Path(source)
-    # A run's export lies below the run, which has the name.
+    # The export of a run is a folder in the run, which has the name.
     return path.parent.name if path.name == "export" else path.name
 
 
 def is_loopback(host: str) -> bool:
-    """Test for a loopback address or its name."""
+    """Return whether the host is a loopback address or localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"  # another name may stand for any address, and for another one tomorrow
+        return host == "localhost"  # another name may resolve to any address, and to another one tomorrow

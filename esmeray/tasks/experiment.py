@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,6 +67,17 @@ class TrainedState:
         return model
 
 
+class RecordSet(NamedTuple):
+    """Records of a source to train or evaluate on.
+
+    ``groups``: the group of each record, if a batch is to contain several members of a group.
+    """
+
+    source: BatchSource
+    records: Indices
+    groups: Groups | None = None
+
+
 class Engine(Protocol):
     """Callable that runs the model: the DeepSpeed engine, or in tests the module alone."""
 
@@ -83,7 +94,7 @@ class Experiment(ABC):
 
     Attributes:
         store: the sequences; their ids name the records.
-        batches, validation: see :meth:`take`.
+        batches, validation: see :meth:`set_batches`.
         cropped: sequences and residues that an epoch crops.
         checksum: identity of the data; a checkpoint resumes only with the same data.
         runs_backbone: false if the features of the backbone are cached.
@@ -112,26 +123,17 @@ class Experiment(ABC):
 
     @abstractmethod
     def open_data(self, path: Path, context: WorkerContext, run: RunFolder) -> None:
-        """Open prepared data (staged, if set) and :meth:`take` batches. Raises DataError if the data can't be read.
+        """Open prepared data (staged, if set) and :meth:`set_batches`. Raises DataError if the data can't be read.
 
         The run's folder contains the files that the plan's ``write_names`` wrote.
         """
 
-    def take(
-        self,
-        training: BatchSource,
-        records: Indices,
-        held_out: BatchSource,
-        held_out_records: Indices,
-        max_batches: int | None = None,
-        num_workers: int = 0,
-        groups: tuple[Groups | None, Groups | None] = (None, None),
+    def set_batches(
+        self, training: RecordSet, held_out: RecordSet, *, max_batches: int | None = None, num_workers: int = 0
     ) -> None:
-        """Set the batches: train on ``records`` of one source, evaluate on ``held_out_records`` of another.
+        """Set the batches of training and evaluation.
 
         ``max_batches``: maximum number of batches per evaluation. ``num_workers``: loader processes of training.
-        ``groups``: groups of the training records and of the held-out ones, if a batch is to contain several members of
-        a group.
         """
         context = self._context
         keywords: dict[str, Any] = {
@@ -142,16 +144,16 @@ class Experiment(ABC):
             "fixed_shapes": context.device.type == "cuda",
         }
         self.batches = TrainingSteps(
-            training,
-            records,
+            training.source,
+            training.records,
             seed=self.settings.seed,
             num_workers=num_workers,
             prefetch=self.settings.data.prefetch,
-            groups=groups[0],
+            groups=training.groups,
             **keywords,
         )
         self.validation = ValidationSteps(
-            held_out, held_out_records, max_batches=max_batches, groups=groups[1], **keywords
+            held_out.source, held_out.records, max_batches=max_batches, groups=held_out.groups, **keywords
         )
 
     @classmethod
@@ -266,7 +268,12 @@ class ResidueExperiment(Experiment):
         # Held-out batches don't depend on the run's seed, so that metrics of different runs are comparable.
         fixed = ResidueSource(store, PreparationSettings(length, 0, random_crops=False, masking=masking))
         self.cropped = count_cropped(store.lengths[training], length)
-        self.take(source, training, fixed, held_out, self.settings.evaluation_batches, self.settings.data.num_workers)
+        self.set_batches(
+            RecordSet(source, training),
+            RecordSet(fixed, held_out),
+            max_batches=self.settings.evaluation_batches,
+            num_workers=self.settings.data.num_workers,
+        )
 
     @staticmethod
     @abstractmethod

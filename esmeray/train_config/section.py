@@ -1,11 +1,12 @@
 """Building blocks for sections of settings."""
 
+import logging
 import re
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +17,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -78,6 +80,8 @@ class Section(BaseModel):
 
     # protected_namespaces: pydantic would warn about field names that start with model_, but model is a section here.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    removed: ClassVar[frozenset[str]] = frozenset()
+    """Names of settings that were removed. Runs of earlier versions recorded them, so they are accepted and ignored."""
 
     @classmethod
     def of(cls, **arguments: Any) -> Self:
@@ -88,6 +92,16 @@ class Section(BaseModel):
             # Each member of a union reports an error of its own: keep the last one.
             problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
             raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_removed_settings(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or cls.removed.isdisjoint(values):
+            return values
+        for name in sorted(cls.removed & values.keys()):
+            if values[name] is not None:  # without a value it was off, as it is now
+                logging.getLogger(__name__).warning("setting %s was removed, and is ignored", name)
+        return {name: value for name, value in values.items() if name not in cls.removed}
 
     @field_validator("*", mode="before")
     @classmethod

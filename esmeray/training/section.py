@@ -44,6 +44,8 @@ class MuonSection(Section):
 class TrainingSection(Section):
     """Optimization."""
 
+    removed = frozenset({"checksum_every_steps"})
+
     epochs: Annotated[PositiveInt, END] = 1
     """Passes over the training sequences."""
     max_steps: Annotated[PositiveInt | None, END] = None
@@ -105,9 +107,6 @@ class TrainingSection(Section):
     were not finite, and leave out the batches since then."""
     max_rewinds: PositiveInt = 3
     """Maximum number of rewinds, after which the run ends."""
-    checksum_every_steps: Annotated[PositiveInt | None, UNSEEN] = None
-    """Steps between comparisons of the weights across workers (ZeRO-0 to 2), in addition to the comparison before each
-    checkpoint. If the weights differ, training restarts from the newest checkpoint. none: never."""
     log_every_steps: Annotated[PositiveInt, UNSEEN] = 1
     """Steps between lines of metrics.jsonl."""
     gpu_log_interval: Annotated[NonNegativeFloat, UNSEEN] = 5.0
@@ -150,6 +149,8 @@ class DeepSpeedSection(Section):
 class CheckpointSection(Section):
     """Checkpoints to resume a run from."""
 
+    removed = frozenset({"memory_every_steps", "memory_limit_gib"})
+
     every_steps: PositiveInt = 200
     """Steps between checkpoints; one more is saved at the end."""
     keep_last: PositiveInt = 2
@@ -158,8 +159,3 @@ class CheckpointSection(Section):
     """Number of checkpoints with the best validation loss to keep in addition."""
     asynchronous: bool = True
     """Write and hash checkpoints in the background while training continues."""
-    memory_every_steps: PositiveInt | None = None
-    """Steps between copies of the state in the host's /dev/shm. If a worker is lost but its machine is not, training
-    resumes from them. The newest two are kept until the run ends. none: checkpoints on disk only."""
-    memory_limit_gib: PositiveFloat | None = None
-    """Maximum size of these copies per machine, in GiB. Default: the free space of /dev/shm at the start."""

@@ -23,9 +23,9 @@ from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import with_precision
 from esmeray.training.launch.elastic import fit
-from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, read_trials, settings_text
-from esmeray.tuning.results import Results, describe
-from esmeray.tuning.search import Search
+from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, settings_text
+from esmeray.tuning.results import Results, result_text
+from esmeray.tuning.search import Search, read_trials
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
 from esmeray.tuning.trainable import MeasuredTrial, placement
 
@@ -34,8 +34,7 @@ class Progress(tune.Callback):
     """Report each trial's result, and end the search on request or if no trial can start."""
 
     def __init__(self, job: Job, space: SearchSpace) -> None:
-        self._job = job
-        self._space = space
+        self._job, self._space = job, space
         self._idle_since = time.monotonic()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -54,15 +53,16 @@ class Progress(tune.Callback):
             text = settings_text(Settings(**trial.config["settings"]), self._space.varied)
             print(f"\r\x1b[Kmeasuring {text}", end="", flush=True)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Report the trial, which the searcher has just recorded."""
         search = self._job.search
         results = Results(read_trials(self._job.folder.trials), self._space, search.memory_margin)
-        newest = next(record for record in results.trials if record.id == trial.trial_id)
+        newest = results.trials[-1]
         mark = " (the fastest so far)" if results.best is newest else ""
         erase = "\r\x1b[K" if sys.stdout.isatty() else ""
-        say(f"{erase}{newest.number}/{most_trials(search.search, len(self._space))}: {describe(newest, results)}{mark}")
+        settings = settings_text(newest.settings, self._space.varied)
+        count = f"{newest.number}/{most_trials(search.search, len(self._space))}"
+        say(f"{erase}{count}: {settings}: {result_text(newest.measurement, search.memory_margin)}{mark}")
 
 
 def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
@@ -97,7 +97,8 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
     sized = tune.with_resources(MeasuredTrial, partial(placement, space.workers))
     # Without GPUs a machine is one device: concurrent trials would share its cores and memory and slow each other down.
     devices = sum(node.gpus for node in nodes) or len(nodes)
-    # Never restored from Ray Tune's own state, which may be half-written: the trials' files hold the measurements.
+    # Never restored from Ray Tune's own state (Tuner.restore), which Ray Tune 2.60 writes some seconds late and would
+    # repeat the trials measured since. The searcher's study is written after each trial.
     tuner = tune.Tuner(
         tune.with_parameters(sized, job=job, workers=space.workers),
         tune_config=tune.TuneConfig(

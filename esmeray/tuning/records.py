@@ -1,13 +1,7 @@
-"""Records of a search: one file per trial with its settings and measurement, and the search's folder and job.
+"""Settings, measurements and trials of a search, its folder and its job."""
 
-A trial's file is written on the trial's node before its result is reported to Ray Tune, and a search resumes from these
-files. Ray Tune (2.60) saves its own state some seconds later, and would repeat trials measured since.
-"""
-
-import json
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import attrgetter, getitem
 from pathlib import Path
@@ -16,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from esmeray.cluster.placement import Workers
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import write_atomically
+from esmeray.common.errors import ConfigError
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
@@ -113,37 +106,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration and its result. ``id`` is Ray Tune's; ``number`` counts trials in the order they ended, from
-    1."""
+    """A configuration and its result. ``number`` counts trials in the order they ended, from 1."""
 
-    id: str
     number: int
     settings: Settings
     measurement: Measurement
-
-
-def write_trial(folder: Path, trial_id: str, settings: Settings, measurement: Measurement) -> None:
-    """Write a trial's file; it is on disk when this returns."""
-    # The time gives the order of trials, also in a resumed search, since ids of Ray Tune have no order.
-    record = {"time": time.time(), "settings": asdict(settings), "measurement": asdict(measurement)}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{trial_id}.json", json.dumps(record, indent=1) + "\n")
-
-
-def read_trials(folder: Path) -> list[Trial]:
-    """Return the trials of a search in the order they ended. Raises DataError for a file without a valid trial."""
-    ended = sorted(map(_read, folder.glob("*.json")), key=lambda timed: timed[0])
-    return [replace(trial, number=number) for number, (_, trial) in enumerate(ended, start=1)]
-
-
-def _read(path: Path) -> tuple[float, Trial]:
-    """Read a trial and the time at which it ended. Its number is assigned later."""
-    try:
-        record = json.loads(path.read_bytes())
-        trial = Trial(path.stem, 0, Settings(**record["settings"]), Measurement(**record["measurement"]))
-        return float(record["time"]), trial
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: no trial of this version ({error!r}); choose another --tune.name") from error
 
 
 class StoppedError(Exception):
@@ -156,15 +123,14 @@ class SearchFolder(RunFolder):
     def __init__(self, storage_path: str | Path, name: str) -> None:
         super().__init__(storage_path, name)
         if self.uri is not None:
-            # Trials write on their own node, and the search reads at once: a working copy would only contain the node's
-            # own trials.
+            # The driver resumes from the file of trials in it, and Ray Tune writes to it as well.
             raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
-        self.trials = self.path / "trials"
+        self.trials = self.path / "trials.jsonl"
+        self.table = self.path / "trials.csv"
         self.best = self.path / "best.yaml"
-        self.report = self.path / "tune_report.html"
-        self.picture = self.path / "tune_report.png"
+        self.picture = self.path / "trials.png"
         self.ray_tune = self.path / "ray_tune"
 
 

@@ -1,41 +1,47 @@
-"""The results of a search: its fastest trials, within the noise of the measurements, and best.yaml."""
+"""The results of a search: its fastest trials, best.yaml, and all trials as a table and as a picture."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
 
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
-from esmeray.common.text import counted
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
+from esmeray.monitoring.advice import Facts, what_limits
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import absolute_path
-from esmeray.tuning.records import STATUSES, Job, Measurement, Trial, memory_text, settings_text
+from esmeray.tuning.records import (
+    KEYS,
+    NAMES,
+    STATUSES,
+    Job,
+    Measurement,
+    Trial,
+    memory_text,
+    settings_text,
+    value_text,
+)
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace
 
-NOISY = 1.1
-"""Minimum ratio of the fastest to the slowest window at which a speed is shown with its windows."""
+SHOWN = 5
+"""Number of trials in the terminal's table."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """All trials of a search, in order; a share ``margin`` of the memory must stay free.
-
-    Speeds that differ by less than ``agreement`` count as equal, given the differences between windows of one trial.
-    """
+    """All trials of a search, in order; a share ``margin`` of the memory must stay free."""
 
     trials: Sequence[Trial]
     space: SearchSpace
     margin: float
-    agreement: float = 0.0
-
-    @property
-    def measured(self) -> list[Trial]:
-        """Trials with a speed, including those that were stopped early."""
-        return [trial for trial in self.trials if trial.measurement.tokens_per_s is not None]
 
     @property
     def ranked(self) -> list[Trial]:
@@ -47,26 +53,20 @@ class Results:
     def best(self) -> Trial | None:
         return next(iter(self.ranked), None)
 
-    @property
-    def own(self) -> Trial | None:
-        """The experiment's own configuration, if it was measured."""
-        return next((trial for trial in self.measured if trial.settings == self.space.default), None)
+    def speed(self, trial: Trial) -> float:
+        return trial.measurement.speed(self.margin)
 
     def outcomes(self) -> str:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
 
-    def speed(self, trial: Trial) -> float:
-        return trial.measurement.speed(self.margin)
-
-
-def speed_text(measurement: Measurement) -> str:
-    """Return tokens per second, with the windows if they differ: ``900 tokens/s (windows 800 to 990)``."""
-    slowest = min(measurement.windows, default=0.0)
-    fastest = max(measurement.windows, default=0.0)
-    # The windows of a steady speed add no information.
-    noise = f" (windows {slowest:,.0f} to {fastest:,.0f})" if fastest > NOISY * slowest else ""
-    return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s{noise}"
+    def against_own(self, best: Trial) -> Iterator[str]:
+        """Yield the speed relative to the experiment's own configuration, if that was measured."""
+        for trial in self.trials:
+            speed = trial.measurement.tokens_per_s
+            if trial.settings == self.space.default and trial is not best and speed:
+                own = settings_text(trial.settings, self.space.varied)
+                yield f"{self.speed(best) / speed:.2f} times the speed of the experiment's own {own}."
 
 
 def write_best(best: Trial, results: Results, job: Job) -> None:
@@ -74,27 +74,64 @@ def write_best(best: Trial, results: Results, job: Job) -> None:
 
     It runs from any folder and has its own name, since the experiment's checkpoints have other batches.
     """
-    fastest = job.trial_config(best.settings)
+    search, fastest = job.search, job.trial_config(best.settings)
     run = job.config.run.model_copy(update={"name": f"{job.config.run.name}-fastest", "resume": "allow"})
     runnable = fastest.model_copy(update={"run": run, "data": _from_any_folder(fastest.data)})
-    write_atomically(job.folder.best, _comment(best, results, job) + dump_config(runnable))
+    lines = [
+        f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} configurations tried of "
+        f"{len(results.space)},",
+        f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, {datetime.now(UTC):%Y-%m-%d}): "
+        f"trial {best.number} of {job.folder.path}.",
+        *results.against_own(best),
+        "Forward passes alone were measured, without gradients."
+        if search.inference
+        else "The optimizer's step has the tokens that it had before."
+        if search.keep_global_tokens
+        else "A step is one batch of each worker, so training may come to another result.",
+        f"  python train_ray.py --config {job.folder.best}",
+    ]
+    write_atomically(job.folder.best, "".join(f"# {line}\n" for line in lines) + "\n" + dump_config(runnable))
 
 
-def noise_lines(results: Results) -> list[str]:
-    """Return a line with the trials whose speed equals the fastest within the noise of windows."""
-    fastest, *others = results.ranked
-    lowest = (1 - results.agreement) * results.speed(fastest)
-    as_fast = [str(trial.number) for trial in others if results.speed(trial) >= lowest]
-    if not as_fast:
-        return []
-    trials = f"{counted(len(as_fast), 'trial{s}')} ({', '.join(as_fast)})"
-    return [f"Within the noise of {results.agreement:.0%}, as fast: {trials}."]
+def write_table(results: Results, path: Path) -> None:
+    """Write all trials with their settings and measurements as CSV."""
+    measurements = pd.json_normalize([asdict(trial.measurement) for trial in results.trials], sep="_")
+    settings = pd.DataFrame([asdict(trial.settings) for trial in results.trials])
+    numbers = pd.Series([trial.number for trial in results.trials], name="trial")
+    write_atomically(path, pd.concat([numbers, settings, measurements], axis=1).to_csv(index=False))
+
+
+def make_table(results: Results) -> Table:
+    """Return the fastest configurations as a table; for a search over budgets alone, every budget."""
+    is_over_budgets = results.space.varied == ["tokens"]
+    trials = sorted(results.trials, key=lambda trial: trial.settings.tokens) if is_over_budgets else results.ranked
+    table = Table("trial", *(NAMES[name] for name in results.space.varied), "result")
+    for trial in trials if is_over_budgets else trials[:SHOWN]:
+        values = [value_text(name, getattr(trial.settings, name)) for name in results.space.varied]
+        style = "bold" if trial is results.best else ""
+        table.add_row(str(trial.number), *values, result_text(trial.measurement, results.margin), style=style)
+    return table
+
+
+def summary(best: Trial, results: Results) -> Iterator[str]:
+    """Yield lines on the fastest configuration, and on what limits it."""
+    seconds = sum(trial.measurement.seconds for trial in results.trials)
+    tried = f"{len(results.trials)} configurations tried of {len(results.space)} in {seconds / 60:.1f} min"
+    yield f"{tried}: {results.outcomes()}."
+    yield from results.against_own(best)
+    shares: dict[str, Any] = dict(best.measurement.shares)
+    if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
+        shares.pop("communication", None)
+    searched = frozenset(KEYS[name] for name in results.space.varied)
+    limit = what_limits(Facts(**shares, tried=searched))
+    if limit is not None:
+        yield f"{limit}."
 
 
 def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig) -> list[str]:
     """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
     # Reported even if it is slow: it shows the capacity of the memory.
-    largest = max(filter(results.speed, results.measured), key=lambda trial: trial.settings.tokens)
+    largest = max(filter(results.speed, results.trials), key=lambda trial: trial.settings.tokens)
     lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
     # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
@@ -112,42 +149,6 @@ def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig
     return [*lines, f"To set: --batch.tokens {best.settings.tokens} --batch.global_tokens {steps * at_once}"]
 
 
-def _from_any_folder(section: DataSection) -> DataSection:
-    """Return the data section with absolute paths."""
-    sources = section.source if section.source == [SAMPLE] else [*map(absolute_path, section.source)]
-    store = None if section.store is None else absolute_path(section.store)
-    held_out = [*map(absolute_path, section.labels.validation_source)]
-    labels = section.labels.model_copy(update={"validation_source": held_out})
-    return section.model_copy(update={"source": sources, "store": store, "labels": labels})
-
-
-def _comment(best: Trial, results: Results, job: Job) -> str:
-    search = job.search
-    own = results.own
-    lines = [
-        f"{speed_text(best.measurement)}, {_memory(best.measurement)}: the fastest of {len(results.trials)} "
-        f"configurations tried of {len(results.space)},",
-        f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
-        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
-        *noise_lines(results),
-        *(["Forward passes alone were measured, without gradients."] if search.inference else []),
-    ]
-    if own is not None and own is not best:
-        ratio = (best.measurement.tokens_per_s or 0.0) / (own.measurement.tokens_per_s or 1.0)
-        lines.append(
-            f"It is {ratio:.2f} times the speed of {settings_text(own.settings, results.space.varied)}, "
-            f"{speed_text(own.measurement)}."
-        )
-    lines += [
-        "The optimizer's step has the tokens that it had before."
-        if search.keep_global_tokens
-        else "A step is one batch of each worker, so training may come to another result.",
-        "",
-        f"  python train_ray.py --config {job.folder.best}",
-    ]
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n"
-
-
 def nothing_fits(results: Results) -> ResourceError:
     """Return the error if no configuration ran and left the margin free."""
     tried = [trial.measurement for trial in results.trials]
@@ -160,16 +161,60 @@ def nothing_fits(results: Results) -> ResourceError:
     )
 
 
-def describe(trial: Trial, results: Results) -> str:
-    what = settings_text(trial.settings, results.space.varied)
-    measurement = trial.measurement
-    if measurement.status == "ok":
-        remark = "" if measurement.fits(results.margin) else f", which leaves less than {results.margin:.0%} free"
-        return f"{what}: {speed_text(measurement)}, {_memory(measurement)}{remark}"
-    if measurement.status == "pruned":
-        return f"{what}: stopped at {speed_text(measurement)}"
+def result_text(measurement: Measurement, margin: float) -> str:
+    """Return the speed and memory of a trial, or why it has none."""
     status = STATUSES[measurement.status]
-    return f"{what}: {status} ({measurement.reason.removeprefix(f'{status}: ')})"
+    if measurement.tokens_per_s is None:
+        return f"{status} ({measurement.reason.removeprefix(f'{status}: ')})"
+    remark = "" if measurement.fits(margin) else f", which leaves less than {margin:.0%} free"
+    early = f", {status}" if measurement.status == "pruned" else ""
+    return f"{_speed_text(measurement)}{early}{remark}"
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw speed and peak memory by token budget as PNG. Failures are marked at zero."""
+    from esmeray.common.figure_style import RED, legend, picture, style  # here: it loads matplotlib
+
+    def peak_gib(trial: Trial) -> float:
+        return (trial.measurement.peak_memory_bytes or 0) / 2**30
+
+    panels: dict[str, Callable[[Trial], float]] = {
+        "Tokens per second by token budget": lambda trial: trial.measurement.tokens_per_s or 0.0,
+        "Peak memory in GiB by token budget": peak_gib,
+    }
+    with picture(path, 13, 5, path.parent.name) as figure:
+        for axes, (title, height) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            style(axes, title)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(results.space.budgets, [f"{tokens:,}" for tokens in results.space.budgets])
+            axes.margins(x=0.1)
+            for name in sorted({_kind(trial) for trial in results.trials}):
+                trials = [trial for trial in results.trials if _kind(trial) == name]
+                is_failure = trials[0].measurement.tokens_per_s is None
+                marker = {"marker": "x", "color": RED} if is_failure else {"marker": "o"}
+                axes.scatter([t.settings.tokens for t in trials], list(map(height, trials)), label=name, **marker)
+            axes.set_ylim(bottom=0.0)
+            legend(axes, over_curves=True)
+
+
+def _kind(trial: Trial) -> str:
+    """Return the label of a trial's point: its failure, or its precision and whether it recomputes activations."""
+    if trial.measurement.tokens_per_s is None:
+        return STATUSES[trial.measurement.status]
+    return trial.settings.precision + (", checkpointing" if trial.settings.gradient_checkpointing else "")
+
+
+def _from_any_folder(section: DataSection) -> DataSection:
+    """Return the data section with absolute paths."""
+    sources = section.source if section.source == [SAMPLE] else [*map(absolute_path, section.source)]
+    store = None if section.store is None else absolute_path(section.store)
+    held_out = [*map(absolute_path, section.labels.validation_source)]
+    labels = section.labels.model_copy(update={"validation_source": held_out})
+    return section.model_copy(update={"source": sources, "store": store, "labels": labels})
+
+
+def _speed_text(measurement: Measurement) -> str:
+    return f"{measurement.tokens_per_s or 0.0:,.0f} tokens/s, {_memory(measurement)}"
 
 
 def _memory(measurement: Measurement) -> str:

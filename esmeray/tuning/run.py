@@ -5,10 +5,10 @@ Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (
 <storage_path>/<tune.name>/
     config.yaml, tune.yaml   the experiment and the search, resolved
     hardware.txt             the machines that it was measured on
-    trials/                  see tuning.records
+    trials.jsonl             Optuna's journal of all trials, see tuning.search
     ray_tune/                Ray Tune's own results and state
     best.yaml                see tuning.results
-    tune_report.html, .png   see tuning.report
+    trials.csv, trials.png   all trials as a table and a picture
 """
 
 from dataclasses import replace
@@ -17,8 +17,8 @@ from rich.console import Console
 
 from esmeray.cluster.placement import LOCAL, find, local_resources
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.command_line import next_command, say, warn
-from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.common.command_line import next_command, say
+from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
 from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
@@ -27,8 +27,8 @@ from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
-from esmeray.tuning.records import KEYS, Job, read_trials
-from esmeray.tuning.results import Results, nothing_fits, speed_text, to_set, write_best
+from esmeray.tuning.records import KEYS, Job
+from esmeray.tuning.results import Results, draw, make_table, nothing_fits, summary, to_set, write_best, write_table
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import make_space, space_lines
 
@@ -70,10 +70,10 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     data_tokens = task.measure(store_path).data.tokens
     task.write_names(folder, store_path)
     from esmeray.tuning.ray_tune import search_on_cluster  # here: it loads Ray Tune
+    from esmeray.tuning.search import read_trials
 
     space, error = search_on_cluster(replace(job, store_path=str(store_path)), data_tokens, signals)
-    search = job.search
-    results = Results(read_trials(folder.trials), space, search.memory_margin, search.measurement.agreement)
+    results = Results(read_trials(folder.trials), space, job.search.memory_margin)
     return _conclude(job, results, signals, error)
 
 
@@ -83,6 +83,8 @@ def _as_begun(job: Job) -> Job:
     Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.
     """
     folder = job.folder
+    if (folder.path / "trials").is_dir():
+        raise ConfigError(f"{folder.path}: a search of an earlier version: choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return job
     begun = load_config(folder.config)
@@ -90,7 +92,7 @@ def _as_begun(job: Job) -> Job:
     before = begun.model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
-        # Searched settings may differ, since each trial's file records its own.
+        # Searched settings may differ, since each trial records its own.
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
                 f"{change}, and the trials of {folder.path} were measured before: set it back, or "
@@ -100,29 +102,24 @@ def _as_begun(job: Job) -> Job:
 
 
 def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception | None) -> int:
-    from esmeray.tuning.report import print_table, write_tune_report  # here: it loads matplotlib
-
-    folder = job.folder
-    best = results.best
+    folder, best = job.folder, results.best
+    # Written after a signal too: a user who stops a search wants its measurements.
     if best is not None:
         write_best(best, results, job)
-    # Written after a signal too: a user who stops a search wants its measurements.
-    if results.trials or not signals.received:
-        try:
-            write_tune_report(results, folder)
-        except (OSError, ValueError, EsmerayError) as failure:  # a failed report must not hide the result
-            warn(f"{folder.report}: not written ({failure})")
+    if results.trials:
+        write_table(results, folder.table)
+        draw(results, folder.picture)
     if signals.received:
-        fastest = f", {folder.best} has the fastest so far ({speed_text(best.measurement)})" if best is not None else ""
-        report = f", {folder.report} reports them" if results.trials else ""
-        say(f"stopped after {len(results.trials)} trials{report}{fastest}; the same command resumes it")
+        fastest = f", {folder.best} has the fastest so far" if best is not None else ""
+        say(f"stopped after {len(results.trials)} trials{fastest}; the same command resumes it")
         return signals.exit_code
     if error is not None:
         raise error
     if best is None:
         raise nothing_fits(results)
-    print_table(results, Console())
+    Console().print(make_table(results))
+    say("\n".join(summary(best, results)))
     say("\n".join(to_set(best, results, job.config.batch.global_tokens, job.search)))
-    say(f"  fastest  {folder.best}\n  trials   {folder.trials}\n  report   {folder.report}")
+    say(f"  fastest  {folder.best}\n  trials   {folder.table}, {folder.picture}")
     say(next_command("train", "--config", folder.best))
     return 0

@@ -1,146 +1,180 @@
-"""Choose the next configuration to measure: find the largest budget that fits, then ask Optuna's sampler.
+"""Choose the next configuration to measure, and record each trial in Optuna's storage, from which a search resumes.
 
 The search starts with the experiment's own configuration, and finds its largest token budget by doubling and bisecting.
-Then it measures the valid, untried configuration nearest to the sampler's suggestion. Configurations that need at least
-the memory of one that was too large are left out.
+Then it measures the valid, untried configuration nearest to the suggestion of Optuna's TPE. Configurations that need at
+least the memory of one that was too large are left out.
 """
 
+import json
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from esmeray.tuning.records import NAMES, Measurement, Settings, Trial, read_trials
-from esmeray.tuning.section import SearchSection, TuneConfig
-from esmeray.tuning.space import ORDERED, SearchSpace, most_trials, needs_at_least
+from esmeray.common.errors import DataError
+from esmeray.tuning.records import NAMES, Measurement, Settings, Trial, Value
+from esmeray.tuning.section import TuneConfig
+from esmeray.tuning.space import SearchSpace, most_trials, needs_at_least
 from esmeray.tuning.trainable import METRIC
 
 STARTUP_TRIALS = 6
 """Results that TPE needs before it builds a model."""
 
+STUDY = "search"
+MEASUREMENT = "measurement"
+"""Attribute of a trial of the study: its :class:`~esmeray.tuning.records.Measurement`."""
+
+_CHOICES: dict[str, tuple[Value, ...]] = {
+    "precision": ("bf16", "fp32", "fp16"),
+    "gradient_checkpointing": (False, True, "selective"),
+    "compile": (False, True),
+}
+"""All values of settings that are no numbers. The study has their indices: integers are the only parameters whose range
+may change when a search resumes with another space (Optuna)."""
+
 
 class Search(OptunaSearch):
     """Ray Tune's Optuna searcher, for a space in which only some combinations are valid.
 
-    It learns from the trials' files, so that a search that resumes, or has another limit, knows all measurements.
+    Its study is in the file ``trials``. A trial of the study has the settings that were measured.
     """
 
+    _ot_study: Any
+
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._configurations, self._options, self._margin = space, search.search, search.memory_margin
+        distributions: dict[str, BaseDistribution] = {name: _distribution(name, space.values[name]) for name in NAMES}
+        sampler = _Sampler(distributions, self._choose, search)
         super().__init__(
-            {name: _distribution(space, name) for name in NAMES},
-            metric=METRIC,
-            mode="max",
-            sampler=_sampler(search.search, len(read_trials(trials))),
+            distributions, METRIC, "max", sampler=sampler, study_name=STUDY, storage=_open_storage(trials, repair=True)
         )
-        self._configurations = space
-        self._search = search.search
-        self._margin = search.memory_margin
-        self._trials = trials
-        self._results: dict[str, Trial] = {}
-        self._running: dict[str, Settings] = {}
+        for trial in self._trials(TrialState.RUNNING):  # of a search that was killed
+            self._ot_study.tell(trial.number, state=TrialState.FAIL)
 
     def suggest(self, trial_id: str) -> Any:
         """Return the settings of the next trial and the speed that it has to beat; FINISHED at the end."""
-        self._learn()
-        untried = self._untried()
-        if not untried or self._is_over():
+        if not self._untried() or self._is_over():
             return Searcher.FINISHED
-        params = super().suggest(trial_id)
-        assert params is not None
-        values = {name: self._configurations.values[name][index] for name, index in params.items()}
-        # The sampler treats settings as independent: its suggestion may be invalid or already measured.
-        settings = self._bracket(untried) or self._configurations.nearest(Settings(**values), untried)
-        self._running[trial_id] = settings
+        super().suggest(trial_id)
+        settings = _settings_of(self._ot_trials[trial_id].params)
         return {"settings": asdict(settings), "to_beat": self._to_beat()}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Discard the sampler's suggestion: the trial's file has the settings that were measured instead."""
-        if self._running.pop(trial_id, None) is not None:
-            super().on_trial_complete(trial_id, error=True)
+        """Record a trial; it is on disk when this returns. One that ended without a measurement can be tried again."""
+        if result and MEASUREMENT in result:
+            self._ot_trials[trial_id].set_user_attr(MEASUREMENT, json.loads(result[MEASUREMENT]))
+        super().on_trial_complete(trial_id, result, error)
 
-    def _learn(self) -> None:
-        """Add the trials that ended since the last call to Optuna's study."""
-        space = self._configurations
-        for trial in read_trials(self._trials):
-            if trial.id in self._results:
-                continue
-            self._results[trial.id] = trial
-            values = asdict(trial.settings)
-            if all(values[name] in space.values[name] for name in NAMES):  # a resumed search may have a smaller space
-                indices = {name: space.values[name].index(values[name]) for name in NAMES}
-                # Failures count as a speed of 0, so that the sampler avoids them.
-                self.add_evaluated_point(indices, trial.measurement.speed(self._margin))
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self._ot_study.get_trials(deepcopy=False, states=states)
 
     @property
     def _measurements(self) -> dict[Settings, Measurement]:
-        return {trial.settings: trial.measurement for trial in self._results.values()}
+        return {trial.settings: trial.measurement for trial in _ended(self._ot_study)}
+
+    def _running(self) -> set[Settings]:
+        # The trial that is being chosen has no settings yet.
+        return {_settings_of(trial.params) for trial in self._trials(TrialState.RUNNING) if trial.params}
 
     def _is_over(self) -> bool:
         # Only measuring time counts: a search that was stopped for the night keeps the rest of its time budget.
-        seconds = sum(result.seconds for result in self._measurements.values())
-        out_of_time = self._search.time_budget_s is not None and seconds >= self._search.time_budget_s
-        return out_of_time or len(self._tried()) >= most_trials(self._search, len(self._configurations))
-
-    def _tried(self) -> set[Settings]:
-        return self._measurements.keys() | set(self._running.values())
+        measurements = self._measurements
+        seconds = sum(measurement.seconds for measurement in measurements.values())
+        out_of_time = self._options.time_budget_s is not None and seconds >= self._options.time_budget_s
+        tried = len(measurements.keys() | self._running())
+        return out_of_time or tried >= most_trials(self._options, len(self._configurations))
 
     def _to_beat(self) -> float | None:
         """Return the speed below which a trial can stop early."""
-        if self._search.algorithm == "grid":
+        if self._options.algorithm == "grid":
             return None
         # Only fully measured trials: the speed of one that was stopped early comes from windows that did not agree.
         complete = (result for result in self._measurements.values() if result.status == "ok")
         return max((result.speed(self._margin) for result in complete), default=0.0) or None
 
+    def _choose(self, suggestion: Settings | None, chance: random.Random) -> Settings:
+        """Return the valid configuration to measure. Without a suggestion it is chosen at random."""
+        untried = self._untried()
+        if bracket := self._bracket(untried):
+            return bracket
+        return chance.choice(untried) if suggestion is None else self._configurations.nearest(suggestion, untried)
+
     def _untried(self) -> list[Settings]:
         """Return untried configurations that may fit, given the measurements so far."""
-        too_large = [s for s, result in self._measurements.items() if result.is_too_large(self._margin)]
-        tried = self._tried()
+        measurements = self._measurements
+        tried = measurements.keys() | self._running()
+        too_large = [settings for settings, result in measurements.items() if result.is_too_large(self._margin)]
         return [
             settings
             for settings in self._configurations.settings
             if settings not in tried
             and not any(needs_at_least(settings, other) for other in too_large)
-            and not self._is_expected_too_large(settings)
+            and not _is_expected_too_large(settings, measurements)
         ]
-
-    def _is_expected_too_large(self, settings: Settings) -> bool:
-        """Extrapolate the memory from the two largest measured budgets with all other settings equal.
-
-        On a CPU, a trial that runs out of memory could take memory from other programs.
-        """
-        alike = [
-            (other.tokens, result.peak_memory_bytes, result.total_memory_bytes)
-            for other, result in self._measurements.items()
-            if result.peak_memory_bytes and result.total_memory_bytes and result.status in ("ok", "pruned")
-            if replace(other, tokens=settings.tokens) == settings
-        ]
-        if len(alike) < 2:
-            return False
-        (low, low_bytes, _), (high, high_bytes, total_bytes) = sorted(alike)[-2:]
-        token_bytes = max(0, high_bytes - low_bytes) / (high - low)
-        return high_bytes + token_bytes * (settings.tokens - high) > total_bytes
 
     def _bracket(self, untried: Sequence[Settings]) -> Settings | None:
         """Return the next step of finding the own settings' largest budget; None while one runs, or once it is
         known."""
         own = self._configurations.default
-        measurements = self._measurements
         if own in untried:
             return own
         ladder = self._configurations.ladder(own)
+        measurements, running = self._measurements, self._running()
         fitting = [s.tokens for s in ladder if s in measurements and measurements[s].fits(self._margin)]
         # Budgets that were ruled out without a measurement count as too large; running ones are still unknown.
-        ended = [s.tokens for s in ladder if s not in untried and s not in self._running.values()]
+        ended = [s.tokens for s in ladder if s not in untried and s not in running]
         tokens = next_budget([s.tokens for s in ladder], fitting, [t for t in ended if t not in fitting])
         proposal = replace(own, tokens=tokens or own.tokens)
         return proposal if proposal in untried else None
+
+
+class _Sampler(optuna.samplers.TPESampler):
+    """TPE whose suggestions are replaced by the configuration that ``choose`` returns for them."""
+
+    def __init__(
+        self,
+        distributions: dict[str, BaseDistribution],
+        choose: Callable[[Settings | None, random.Random], Settings],
+        search: TuneConfig,
+    ) -> None:
+        # Constant liar: parallel trials must not get the same suggestion.
+        super().__init__(
+            seed=search.search.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
+        )
+        self._distributions, self._choose = distributions, choose
+        self._uses_model = search.search.algorithm == "tpe"
+        self._chance = random.Random(search.search.seed)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._distributions
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        several = {name: numbers for name, numbers in search_space.items() if not numbers.single()}
+        params = super().sample_relative(study, trial, several) if self._uses_model else {}
+        only = {name: numbers.low for name, numbers in search_space.items() if name not in several}
+        settings = self._choose(_settings_of(only | params) if params else None, self._chance)
+        return {name: _number(name, value) for name, value in asdict(settings).items()}
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """Return the trials of a search in the order they ended. Raises DataError if the file can't be read."""
+    if not path.exists() or path.stat().st_size == 0:  # Optuna creates the file before the study
+        return []
+    try:
+        return _ended(optuna.load_study(study_name=STUDY, storage=_open_storage(path)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: no trials of this version ({error!r}); choose another --tune.name") from error
 
 
 def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Sequence[int]) -> int | None:
@@ -158,20 +192,55 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
     return between[(len(between) - 1) // 2]
 
 
-def _sampler(search: SearchSection, known: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler of a search that already has ``known`` trials."""
-    seed = search.seed + known  # a resumed search must not repeat its suggestions
-    if search.algorithm == "tpe":
-        # Constant liar: parallel trials must not get the same suggestion.
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
-        )
-    return optuna.samplers.RandomSampler(seed=seed)
+def _is_expected_too_large(settings: Settings, measurements: dict[Settings, Measurement]) -> bool:
+    """Extrapolate the memory from the two largest measured budgets with all other settings equal.
+
+    On a CPU, a trial that runs out of memory could take memory from other programs.
+    """
+    alike = [
+        (other.tokens, result.peak_memory_bytes, result.total_memory_bytes)
+        for other, result in measurements.items()
+        if result.peak_memory_bytes and result.total_memory_bytes and result.status in ("ok", "pruned")
+        if replace(other, tokens=settings.tokens) == settings
+    ]
+    if len(alike) < 2:
+        return False
+    (low, low_bytes, _), (high, high_bytes, total_bytes) = sorted(alike)[-2:]
+    token_bytes = max(0, high_bytes - low_bytes) / (high - low)
+    return high_bytes + token_bytes * (settings.tokens - high) > total_bytes
 
 
-def _distribution(space: SearchSpace, name: str) -> optuna.distributions.BaseDistribution:
-    """Return a distribution over the indices of the values; an integer one if the values are ordered."""
-    last = len(space.values[name]) - 1
-    if name in ORDERED and None not in space.values[name]:
-        return optuna.distributions.IntDistribution(0, last)
-    return optuna.distributions.CategoricalDistribution(tuple(range(last + 1)))
+def _open_storage(path: Path, repair: bool = False) -> JournalStorage:
+    """Open Optuna's journal. ``repair``: remove its lock and an incomplete last line, which a kill or a full disk may
+    leave."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if repair and path.exists():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+        Path(f"{path}.lock").unlink(missing_ok=True)
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _ended(study: optuna.Study) -> list[Trial]:
+    # Failures are complete as well, with a speed of 0, so that the sampler avoids them.
+    complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    in_order = sorted(complete, key=attrgetter("datetime_complete"))
+    return [
+        Trial(number, _settings_of(trial.params), Measurement(**trial.user_attrs[MEASUREMENT]))
+        for number, trial in enumerate(in_order, start=1)
+    ]
+
+
+def _settings_of(params: dict[str, Any]) -> Settings:
+    values = {name: _CHOICES[name][number] if name in _CHOICES else number for name, number in params.items()}
+    return Settings(**values | {"batch_size": params["batch_size"] or None})
+
+
+def _distribution(name: str, values: Sequence[Value]) -> IntDistribution:
+    numbers = [_number(name, value) for value in values]
+    return IntDistribution(min(numbers), max(numbers), log=name == "tokens")
+
+
+def _number(name: str, value: Any) -> int:
+    # No limit of sequences in a batch is 0 in the study.
+    return _CHOICES[name].index(value) if name in _CHOICES else value or 0

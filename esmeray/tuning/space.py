@@ -134,24 +134,30 @@ def _refusal(
     """Return the reason for leaving a configuration out of a space with these values; None if it is valid."""
     config = job.config
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
-    if settings.tokens < needed:
-        return f"a budget under the {needed} tokens of the longest sequence"
-    if settings.workers not in workers:
-        return "more workers than the cluster holds"
     global_tokens = config.batch.global_tokens
-    if job.search.keep_global_tokens and global_tokens % (settings.tokens * settings.workers):
-        return f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch"
-    if settings.precision == "fp16" and workers[settings.workers].device == "cpu":
-        return "fp16, which needs a GPU"
-    if settings.stage == 0 and config.deepspeed.offload_optimizer:
-        return "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3"
+    divides = global_tokens % (settings.tokens * settings.workers) == 0
     # A setting without effect is measured with one value: the experiment's own, if it is among the values.
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
-    if settings.num_workers == 0 and settings.prefetch != prefetch:
-        return "prefetching, which makes no difference without loader processes"
-    offers_both = len(values["gradient_checkpointing"]) > 1
-    is_idle = settings.gradient_checkpointing and config.model.backbone.frozen and offers_both
-    return "checkpointing, which makes no difference to a frozen backbone" if is_idle else None
+    checkpoints_frozen = settings.gradient_checkpointing and config.model.backbone.frozen
+    refusals = {
+        f"a budget under the {needed} tokens of the longest sequence": settings.tokens < needed,
+        "more workers than the cluster holds": settings.workers not in workers,
+        f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch": (
+            job.search.keep_global_tokens and not divides
+        ),
+        "fp16, which needs a GPU": settings.precision == "fp16"
+        and not any(placed.use_gpu for placed in workers.values()),
+        "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3": (
+            settings.stage == 0 and config.deepspeed.offload_optimizer
+        ),
+        "prefetching, which makes no difference without loader processes": (
+            settings.num_workers == 0 and settings.prefetch != prefetch
+        ),
+        "checkpointing, which makes no difference to a frozen backbone": (
+            checkpoints_frozen and len(values["gradient_checkpointing"]) > 1
+        ),
+    }
+    return next((reason for reason, applies in refusals.items() if applies), None)
 
 
 def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 The trial's own process uses no device and does not import torch. Its placement group has a bundle per worker.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ray import tune
 
 from esmeray.cluster.placement import Workers
-from esmeray.tuning.records import Job, Measurement, Settings, write_trial
+from esmeray.tuning.records import Job, Measurement, Settings
 
 METRIC = "tokens_per_s"
 
@@ -40,11 +41,9 @@ class MeasuredTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         settings = Settings(**self.config["settings"])
         measurement = self._measure(settings, self.config["to_beat"])
-        # Written before it is reported to Ray Tune: a search that is killed now resumes from the files.
-        write_trial(self._job.folder.trials, self.trial_id, settings, measurement)
         return {
             METRIC: measurement.speed(self._job.search.memory_margin),
-            "measurement": asdict(measurement),
+            "measurement": json.dumps(asdict(measurement)),  # one value, since Ray Tune flattens nested results
             "done": True,
         }
 

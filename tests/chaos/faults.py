@@ -52,7 +52,6 @@ FAULTS = {
     "slow rank": Fault("act", "be slow", ("forward",)),
     "clock +1 h": Fault("act", "clock forward", ("forward", "checkpoint")),
     "clock -1 h": Fault("act", "clock back", ("update", "checkpoint")),
-    "bit of a weight flipped": Fault("act", "flip a bit", ("update",)),
     "disk slow": Fault("act", "slow disk", ("update",)),
     "W&B away": Fault("act", "wait", ("forward",), "W&B away"),
     "raylet SIGKILL": Fault(
@@ -68,9 +67,7 @@ FAULTS = {
     "network cut": Fault("machines", Machines.cut, ("reduction", "publishing"), lasts_s=30),
     "disk full": Fault("machines", Machines.fill, ("update", *SAVING, "export", "embedding", "search")),
     "disk read-only": Fault("machines", Machines.protect, (*SAVING, "export", "embedding")),
-    "shard damaged": Fault(
-        "checkpoint", lambda p: p.write_bytes(p.read_bytes()[:-99] + bytes(99)), ("update",), "on disk"
-    ),
-    "shard truncated": Fault("checkpoint", lambda p: os.truncate(p, p.stat().st_size // 2), ("update",), "on disk"),
-    "shard missing": Fault("checkpoint", Path.unlink, ("update",), "on disk"),
+    "shard damaged": Fault("checkpoint", lambda p: p.write_bytes(p.read_bytes()[:-99] + bytes(99)), ("update",)),
+    "shard truncated": Fault("checkpoint", lambda p: os.truncate(p, p.stat().st_size // 2), ("update",)),
+    "shard missing": Fault("checkpoint", Path.unlink, ("update",)),
 }

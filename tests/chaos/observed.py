@@ -73,10 +73,6 @@ def _wait(_: Observer, go: Path) -> None:
         time.sleep(0.01)
 
 
-def _flip(observer: Observer, _: Path) -> None:
-    max(observer.model.parameters(), key=torch.Tensor.numel).data.view(torch.int32).view(-1)[0] ^= 1 << 10
-
-
 def _raise_from_outside(*_: Any) -> None:
     thread = ctypes.c_ulong(threading.get_ident())
     ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(RuntimeError))
@@ -91,8 +87,7 @@ def _slow_disk(*_: Any) -> None:
     sync = os.fsync
 
     def slow(descriptor: int) -> None:
-        if not Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to("/dev/shm"):
-            time.sleep(0.5)
+        time.sleep(0.5)
         sync(descriptor)
 
     os.fsync = slow
@@ -106,7 +101,6 @@ ACTS: dict[str, Callable[[Observer, Path], Any]] = {
     "slow disk": _slow_disk,
     "clock forward": lambda *_: _set_clock(3600),
     "clock back": lambda *_: _set_clock(-3600),
-    "flip a bit": _flip,
 }
 
 

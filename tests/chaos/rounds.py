@@ -17,7 +17,8 @@ from yaml import safe_dump as dump_yaml
 
 from benchmarks.programs.servers import free_port
 from esmeray.train_config.loading import dump_config
-from esmeray.tuning.records import SearchFolder, Trial, read_trials
+from esmeray.tuning.records import SearchFolder, Trial
+from esmeray.tuning.search import read_trials
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import TOLERANCE, committed, problems, read_history, seconds_to_a_step
 from tests.clusters import Machines, Mend
@@ -29,12 +30,11 @@ from tests.runs import exported_weights, merged, run_folder, tiny_config, train_
 LEFT_S = 20.0  # for processes to end after the command
 USUAL: dict[str, Any] = {
     "data": {"num_workers": 1},
-    "training": {"optimizer": "muon", "watchdog_s": 6.0, "checksum_every_steps": 2},
-    "checkpoint": {"asynchronous": True, "keep_last": 3, "memory_every_steps": 2},
+    "training": {"optimizer": "muon", "watchdog_s": 6.0},
+    "checkpoint": {"asynchronous": True, "keep_last": 3},
     "ray": {"num_workers": 2, "cpus_per_worker": 1, "max_failures": 10},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "on disk": {"checkpoint": {"memory_every_steps": None}},
     "elastic": {"ray": {"num_workers": [1, 2], "minimum_stay_s": 1}},
     "W&B away": {"wandb": {"mode": "online", "init_timeout_s": 1, "finish_timeout_s": 1}},
 }
@@ -190,9 +190,7 @@ class Training(Round):
 
     def left(self) -> list[Any]:
         pids = {pid for attempt in read_history(self.folder / "history.jsonl") for pid in attempt.pids}
-        copies = list(Path("/dev/shm").glob("esmeray-*/**/manifest.json"))
-        files = [path for path in copies if f'"{self.data}' in path.read_text()]
-        return [*filter(psutil.pid_exists, pids), *files, *self.data.rglob("*.partial"), *super().left()]
+        return [*filter(psutil.pid_exists, pids), *self.data.rglob("*.partial"), *super().left()]
 
 
 class Embedding(Round):

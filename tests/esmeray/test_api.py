@@ -5,9 +5,13 @@ import doctest
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from inspect import signature
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -18,14 +22,27 @@ from esmeray.common.command_line import run
 from esmeray.dataset.section import IngestSection, SampleSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.function.sample import write_sample
+from esmeray.function.section import PredictTermsSection
+from esmeray.inference.alignment import AlignSection
+from esmeray.inference.classify.calls import ClassifyEvaluateSection, ClassifySection
+from esmeray.inference.design.calls import GenerateSection
+from esmeray.inference.function.prediction import finish
+from esmeray.inference.index.search import SearchSection
+from esmeray.inference.index.section import IndexSection
+from esmeray.inference.mutations.section import MutationFitSection, MutationProposeSection, MutationScanSection
+from esmeray.model.export.backbone import export as save_diffusion
 from esmeray.tasks.plan import TaskPlan
 from esmeray.tools.__main__ import main
+from esmeray.train_config.loading import dump_config
+from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.small_models import save_masked_lm
 from tests.runs import TINY
 from tests.service.serving import Serving
+from tests.structures import folds, pdb_lines, write_pdb
+from tests.tasks.test_diffusion_model import trained
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +57,17 @@ ORDER = (
     "propose",
 )
 """Names whose examples continue with what those before them made."""
+
+
+def save_functions(folder: Path) -> None:
+    """A run of function prediction, without a network."""
+    data = {"source": ["sample"], "sample": {"records": 60, "families": 4}, "terms": {"min_count": 3}}
+    model = {"task": "terms", "terms": {"parts": ["naive", "homology"]}}
+    config = Config.model_validate(
+        {"run": {"name": "functions", "storage_path": str(folder)}, "data": data, "model": model}
+    )
+    finish(config.run, config.data, config.model.terms)
+    (folder / "functions" / "config.yaml").write_text(dump_config(config))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +86,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     write_sample(folder, SampleSection(records=60, families=4))
     (folder / "terms.obo").rename(folder / "go.obo")
     truth = (folder / "test.tsv").rename(folder / "truth.tsv").read_text().splitlines()
+    save_functions(folder)
+    save_diffusion(trained(("helix", "barrel")), folder / "diffusion")
+    write_pdb(folder / "fold.pdb", pdb_lines(folds(1)[0]))
     (folder / "predictions.tsv").write_text("".join(f"{line}\t0.5\n" for line in truth))
     with pytest.MonkeyPatch.context() as patch, serving.address(serving.app()) as address:
         patch.chdir(folder)
@@ -136,6 +167,30 @@ def test_hits_are_what_the_command_writes():
 
 
 @pytest.mark.usefixtures("found")
+def test_alignments_are_what_the_command_writes():
+    files = "--align.queries proteins.fasta --align.store proteins.store --align.output aligned.tsv"
+    written_by(f"align {files} --align.header true")
+    same_tables(esmeray.align("proteins.fasta", "proteins.store", header=True), "aligned.tsv", sep="\t")
+
+
+@pytest.mark.usefixtures("found")
+def test_functions_are_what_the_command_writes():
+    written_by("function predict functions --predict.input proteins.fasta --predict.output functions.tsv")
+    names = ["protein", "term", "score"]
+    same_tables(esmeray.predict_functions("functions", ["proteins.fasta"]), "functions.tsv", sep="\t", names=names)
+
+
+@pytest.mark.usefixtures("found")
+def test_designs_are_what_the_command_writes():
+    options = {"number": 3, "steps": 2, "temperature": 0, "known": "proteins.store"}
+    words = " ".join(f"--generate.{name} {value}" for name, value in options.items())
+    written_by(f"design generate diffusion --generate.structures fold.pdb --generate.output designs {words}")
+    table = esmeray.design("diffusion", "fold.pdb", output="other_designs", **options)
+    assert Path("other_designs/designs.fasta").read_text() == Path("designs/designs.fasta").read_text()
+    assert table["same_as"].tolist() == ["", "fold_A_1", "fold_A_1"] and table["novelty"].between(0, 1).all()
+
+
+@pytest.mark.usefixtures("found")
 def test_an_index_is_what_the_command_writes():
     written_by("embed index vectors --index.output by_command.index --index.metric l2")
     esmeray.build_index(["vectors"], "by_call.index", metric="l2")
@@ -172,6 +227,43 @@ def test_type_checkers_see_the_names_that_there_are():
     assert {*dir(esmeray)} >= {*esmeray.__all__}
     with pytest.raises(AttributeError, match="nothing"):
         _ = esmeray.nothing
+
+
+SECTIONS = {
+    "align": AlignSection,
+    "build_index": IndexSection,
+    "classify": ClassifySection,
+    "design": GenerateSection,
+    "evaluate": ClassifyEvaluateSection,
+    "fit_mutants": MutationFitSection,
+    "predict_functions": PredictTermsSection,
+    "propose": MutationProposeSection,
+    "scan": MutationScanSection,
+    "search": SearchSection,
+}
+
+
+def in_python(annotation: Any) -> Any:
+    """The type of a setting, as callers may write it: a path may be a str, a list a tuple."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return in_python(arguments[0])
+    if get_origin(annotation) is list:
+        return Sequence[in_python(arguments[0])]
+    if get_origin(annotation) in (Union, UnionType):
+        return reduce(or_, map(in_python, arguments))
+    return str | Path if annotation is Path else annotation
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_settings_of_a_function_have_the_names_and_types_of_their_section(name: str):
+    stub: dict[str, Any] = {}
+    exec((REPOSITORY / "esmeray" / "inference" / "settings.pyi").read_text(encoding="utf-8"), stub)  # noqa: S102
+    parameters = signature(getattr(esmeray, name)).parameters
+    settings = stub[parameters["settings"].annotation.removeprefix("Unpack[").removesuffix("]")]
+    fields = {key: field for key, field in SECTIONS[name].model_fields.items() if key not in parameters}
+    assert settings.__annotations__ == {key: in_python(field.annotation) for key, field in fields.items()}
+    assert settings.__total__ is False and not any(field.is_required() for field in fields.values())
 
 
 def test_the_import_alone_takes_nothing_heavy(tmp_path: Path):
@@ -212,6 +304,17 @@ def test_every_refusal_is_an_esmeray_error(found: dict[str, Any]):
             for function in (esmeray.classify, esmeray.evaluate)
         ],
         lambda: esmeray.evaluate("classifier", "labelled.fasta", part="some"),
+        lambda: esmeray.align("nowhere", "proteins.store"),
+        *[lambda store=store: esmeray.align("proteins.fasta", store) for store in ("nowhere", "vectors", None)],
+        *[lambda run=run: esmeray.predict_functions(run, "proteins.fasta") for run in ("nowhere", "classifier", None)],
+        *[lambda path=path: esmeray.predict_functions("functions", path) for path in ("nowhere", None, [None])],
+        lambda: esmeray.predict_functions("functions", "proteins.fasta", terms=0),
+        *[lambda model=model: esmeray.design(model, "fold.pdb") for model in ("nowhere", "esm2", None)],
+        *[lambda path=path: esmeray.design("diffusion", path) for path in ("nowhere", None, [], [None])],
+        *[
+            lambda more=more: esmeray.design("diffusion", **more)
+            for more in ({"length": 0}, {"fix": "1"}, {"steps": 0})
+        ],
         *[lambda path=path: esmeray.search(path) for path in ("nowhere", "proteins.store")],
         *[lambda more=more: esmeray.search("vectors", **more) for more in ({"top_k": 0}, {"error_rate": 0.1})],
     ]

@@ -174,7 +174,7 @@ def test_overloaded_and_lost_requests_are_sent_again(serving: Serving):
 
 def test_what_can_be_no_key_is_refused_and_not_repeated():
     for key in ("", "secret\nsecret", "sec ret", "secret\x7f", "secr\u00e9t", "secret\r"):
-        with pytest.raises(ConfigError, match="key: holds no API key: that is one word") as refused:
+        with pytest.raises(ConfigError, match="key: holds no API key; a key is one word") as refused:
             Client(key=key)
         assert "secr" not in str(refused.value)
 
@@ -185,5 +185,5 @@ def test_an_address_without_a_service_is_named():
         with pytest.raises(ResourceError, match="no answer"):
             Client(f"http://127.0.0.1:{taken.getsockname()[1]}", retries=1).models()
     for address in ("http://[", "ftp://127.0.0.1", "nowhere", "http://"):
-        with pytest.raises(ConfigError, match="no address of a service; write it as"):
+        with pytest.raises(ConfigError, match="is not the address of a service; write it as"):
             Client(address)

@@ -46,7 +46,7 @@ def test_a_taken_port_or_missing_model_is_refused_before_ray_starts(tmp_path: Pa
     make_embeddings(tmp_path / "foreign", random_vectors(9, 32), model=None)
     make_index([tmp_path / "foreign"], IndexSection(output=tmp_path / "foreign.index"))
     refused = refusal(*indexed, indexes=[str(tmp_path / "foreign.index")])
-    assert "foreign.index: does not name its vectors' model" in refused
+    assert "foreign.index: does not name the model of its vectors" in refused
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"

@@ -271,7 +271,7 @@ def test_changed_settings_and_models_are_reloaded_without_a_failed_request(serve
     eventually(lambda: encoded(client, ["MKT"] * 4).status_code == 413)
     assert encoded(client, SEQUENCES).json()["data"] != first["data"]
     late = client.post("/v1/search", json={"sequences": SEQUENCES})
-    assert late.status_code == 500 and "are of another model than is served" in late.text
+    assert late.status_code == 500 and "are of another model than the served one" in late.text
 
 
 def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
@@ -291,6 +291,6 @@ def test_the_log_follows_no_link_and_is_in_no_folder_of_another_user(
         module._log_to_file()
     link.unlink()
     monkeypatch.setattr(module.os, "geteuid", lambda: 65534)
-    with pytest.raises(ResourceError, match="serve: is another user's"):
+    with pytest.raises(ResourceError, match="serve: belongs to another user"):
         module._log_to_file()
     assert not [*tmp_path.iterdir()]

@@ -75,6 +75,15 @@ def test_resolved_settings_read_back_the_same(file):
     assert load_search(file(dump_config(search))) == search
 
 
+def test_settings_that_were_removed_are_ignored_with_a_line_if_they_had_a_value(file, caplog):
+    of_an_earlier_run = "training:\n  checksum_every_steps: 2\ncheckpoint:\n  memory_every_steps: null\n"
+    assert load(file(of_an_earlier_run)) == load(None)
+    assert caplog.messages == ["setting checksum_every_steps was removed, and is ignored"]
+    recorded = load(None).model_dump()
+    recorded["checkpoint"] |= {"memory_every_steps": 5, "memory_limit_gib": None}
+    assert Config.model_validate(recorded) == load(None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

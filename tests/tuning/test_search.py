@@ -1,9 +1,10 @@
 """The search against machines that are made up: how good, how economical, and what it does with what fails."""
 
+import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.cluster.placement import NodeResources
-from esmeray.tuning.records import Job, Measurement, Settings, read_trials, write_trial
+from esmeray.common.errors import DataError
+from esmeray.tuning.records import Job, Measurement, Settings
 from esmeray.tuning.results import Results
-from esmeray.tuning.search import Search, next_budget
+from esmeray.tuning.search import MEASUREMENT, Search, next_budget, read_trials
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
+from esmeray.tuning.trainable import METRIC
 from tests.runs import tiny_config
 
 TOTAL_BYTES = 1 << 30
@@ -79,9 +82,10 @@ def settings_for(**search) -> TuneConfig:
     return TuneConfig.model_validate({"search": search})
 
 
-def run(space: SearchSpace, search: TuneConfig, machine: Machine, folder: Path, side_by_side: int = 1) -> Results:
+def run(space: SearchSpace, search: TuneConfig, machine: Machine, trials: Path, side_by_side: int = 1) -> Results:
     """A search to its end, with as many trials in progress at a time."""
-    searcher, running, ended = Search(space, search, folder), [], 0
+    trials.parent.mkdir(exist_ok=True)
+    searcher, running, ended = Search(space, search, trials), [], 0
     while True:
         trial_id = f"{len(machine.asked) + len(running)}-{ended}"
         asked = searcher.suggest(trial_id) if len(running) < side_by_side else None
@@ -89,10 +93,11 @@ def run(space: SearchSpace, search: TuneConfig, machine: Machine, folder: Path, 
             running.append((trial_id, Settings(**asked["settings"]), asked["to_beat"]))
             continue
         if not running:
-            return Results(read_trials(folder), space, search.memory_margin)
+            return Results(read_trials(trials), space, search.memory_margin)
         trial_id, settings, to_beat = running.pop(0)
-        write_trial(folder, trial_id, settings, machine.measure(settings, to_beat))
-        searcher.on_trial_complete(trial_id, {})
+        measurement = machine.measure(settings, to_beat)
+        speed = measurement.speed(search.memory_margin)
+        searcher.on_trial_complete(trial_id, {METRIC: speed, MEASUREMENT: json.dumps(asdict(measurement))})
         ended += 1
 
 
@@ -165,6 +170,18 @@ def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path)
     smaller = a_space(num_workers=[1])
     assert len(run(smaller, settings_for(max_trials=8), machine, folder).trials) == 8
     assert len(set(machine.asked)) == 8
+
+
+def test_kill_leaves_a_trial_to_be_measured_again_and_a_full_disk_an_incomplete_line_that_is_removed(tmp_path):
+    space, trials = a_space(), tmp_path / "trials.jsonl"
+    asked = Search(space, settings_for(), trials).suggest("killed")
+    assert read_trials(trials) == []
+    with trials.open("ab") as file:
+        file.write(b'{"op_code":')
+    assert Search(space, settings_for(), trials).suggest("again") == asked
+    (tmp_path / "other").write_text("{}\n{}\n")
+    with pytest.raises(DataError, match=r"other: no trials of this version .*; choose another --tune\.name"):
+        read_trials(tmp_path / "other")
 
 
 @settings(deadline=None)

@@ -11,6 +11,7 @@ from esmeray.common.publishing.manifest import (
     listed_names,
 )
 from esmeray.common.publishing.outputs import (
+    NOTES,
     PARTIAL,
     RECORD_FILE,
     discard,
@@ -18,6 +19,7 @@ from esmeray.common.publishing.outputs import (
     grown_folder,
     made_file,
     made_folder,
+    output_or_scratch,
     published,
     recover,
     refuse_existing,
@@ -38,6 +40,7 @@ from esmeray.common.publishing.writing import (
 __all__ = [
     "Lock",
     "MADE_FILE",
+    "NOTES",
     "PARTIAL",
     "PARTS",
     "RECORD_FILE",
@@ -56,6 +59,7 @@ __all__ = [
     "listed_names",
     "made_file",
     "made_folder",
+    "output_or_scratch",
     "published",
     "recover",
     "refuse_existing",

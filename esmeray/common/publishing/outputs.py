@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.common.publishing.locks import lock_path_of, take_lock
@@ -40,6 +41,8 @@ RECORD_FILE = "made_by.txt"
 """Name of the file that records which command created an unfinished or scratch folder."""
 FINISHED_FILE = "finished.txt"
 """Name, in a folder of unfinished work, of a copy of the manifest of the output published from it."""
+NOTES = "notes"
+"""Key, in the ``attrs`` of a table that a Python call returns, of the lines about what was changed or left out."""
 _REPLACED = "replaced"
 """Name, in a scratch folder, of the previous output while it is being replaced."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -126,6 +129,13 @@ def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     if not resolved(target).parent.exists():
         raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
     refuse_existing(target, made_by, overwrite)
+
+
+@contextmanager
+def output_or_scratch(output: str | Path | None) -> Iterator[str | Path]:
+    """Yield the output of a Python call, or without one a path in a temporary folder, which is removed at the end."""
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch) / "output" if output is None else output
 
 
 @contextmanager

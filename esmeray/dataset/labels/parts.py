@@ -338,25 +338,26 @@ class LabelledSource:
             indices = sorted(set(range(len(texts))).difference(empty))
             # Count rows as in the file, including those left out, so that messages and ids refer to the same row.
             numbers = [first_row + index for index in indices]
-            if settings.id_column is None:
-                ids = [b"row%d" % (self._rows_before + number) for number in numbers]
-            else:
-                ids = [self._id(path, table, first_row, index, columns) for index in indices]
+            ids = (
+                [b"row%d" % (self._rows_before + number) for number in numbers]
+                if settings.id_column is None
+                else [self._id(path, table, first_row, index, columns) for index in indices]
+            )
             encoded = [self._encoded(texts[index]) for index in indices]
             kept = {name: [values[index] for index in indices] for name, values in columns.items()}
             lines = Lines.of(ids)  # the whole header is the id, which may have blanks
             records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
             splits = kept.get(settings.split_column or "")
             # FLIP's column, if it exists and no setting uses it for something else.
-            optional = [values for name, values in kept.items() if table.wanted[name] is None]
-            validation: Any = optional[0] if optional else repeat(None)
-            labels = None
-            if self._with_labels:
-                labels = list(zip(*(kept[name] for name in settings.label_columns), strict=True))
+            validation: Any = next((kept[name] for name in kept if table.wanted[name] is None), repeat(None))
             yield LabelledPart(
                 batch=_Rows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 numbers=numbers,
-                labels=labels,
+                labels=(
+                    list(zip(*(kept[name] for name in settings.label_columns), strict=True))
+                    if self._with_labels
+                    else None
+                ),
                 weights=kept.get(settings.weight_column or ""),
                 splits=None if splits is None else list(zip(splits, validation, strict=False)),
                 groups=kept.get(settings.group_column or ""),

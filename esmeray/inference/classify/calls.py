@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.dataset.section import Part
 from esmeray.inference.classify.labelled import TextPart, TextStream, in_training, own_texts, read_texts, without_texts
-from esmeray.inference.models.source import config_of, label_space_of
+from esmeray.inference.models.source import config_of, exported_classifier
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
     ComputeSection,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from esmeray.inference.classifier import ClassifierPipeline
+    from esmeray.inference.settings import ClassifySettings, EvaluateSettings
 
 CHUNK_CHARACTERS = 4_000_000
 """Texts that are sorted and packed together: about 10,000 proteins."""
@@ -83,8 +84,9 @@ class Classification:
 
 def opened_classification(model: str | Path, section: ClassifySection, overrides: Overrides) -> Classification:
     """Read the first records, then open the classifier. Raises as :func:`classify`."""
-    label_space_of(model)
-    config = config_of(model, overrides)
+    # Resolved once: a URI is asked for its files each time.
+    folder, _ = exported_classifier(model)
+    config = config_of(folder, overrides)
     stream = TextStream([section.input], config.data.labels, config.model.tokenizer, config.data.ingest)
     chunks = stream.parts(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
@@ -92,12 +94,16 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
         raise DataError("no records are left after applying the policies of data.ingest and data.labels")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(model, data=config.data, **section.options())
+    pipeline = ClassifierPipeline.load(folder, data=config.data, **section.options())
     return Classification(pipeline, stream, chain(first, chunks), config.data.labels.separator)
 
 
 def classify(
-    model: str | Path, input: str | Path, *, config: Mapping[str, Any] | None = None, **settings: Any
+    model: str | Path,
+    input: str | Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    **settings: "Unpack[ClassifySettings]",
 ) -> "pd.DataFrame":
     """Predict the labels of a file by a trained classifier, as ``esmeray classify predict``.
 
@@ -160,7 +166,7 @@ def evaluate(
     *,
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: "Unpack[EvaluateSettings]",
 ) -> ClassifierEvaluation:
     """Evaluate a trained classifier on a labelled file, or on what its run held out, as ``esmeray classify evaluate``.
 
@@ -181,10 +187,10 @@ def evaluate(
     True
     """
     section = ClassifyEvaluateSection.of(input=None if input is None else str(input), **settings)
-    space = label_space_of(model)
+    folder, space = exported_classifier(model)
     overrides = overrides_of(config)
     # Options on the command line are for the file: records of the run are found by the settings that it had.
-    recorded, own = config_of(model), config_of(model, overrides)
+    recorded, own = config_of(folder), config_of(folder, overrides)
     part = section.own_part()
     if section.output is not None:
         refuse_existing(section.output, EVALUATED_BY, overwrite)
@@ -201,7 +207,7 @@ def evaluate(
         training = without_texts(known, set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(model, data=own.data, **section.options())
+    pipeline = ClassifierPipeline.load(folder, data=own.data, **section.options())
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)

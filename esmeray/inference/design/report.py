@@ -12,11 +12,14 @@ from biotite.visualize import plot_scaled_text
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from esmeray.alignment.search import Search
 from esmeray.common.figure_style import GREY, INK, heading, picture
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure
-from esmeray.inference.design.sampling import Design
+from esmeray.inference.design.positions import written_positions
+from esmeray.inference.design.sampling import Design, Request, log_likelihoods, nearest, recovery
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 
 _ROW = 60
 """Positions per row of the logo."""
@@ -27,6 +30,49 @@ _COLOURS = {
     **dict.fromkeys("DE", "#b279a2"),
     **dict.fromkeys("STNQYGP", "#54a24b"),
 }
+
+
+def design_table(
+    model: SequenceDiffusion, request: Request, designs: Sequence[Design], search: Search | None, tokens: int
+) -> pd.DataFrame:
+    """Return a row per design of a structure; with ``search`` also the known sequence that is nearest to it."""
+    structure = request.structure
+    texts = [design.residues for design in designs]
+    ids = [f"{structure.id}_{design.seed + 1}" for design in designs]
+    sizes = np.bincount(structure.chains)
+    chains = ",".join(f"{name}:{size}" for name, size in zip(structure.chain_names, sizes, strict=True))
+    table = pd.DataFrame(
+        {
+            "id": ids,
+            "structure": structure.id,
+            "sequence": texts,
+            "score": log_likelihoods(model, structure, texts, label=request.label, tokens=tokens),
+            # At a low temperature the likeliest sequence is drawn repeatedly.
+            "same_as": [ids[texts.index(text)] for text in texts],
+            "chains": chains if "," in chains else "",
+            "fixed": written_positions(structure, request.fixed) if request.fixed else "",
+            "recovery": [recovery(text, structure.residues) for text in texts],
+        }
+    )
+    table["same_as"] = table["same_as"].where(table["same_as"] != table["id"], "")
+    if search is not None:
+        found = [nearest(text, search) for text in texts]
+        table["novelty"] = [share for _, share in found]
+        table["nearest"] = [record for record, _ in found]
+    return table
+
+
+def write_designs(folder: Path, request: Request, designs: Sequence[Design], table: pd.DataFrame) -> None:
+    """Append the designs of a structure and their probabilities, and draw their logo."""
+    structure = request.structure
+    with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
+        for row in table.drop(columns="structure").to_dict("records"):
+            name, sequence = row.pop("id"), row.pop("sequence")
+            values = {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
+            header = " ".join(f"{key}={value}" for key, value in values.items() if value)
+            file.write(f">{name} {header}\n{sequence}\n")
+    write_probabilities(folder / "probabilities.tsv", structure, request.fixed, designs)
+    draw_logo(folder / f"{structure.id}.png", structure, designs)
 
 
 def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], designs: Sequence[Design]) -> None:

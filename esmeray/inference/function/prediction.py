@@ -15,22 +15,24 @@ and the lines of finished blocks of proteins. The same command resumes the job.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import pandas as pd
 from rich.table import Table
 from scipy.sparse import csr_array, hstack
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError, read_json
 from esmeray.common.progress import record_bar, status_line
-from esmeray.common.publishing import file_xxh128, made_file, made_folder
+from esmeray.common.publishing import file_xxh128, made_file, made_folder, output_or_scratch, refuse_file
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.section import DataSection, IngestSection
+from esmeray.dataset.sequence_list import checked_paths
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.function.annotations import Annotations
@@ -49,6 +51,9 @@ from esmeray.run_folder.paths import EXPORT, RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.tasks.terms.section import TermsSection
 from esmeray.training.config import load_config
+
+if TYPE_CHECKING:
+    from esmeray.inference.settings import PredictFunctionsSettings
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
@@ -142,12 +147,45 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     return load_config(run / "config.yaml").model.terms, read_json(blend, "train again")
 
 
+def predict_functions(
+    run: str | Path,
+    input: str | Path | Sequence[str | Path],
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **settings: "Unpack[PredictFunctionsSettings]",
+) -> pd.DataFrame:
+    """Predict the functions of proteins by a finished run, as ``esmeray function predict``.
+
+    Args:
+        run: folder of a run that train_config/function.yaml trained.
+        input: FASTA file, folder, glob or store; or a list of files.
+        output: TSV file to write; by default nothing is written.
+        overwrite: replace an output that a prediction made.
+        settings: others of the command: ``format``, ``terms`` and ``part``.
+
+    Returns a row for each protein and term: ``protein``, ``term`` and ``score``, the highest scores of a protein first.
+    Raises EsmerayError for what the command refuses.
+
+    >>> table = esmeray.predict_functions("functions", "proteins.fasta", part="naive", terms=2)
+    >>> [*table.columns], table["protein"].unique().tolist()
+    (['protein', 'term', 'score'], ['first', 'second', 'third'])
+    """
+    with output_or_scratch(output) as target:
+        section = PredictTermsSection.of(input=checked_paths(input, "input"), output=target, **settings)
+        predict(Path(str(run)), section, IngestSection(), overwrite=overwrite)
+        columns = {"protein": str, "term": str, "score": float}
+        # Ids are text, whatever they look like: "NA", "1e5" and "5'" are proteins' names. 3 is csv.QUOTE_NONE.
+        return pd.read_csv(section.output, sep="\t", names=[*columns], dtype=columns, na_filter=False, quoting=3)
+
+
 def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, overwrite: bool) -> int:
     """Write the predictions of the ranker, the blend or one part, and return the number of proteins.
 
     Raises ConfigError if another command's work is in ``OUTPUT.partial``, DataError for unreadable sequences.
     """
     part, output = options.part, options.output
+    refuse_file(output, MADE_BY, overwrite)
     settings, blend = _finished(run)
     weights = {name: aspect["weights"] for name, aspect in blend.items()}
     if part not in _WHOLE:

@@ -11,7 +11,7 @@ Shape legend: N records of a source, n rows of a part, C channels.
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 
@@ -51,6 +51,9 @@ from esmeray.inference.index.rows import NewRows, new_rows
 from esmeray.inference.index.section import IndexSection
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 
+if TYPE_CHECKING:
+    from esmeray.inference.settings import BuildIndexSettings
+
 MADE_BY = "index"
 PART_BYTES = 2**29
 """Maximum size in bytes of a part's fp32 vectors, which are in memory together."""
@@ -78,7 +81,11 @@ class Built(NamedTuple):
 
 
 def build_index(
-    vectors: Sequence[str | Path], output: str | Path, *, overwrite: bool = False, **settings: Any
+    vectors: Sequence[str | Path],
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    **settings: "Unpack[BuildIndexSettings]",
 ) -> Built:
     """Build an index of proteins' embeddings, or extend one, as ``esmeray embed index``.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +30,8 @@ from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from esmeray.inference.settings import SearchSettings
 
 _BLOCK = 1024
 
@@ -114,7 +116,7 @@ def search(
     queries: str | Path | None = None,
     *,
     address: str | None = None,
-    **settings: Any,
+    **settings: "Unpack[SearchSettings]",
 ) -> "pd.DataFrame":
     """Find the nearest neighbours of proteins by their embeddings, as ``esmeray embed search``.
 

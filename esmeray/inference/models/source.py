@@ -98,9 +98,9 @@ def exported_by(task: str, source: str | Path) -> Path:
     return located.folder
 
 
-def config_of(source: str | Path, overrides: Overrides | None = None) -> Config:
-    """Settings that a model was trained with, plus overrides; the defaults if its folder has none."""
-    path = find_model(source).folder / "config.yaml"
+def config_of(folder: Path, overrides: Overrides | None = None) -> Config:
+    """Settings that the model in a folder was trained with, plus overrides; the defaults if the folder has none."""
+    path = folder / "config.yaml"
     # The checksum is verified, because a flipped digit of a length or a changed column name would be a valid setting.
     return load_config(verified(path) if path.is_file() else None, overrides)
 
@@ -110,8 +110,11 @@ def limit_of(data: DataSection) -> Limit:
     return Limit(data.max_length, fixed_crop(data.crop))
 
 
-def label_space_of(source: str | Path) -> LabelSpace:
-    """Label space of an exported classifier, read from its files only. Raises DataError if they are damaged."""
+def exported_classifier(source: str | Path) -> tuple[Path, LabelSpace]:
+    """Folder and label space of the classifier that a setting names, from its files only.
+
+    Raises ConfigError if it is no classifier, DataError for damaged files.
+    """
     folder = exported_by("classifier", source)
     read_settings(folder)  # for its checks only: damage is reported before torch is loaded
-    return LabelSpace.load(folder)
+    return folder, LabelSpace.load(folder)

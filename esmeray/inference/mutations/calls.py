@@ -4,18 +4,16 @@ The wild type may be a text and the measurements a DataFrame: they are written t
 rules as other files. Settings of a command that are not arguments of its function are given by their names.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
+from esmeray.common.publishing import NOTES, made_file, made_folder, output_or_scratch, refuse_existing, refuse_file
 from esmeray.dataset.sequence_list import clean_list
 from esmeray.inference.mutations.section import (
     MutationFitSection,
@@ -30,9 +28,9 @@ from esmeray.run_folder.job import unfinished
 if TYPE_CHECKING:
     import pandas as pd
 
+    from esmeray.inference.settings import FitMutantsSettings, ProposeSettings, ScanSettings
+
 SCANNED_BY, PROPOSED_BY = "scan_mutations", "propose_mutations"
-NOTES = "notes"
-"""Key of a table's ``attrs`` with lines about what was left out, which the command prints."""
 _TABLE = "table.csv"
 MutationsOf = TypeVar("MutationsOf", bound=MutationsSection)
 
@@ -48,7 +46,7 @@ def scan(
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[ScanSettings]",
 ) -> "pd.DataFrame":
     """Score all single mutants of a protein, or of several, as ``esmeray mutations scan``.
 
@@ -67,7 +65,7 @@ def scan(
     0   M24A        24
     1   M24C        24
     """
-    with _output_or_scratch(output) as target:
+    with output_or_scratch(output) as target:
         file = None if isinstance(sequence, str) else sequence
         section = MutationScanSection.of(sequence=file, output=target, **settings)
         refuse_existing(section.output, SCANNED_BY, overwrite)
@@ -148,7 +146,7 @@ def fit_mutants(
     output: str | Path,
     *,
     overwrite: bool = False,
-    **settings: Any,
+    **settings: "Unpack[FitMutantsSettings]",
 ) -> MutantFit:
     """Fit a model to measured mutants of a protein, or of several, as ``esmeray mutations fit``, and cross-validate it.
 
@@ -189,7 +187,11 @@ def fit_mutants(
 
 
 def propose(
-    model: str | Path, *, output: str | Path | None = None, overwrite: bool = False, **settings: Any
+    model: str | Path,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    **settings: "Unpack[ProposeSettings]",
 ) -> "pd.DataFrame":
     """Propose the mutants to measure next, by a model that :func:`fit_mutants` made, as ``esmeray mutations propose``.
 
@@ -209,7 +211,7 @@ def propose(
     >>> plate.attrs["notes"][0]
     '  40 single mutants not proposed, measured already: M1C, M1D, M1E ...'
     """
-    with _output_or_scratch(output) as target:
+    with output_or_scratch(output) as target:
         section = MutationProposeSection.of(output=target, **settings)
         refuse_file(section.output, PROPOSED_BY, overwrite)
         with unfinished(section.output, f"mutations propose by {model}") as folder:
@@ -226,13 +228,6 @@ def propose(
                 write_scores(building, section.output.name, plate)
     plate.attrs[NOTES] = proposer.lines()
     return plate
-
-
-@contextmanager
-def _output_or_scratch(output: str | Path | None) -> Iterator[str | Path]:
-    """The output, or one in a temporary folder: nothing of a call without an output is kept."""
-    with TemporaryDirectory() as scratch:
-        yield Path(scratch) / "output" if output is None else output
 
 
 def _with_wild_type(section: MutationsOf, sequence: str | Path | None, folder: Path) -> MutationsOf:

@@ -123,11 +123,10 @@ def read_mutants(
     settings = {**numbers, column: f"{command}.{kind}_column", groups: f"{command}.groups"}
     wanted = {name: setting for name, setting in settings.items() if name is not None}
     read_text = partial(_text, keep=section.not_missing)
-    reads = {name: finite if name in numbers else read_text for name in wanted}
     variants: list[Variant | None] = []
     tables = []
     for path, columns, proteins in _tables(section, folder, paths, column, wanted, every_column):
-        columns |= {name: _read(path, name, columns, read) for name, read in reads.items()}
+        columns |= {name: _read(path, name, columns, finite if name in numbers else read_text) for name in wanted}
         variants += read_variants(
             columns[column],
             proteins,

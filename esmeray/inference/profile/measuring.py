@@ -35,7 +35,7 @@ from esmeray.inference.embedding.worker import ShardWorker
 from esmeray.inference.models.kinds import Limit, Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of, limit_of
+from esmeray.inference.models.source import config_of, find_model, limit_of
 from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.model.metrics.classification import classification_metrics
@@ -136,7 +136,7 @@ def profile_model(
     }
     with tempfile.TemporaryDirectory() as scratch:
         if "classifier" in subject.model.heads:
-            config = config_of(name, overrides)
+            config = config_of(find_model(name).folder, overrides)
             data, tokenizer, space = config.data, config.model.tokenizer, subject.model.heads["classifier"].label_space
             subject = subject._replace(limit=limit_of(data))
             if "accuracy" in settings.steps:

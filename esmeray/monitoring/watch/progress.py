@@ -33,7 +33,6 @@ _EVENTS = {
     "resized": "step {step}: from {from} to {to} workers ({why})",
     "nonfinite": "step {step}: loss or gradient not finite, update left out",
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
-    "weights_differ": "{message}",
 }
 """Text of events; empty for events that the progress line or the end of the run reports."""
 _NO_STEP: Record = {"step": 0}

@@ -1,5 +1,7 @@
-"""Answers with arrays: JSON, Arrow IPC stream, .npy, Parquet or CSV, as ``Accept`` asks. As JSON a vector of 1,024
-channels takes 16 kB, as Arrow or .npy 4. Shape legend: N sequences, L residues of one, D channels.
+"""Answers with arrays: JSON, Arrow IPC stream, .npy, Parquet or CSV, as the header ``Accept`` requests.
+
+A vector of 1,024 channels takes 16 kB as JSON and 4 kB as Arrow or .npy.
+Shape legend: N sequences, L residues per sequence, D channels.
 """
 
 import asyncio
@@ -29,18 +31,18 @@ ARROW, NPY, PARQUET, CSV = (
     "text/csv",
 )
 TOGETHER = 10_000
-"""Numbers that are written as JSON at a time, in a millisecond for which the GIL is held."""
+"""Numbers written as JSON at a time. That holds the GIL for about a millisecond."""
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="large")
-"""For all requests, which take turns: the event loop would be one of many that wait for the GIL otherwise."""
+"""One thread for all large requests. With more threads the event loop would wait for the GIL more often."""
 GIVEN = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
     kind: kind for kind in (ARROW, NPY, PARQUET, CSV)
 }
-"""The kind of answer for each type that ``Accept`` may name; '' is JSON."""
+"""Kind of answer by media type of ``Accept``; '' is JSON."""
 
 
 async def wanted(request: Request) -> str:
-    """The first type of ``Accept`` that can be given; '' for JSON. Raises RefusalError (406) where there is none."""
-    # In the order of the header: weights (q=) are left out, which clients seldom send in another order.
+    """Return the first supported media type of ``Accept``; '' for JSON. Raises RefusalError (406) if there is none."""
+    # In the order of the header. Weights (q=) are ignored: clients nearly always list types by weight.
     for accepted in request.headers.get("accept", "").split(","):
         kind = accepted.partition(";")[0].strip().lower()
         if kind in GIVEN:
@@ -49,24 +51,24 @@ async def wanted(request: Request) -> str:
 
 
 async def off_loop(is_large: bool, work: Callable[..., Result], *arguments: Any) -> Result:
-    """The result of ``work`` for a request; of a large one it is computed by a thread, next to the event loop."""
+    """Return the result of ``work``. If ``is_large``, a thread computes it, so that the event loop stays free."""
     if is_large:
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work, *arguments)
-    return work(*arguments)  # at once: the thread may have large ones to do
+    return work(*arguments)  # here, since the thread may be busy with large requests
 
 
 def are_many(arrays: Arrays | list[list[int]]) -> bool:
-    """Test for a large answer, which is built off the event loop and sent in pieces."""
+    """Return whether an answer is large: built off the event loop and sent in pieces."""
     return sum(map(np.size, arrays)) > TOGETHER
 
 
 def json_answer(content: Any) -> Response:
-    """JSON of what has arrays at any depth; a large one is sent while it is written, never whole.
+    """Return content with arrays at any depth as JSON. A large answer is sent while it is written.
 
-    Lists may be generators, whose items are then made where this is called, and not before.
+    Lists may be generators; their items are then built in the thread that calls this function.
     """
     arrays: list[NDArray] = []
-    # The rest is written around marks, in which arrays are put later; random, so that no sequence's id can be one.
+    # Arrays are written as marks first and replaced later. The mark is random, so that no id can contain it.
     mark = uuid4().hex
 
     def marked(values: NDArray) -> str:
@@ -82,18 +84,18 @@ def json_answer(content: Any) -> Response:
 
 
 async def _written(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    # Starlette would run the generator in one of forty threads.
+    # An async generator, since Starlette would run a plain one in any of forty threads.
     while piece := await off_loop(True, next, pieces, b""):
         yield piece
 
 
 def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
-    """The texts with an array between each two, a block of numbers or more at a time."""
+    """Yield the texts with an array between each two, in pieces of at least one block of numbers."""
     piece = texts[0]
     for values, text in zip(arrays, texts[1:], strict=True):
         for block in _json_blocks(values):
             piece += block
-            if len(piece) > 10 * TOGETHER:  # each of many short arrays would wait for the thread otherwise
+            if len(piece) > 10 * TOGETHER:  # otherwise each short array would wait for the thread
                 yield piece
                 piece = b""
         piece += text
@@ -101,37 +103,43 @@ def _json_pieces(texts: list[bytes], arrays: list[NDArray]) -> Iterator[bytes]:
 
 
 def _json_blocks(values: NDArray) -> Iterator[bytes]:
-    """JSON of an array, some of its rows at a time."""
+    """Yield an array as JSON, some rows at a time."""
     for number, rows in enumerate(np.array_split(values, max(1, min(len(values), values.size // TOGETHER + 1)))):
-        yield (b"," if number else b"[") + to_json(rows.tolist())[1:-1]  # its own brackets cut off
+        yield (b"," if number else b"[") + to_json(rows.tolist())[1:-1]  # without its own brackets
     yield b"]"
 
 
 def arrays_answer(
     kind: str, ids: Sequence[str], arrays: Arrays, name: str, content: Any, channels: Sequence[str] = (), **columns: Any
 ) -> Response:
-    """The arrays of ids in the kind that is wanted; ``content`` is all of it for JSON. Tables have further ``columns``,
-    and one for each of the ``channels``, the names of the numbers of a vector.
+    """Return arrays as an answer of the requested kind.
 
-    .npy is (N, D); of several arrays of different lengths it is their rows end to end, (sum of L, D).
+    Args:
+        kind: media type; '' for JSON.
+        ids: first column of tables.
+        arrays: (N, D), or one array (L, D) per id. In .npy the latter are concatenated to (sum of L, D).
+        name: column of the arrays in tables.
+        content: the whole answer as JSON.
+        channels: names of the D numbers of a vector; tables then have a column for each.
+        columns: further columns of tables.
     """
     if not kind:
         return json_answer(content)
     if kind == NPY:
         return _npy(arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays))
     if kind == CSV and not isinstance(arrays, np.ndarray):  # CSV has no lists
-        raise RefusalError(406, f"CSV has one row a sequence; ask for {PARQUET}")
+        raise RefusalError(406, f"CSV has one row per sequence; ask for {PARQUET}")
     if kind == CSV and not channels:
         channels = [f"{name}_{number}" for number in range(len(arrays[0]))]
     values = np.asarray(arrays).T if channels else [_column(arrays)]
-    # A class may be called id.
+    # A class may be called id, like a column of ours.
     taken = {head: f"{name}_{head}" for head in ("id", *columns)}
     heads = ["id", *columns, *(taken.get(channel, channel) for channel in channels or [name])]
     return table_answer(kind, pa.table([*map(pa.array, (ids, *columns.values(), *values))], names=heads))
 
 
 def table_answer(kind: str, table: pa.Table) -> Response:
-    """The table as Arrow IPC stream, Parquet or CSV; .npy holds its last column."""
+    """Return the table as Arrow IPC stream, Parquet or CSV; .npy holds its last column."""
     if kind == NPY:
         return _npy(table.column(table.num_columns - 1).to_numpy())
     buffer = io.BytesIO()
@@ -147,14 +155,14 @@ def table_answer(kind: str, table: pa.Table) -> Response:
 
 def _npy(array: NDArray) -> Response:
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)  # an array of objects is a fault here, not something to send
+    np.save(buffer, array, allow_pickle=False)  # an array of objects would be a bug here
     return Response(buffer.getvalue(), media_type=NPY)
 
 
 def _column(arrays: Arrays) -> pa.Array:
-    """A list of fixed size for each vector; for each (L, D) a list of L of them."""
+    """Return a fixed-size list per vector, or a list of L such lists per (L, D)."""
     rows = arrays if isinstance(arrays, np.ndarray) else np.concatenate(arrays)
-    # From one flat buffer: pa.array of a list of rows would build an object for each number.
+    # From one flat buffer: pa.array of a list of rows would build a Python object per number.
     flat = pa.array(np.ascontiguousarray(rows, dtype=np.float32).reshape(-1))
     vectors = pa.FixedSizeListArray.from_arrays(flat, rows.shape[-1])
     return (

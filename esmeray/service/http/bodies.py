@@ -1,7 +1,7 @@
-"""Bodies of requests to checked values within the limits: JSON of each endpoint's schema, FASTA, or arrays.
+"""Parse request bodies into checked values within the limits: JSON by the endpoint's schema, FASTA, or arrays.
 
-Limits are checked on the bytes, before anything is built from them: 16 MB of the shortest records would be 8 GB of
-objects. A refusal names the record or the unknown field, and repeats nothing else.
+Limits are checked on the bytes, before any value is built: 16 MB of the shortest records would become 8 GB of Python
+objects. A refusal names the record or the unknown field and repeats nothing else.
 """
 
 import io
@@ -20,41 +20,42 @@ from esmeray.common.text import did_you_mean
 from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.answers import off_loop
-from esmeray.service.http.door import LARGE_BYTES, give_back_memory
 from esmeray.service.http.refusals import RefusalError, printable
 from esmeray.service.section import LimitsSection
 
 FASTA_TYPES = ("text/x-fasta", "application/x-fasta", "text/plain", "application/octet-stream")
 NPY_TYPE = "application/x-npy"
 _LETTERS = re.compile(r"[A-Za-z]+")
-"""The store's alphabet in any case, and J: gaps of alignments are refused, as commands refuse them."""
+"""Letters of the store's alphabet in any case, and J. Gaps of alignments are refused, as in the commands."""
 _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z]|{MASK_TEXT})+")
 LONGEST_ID = 256
-_MOST_HEADER_BYTES = 4 * LONGEST_ID  # a letter of UTF-8 has four bytes at most
+_MOST_HEADER_BYTES = 4 * LONGEST_ID  # a character of UTF-8 has at most four bytes
 _MASK = MASK_TEXT.encode()
 SMALL_BYTES = 65_536
-"""Bodies up to this size are parsed at once, larger ones off the event loop."""
+"""Bodies up to this size are parsed in the event loop, larger ones in a thread."""
 _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
-"""Bytes of a value in Python at most, by the character of JSON that announces it: a number and the list's pointer to
-it, half a short string, an entry of a dictionary, a list, a dictionary."""
+"""Upper bounds on the bytes of Python values, by the JSON character that announces them.
+
+Comma: a number and the list's pointer to it. Quote: half a short string. Colon: an entry of a dictionary. Brackets: a
+list, a dictionary."""
 _CHEAP_BYTES = 8_000_000
 _MOST_RELATIVE = 5
-"""Limit of the bytes of a body's values: so many, or so many times the body. Its own bytes and copies come on top."""
+"""A body's values may take _CHEAP_BYTES, or _MOST_RELATIVE times the body; the body and its copies come on top."""
 _SHOWN_PROBLEMS = 3
-"""A refusal names the first faults, enough to see what is meant; its length is bounded."""
+"""Number of faults that a refusal names."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """Fields of an object of JSON. An unknown one is refused: misspelled, it would be left out without a word."""
+    """Fields of a JSON object. Unknown fields are refused: a misspelled one would be ignored silently."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, values: Any) -> Any:
-        # Ends at the first: pydantic's own check describes each of a million unknown fields.
+        # Stops at the first: pydantic's own check would describe each of a million unknown fields.
         for unknown in unknown_names(values if isinstance(values, dict) else (), cls.model_fields):
             raise PydanticCustomError("unknown_field", "unknown field {unknown}", {"unknown": unknown})
         return values
@@ -68,7 +69,7 @@ class Record(Body):
 
 
 def _type_name(value: Any) -> str:
-    """Tag of a value where one of two types is taken: its problems are then described as of that type alone."""
+    """Return the tag of a value in a union, so that its problems are described for its own type only."""
     return type(value).__name__
 
 
@@ -81,7 +82,7 @@ Entry = Annotated[
     ),
 ]
 Sequences = Annotated[list[Entry], Field(min_length=1, fail_fast=True)]
-"""Its check ends at the first wrong entry: a body has room for millions, each with problems to describe."""
+"""Sequences or records. The check stops at the first wrong entry, since a body may hold millions."""
 OneOrMany = Annotated[
     Annotated[str, Tag("str")] | Annotated[Sequences, Tag("list")],
     Discriminator(
@@ -102,7 +103,7 @@ class SequencesBody(Body):
 async def read(
     request: Request, schema: type[Schema], limits: LimitsSection, sequences_field: str = "sequences"
 ) -> Schema:
-    """The body as the schema says; FASTA brings the sequences, and the query of the address any other field.
+    """Read the body by the schema. FASTA holds only the sequences; the query of the address holds the other fields.
 
     Raises RefusalError (400, 413, 415, 422).
     """
@@ -111,13 +112,9 @@ async def read(
         raise RefusalError(
             415, f"send application/json, or FASTA as {FASTA_TYPES[0]}; the header Content-Type names it"
         )
-    query = _query(request, schema, sequences_field)  # before the body, which need not arrive for a misspelt name
+    query = _query(request, schema, sequences_field)  # before the body arrives: a name may be misspelled
     body = await request.body()
-    try:
-        return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
-    finally:  # a refused body took as much
-        if len(body) > LARGE_BYTES:
-            give_back_memory()
+    return await off_loop(len(body) > SMALL_BYTES, _parsed, kind, body, query, schema, limits, sequences_field)
 
 
 def _parsed(
@@ -130,35 +127,35 @@ def _parsed(
     else:
         fields = {"latents": [_npy(body, limits)]}
     twice = sorted(fields.keys() & query.keys())
-    if twice:  # neither is more likely meant than the other
+    if twice:  # which of the two is meant is unknown
         raise RefusalError(422, f"{twice[0]}: is in the query of the address and in the body; give it once")
     try:
-        # JSON has types of its own; the query of an address is text.
+        # JSON has types; the query of an address is text, which has to be converted.
         return schema.model_validate({**query, **fields}, strict=kind == "application/json" and not query)
     except ValidationError as error:
         raise _refusal(error, schema) from None
 
 
 def _query(request: Request, schema: type[BaseModel], sequences_field: str) -> dict[str, Any]:
-    """Fields in the query of the address; one of many values is given many times."""
+    """Read the fields in the query of the address. A field with several values is repeated."""
     query = request.query_params
-    # Sequences and latents come in the body alone: an address has no room for them, and ends up in logs.
+    # Sequences and latents only come in the body: an address is short, and ends up in logs.
     fields = {name: field for name, field in schema.model_fields.items() if name not in (sequences_field, "latents")}
     check_query(request, fields)
     lists = {name for name, field in fields.items() if "list[" in str(field.annotation)}
     values = {name: query.getlist(name) for name in query}
-    # A field of one value that is given twice stays a list, which its schema refuses.
+    # A repeated field that takes one value stays a list, which its schema refuses.
     return {name: many[0] if len(many) == 1 and name not in lists else many for name, many in values.items()}
 
 
 def check_query(request: Request, names: Collection[str]) -> None:
-    """Refuse parameters (422) that nothing reads: misspelled, they would be left out without a word."""
+    """Refuse (422) unknown parameters: a misspelled one would be ignored silently."""
     for unknown in unknown_names(request.query_params, names):
         raise RefusalError(422, f"the query of the address has an unknown parameter {unknown}")
 
 
 def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Each of the given names that is not among the known ones, with those that there are."""
+    """Yield each unknown name with a list of the known ones."""
     for name in given:
         if name not in known:
             yield (
@@ -176,11 +173,18 @@ def checked(
     crop: bool = False,
     cut: str = "",
 ) -> tuple[list[str], list[str]]:
-    """Ids and texts of a sequence or many within the limits; of a model of residues, in the letters of its alphabet.
+    """Check sequences against the limits and the model's alphabet; return their ids and texts.
 
-    ``masks`` allows <mask>; ``crop`` says that what is longer than the model takes is cropped by it; ``cut`` is the end
-    that is cut off here, left or right, if a token is a residue. Raises RefusalError (413, 422) that names the first
-    record that is refused.
+    Args:
+        sequences: one sequence, or many sequences or records.
+        limits: limits of the service.
+        about: the model.
+        masks: allow <mask>.
+        crop: accept sequences that are too long for the model, which crops them.
+        cut: end at which sequences that are too long are cut off here: left, right, or '' for none. For models with
+            one token per residue.
+
+    Raises RefusalError (413, 422), which names the first refused record.
     """
     records = [sequences] if isinstance(sequences, str) else sequences
     _check_number(len(records), "sequences", limits)
@@ -192,10 +196,10 @@ def checked(
     total = 0
     for index, (name, text) in enumerate(zip(ids, texts, strict=True)):
         if about.one_token_per_residue:
-            # Ends of lines, and the end of a translation, as files of FASTA have them.
+            # Remove line ends, and the * at the end of a translation, as in FASTA files.
             text = "".join(map(str.strip, text.splitlines())).removesuffix("*")
-            if cut:  # only here: how many letters the tokens of another model have is not known
-                text = _residues(text, name, masks)  # of what is cut off, too
+            if cut:  # only here, since the length in tokens is unknown for other models
+                text = _residues(text, name, masks)  # checks the part that is cut off too
                 text = text[:longest] if cut == "right" else text[-longest:]
         length = residues_of(text)
         if length > longest:
@@ -206,43 +210,43 @@ def checked(
                 limit="sequence_residues",
             )
         total += length
-        _check_number(total, "residues", limits)  # before each letter is looked at: of more, it would take seconds
+        _check_number(total, "residues", limits)  # before the letters are checked, which may take seconds
         if about.one_token_per_residue:
             texts[index] = _residues(text, name, masks)
-        # Vocabularies of proteins are of ASCII; classifiers of text take any language.
+        # Protein vocabularies are ASCII; text classifiers take any language.
         elif not text or (not about.labels and not text.isascii()):
-            raise RefusalError(422, f"record {name}: must be text of ASCII, at least a letter", record=name)
+            raise RefusalError(422, f"record {name}: must be ASCII text of at least one letter", record=name)
     return ids, texts
 
 
 def _residues(letters: str, record: str, masks: bool) -> str:
     pattern = _MASKED_LETTERS if masks else _LETTERS
     if pattern.fullmatch(letters):
-        residues = letters.upper().replace("J", "X")  # as in a store (esmeray/dataset/fasta/alphabet.py)
-        return residues.replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer knows it in lower case alone
+        residues = letters.upper().replace("J", "X")  # as in stores (esmeray/dataset/fasta/alphabet.py)
+        return residues.replace(MASK_TEXT.upper(), MASK_TEXT)  # the tokenizer only knows it in lower case
     if not letters:
         raise RefusalError(422, f"record {record}: the sequence is empty", record=record)
     match = pattern.match(letters)
     position = match.end() + 1 if match else 1
-    raise RefusalError(422, f"record {record}: the letter at position {position} is no residue", record=record)
+    raise RefusalError(422, f"record {record}: the letter at position {position} is not a residue", record=record)
 
 
 def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
-    """The object that the body is. What its values would take at most is known from the bytes before any is built."""
+    """Parse the body as a JSON object, after bounding the memory of its values by counting bytes."""
     built_bytes = sum(body.count(letter) * cost_bytes for letter, cost_bytes in _COSTS_BYTES.items())
     if built_bytes > max(_CHEAP_BYTES, _MOST_RELATIVE * len(body)):
         raise RefusalError(
             413, "the body has too many short values; send fewer, latents as .npy, or sequences as FASTA"
         )
     try:
-        # pydantic's parser: faster than json, and it bounds the depth.
+        # pydantic's parser: faster than json, and with a limit on the depth.
         content = from_json(body)
     except ValueError:
-        raise RefusalError(400, "the body is no JSON, or nested too deeply") from None
+        raise RefusalError(400, "the body is not JSON, or nested too deeply") from None
     if not isinstance(content, dict):
-        raise RefusalError(422, f"the body must be an object of JSON with {', '.join(schema.model_fields)}")
+        raise RefusalError(422, f"the body must be a JSON object with {', '.join(schema.model_fields)}")
     for name, value in content.items():
-        if isinstance(value, list):  # of sequences, or of latents of so many
+        if isinstance(value, list):  # sequences, mutations, or latents per sequence
             _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
     return content
 
@@ -254,14 +258,14 @@ def _check_number(number: int, unit: Literal["sequences", "mutations", "residues
 
 
 def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
-    """Records of FASTA; its text is that of a person, so blanks and Windows' line ends are no fault.
+    """Parse FASTA. People edit such text, so blanks and Windows line ends are accepted.
 
-    Records and residues are counted as bytes: text takes up to four times as much, lists of lines twenty times.
+    Records and residues are counted on the bytes: text takes up to four times as much memory, lists of lines twenty.
     """
     body = body.removeprefix(BOM_UTF8).lstrip()
     if not body.startswith(b">"):
         raise RefusalError(400, "FASTA starts with '>' and an id")
-    # Counted before anything is split.
+    # Count the records before splitting.
     _check_number(body.count(b"\n>") + 1, "sequences", limits)
     records: list[dict[str, str]] = []
     residues = 0
@@ -270,31 +274,31 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
         sequence = lines.translate(None, b" \t\r\n\v\f")
         residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
         _check_number(residues, "residues", limits)
-        # Cut before it is decoded: a header may be all of the body.
+        # Cut before decoding: the header may be the whole body.
         words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
         name = words[0][:LONGEST_ID] if words else str(number)
         try:
             records.append({"id": name, "sequence": sequence.decode("utf-8")})
         except UnicodeDecodeError as error:
-            raise RefusalError(400, "the body is no text of UTF-8") from error
+            raise RefusalError(400, "the body is not UTF-8 text") from error
     return records
 
 
 def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     try:
         array = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False).astype(np.float32)
-    except Exception as error:  # NumPy evaluates the header as Python's literals, which fail in any way
-        raise RefusalError(400, "the body is no .npy file of numbers") from error
+    except Exception as error:  # NumPy evaluates the header as a Python literal, which can raise anything
+        raise RefusalError(400, "the body is not a .npy file of numbers") from error
     if array.ndim == 2:
         _check_number(len(array), "residues", limits)
     return array
 
 
 def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
-    """Refusal that names the first wrong fields."""
+    """Return a refusal that names the first wrong fields."""
     names = {*schema.model_fields, *Record.model_fields}
     problems = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]
-    # Other names are tags of pydantic's, or keys of the body, which are not repeated.
+    # Other names are pydantic's tags, or keys of the body, which must not be repeated.
     paths = [".".join(str(step) for step in each["loc"] if isinstance(step, int) or step in names) for each in problems]
     sentences = [f"{path or 'body'}: {problem['msg']}" for path, problem in zip(paths, problems, strict=True)]
     return RefusalError(422, "; ".join(sentences), param=paths[0] or None)

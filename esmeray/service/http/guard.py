@@ -1,4 +1,4 @@
-"""The outermost layer of the ingress: who calls, how much is sent, how long it takes; log lines of JSON and metrics.
+"""Outermost layer of the ingress: access, limits on bytes and time, JSON log lines, and metrics.
 
 Bodies are counted while they arrive. Sequences and keys are never logged.
 """
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esmeray.service.http.access import ANYBODY, PUBLIC, check_page
 from esmeray.service.http.bodies import SMALL_BYTES
-from esmeray.service.http.door import head_refusal
+from esmeray.service.http.door import LARGE_BYTES, give_back_memory, head_refusal
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Service
 from esmeray.service.section import LimitsSection
@@ -26,7 +26,7 @@ log = logging.getLogger("esmeray.service")
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 AFTER_END_S = 5
-"""Until a service that ends may have a successor."""
+"""Retry-After in seconds while the service ends: until then it may have a successor."""
 _NOT_LOGGED = ("health", "ready", "metrics")
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
@@ -40,23 +40,23 @@ class Guard:
     adds_request_id: bool = True
     ongoing: int = 0
     body_bytes: int = 0
-    """Of the bodies of all ongoing requests, as far as they have arrived."""
+    """Bytes received so far of the bodies of all ongoing requests."""
     draining: bool = False
-    """Refuse what comes from now on."""
+    """Refuse new requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         service = self.service
-        # Probes send HEAD, which every GET route answers: the server, whose scope is another, leaves out the body.
+        # Answer HEAD, which probes send, as GET. The server leaves out the body, since its own scope says HEAD.
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        # POST / of text-embeddings-inference is no public path, unlike the page.
+        # POST / of text-embeddings-inference needs a key, unlike the page at GET /.
         is_root = (scope["method"], scope["path"]) == ("POST", "/")
         if is_root:
             scope = {**scope, "path": "/embed"}
         headers = dict(scope["headers"])
-        # A caller's own id, so that its logs and ours are compared; nothing that could forge a line of the log.
+        # Keep the caller's own id, so that both logs can be compared. The pattern rules out forged log lines.
         callers_id = headers.get(REQUEST_ID, b"").decode("latin-1")
         request_id = callers_id if _REQUEST_ID.fullmatch(callers_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -76,23 +76,23 @@ class Guard:
             if self.ongoing > service.limits.requests:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
             _check_headers(scope, headers, service.limits)
-            # Who asks comes before what is asked: without a key nobody learns which addresses there are.
+            # The key is checked first: without one, nobody learns which addresses exist.
             host = headers.get(b"host", b"").decode("latin-1")
             service.access.check_host(host)
             check_page(host, scope, headers)
             key = service.access.key_of(scope["path"], headers.get(b"authorization", b"").decode("latin-1"))
             scope["state"]["key"] = key
-            # Whose turn it is in a replica's queue: the key's, or where there are none the connection's.
+            # The caller in a replica's fair queue: the key, or without keys the connection.
             host_and_port = scope.get("client") or ("", 0)
             scope["state"]["ongoing"] = lambda: self.ongoing
             scope["state"]["caller"] = "{}:{}".format(*host_and_port) if key is ANYBODY else key.name
             service.access.charge(key, "requests", 1)
-            # Shielded below: a request that is cancelled would end the loading for all.
+            # Shielded below: otherwise a cancelled request would end the loading for all.
             loading = service.models.load()
             async with asyncio.timeout(service.limits.timeout_s):
                 if scope["path"] not in PUBLIC:
                     await asyncio.shield(loading)
-                if is_root and service.models.named(None).label_kind:  # known since the models are loaded
+                if is_root and service.models.named(None).label_kind:  # known only once the models are loaded
                     scope["path"] = "/predict"
                 await self.app(scope, body, answer)
         except RefusalError as refusal:
@@ -103,18 +103,21 @@ class Guard:
         except Exception:
             if not answer.status:
                 raise
-            # Else Starlette raises what it has answered and logged; uvicorn would log it again and close the connection
-        finally:  # also where the client left, which cancels this
+            # Starlette has answered and logged it; uvicorn would log it again and close the connection.
+        finally:  # also if the client left, which cancels this task
             self.ongoing -= 1
             self.body_bytes -= body.arrived_bytes
             self._note(scope, answer, time.perf_counter() - start_s)
+            # Here, where the body is freed: also of a request that was refused while its body arrived.
+            if body.arrived_bytes > LARGE_BYTES:
+                give_back_memory()
 
     def _note(self, scope: Scope, answer: "_Answer", seconds: float) -> None:
         endpoint = getattr(scope.get("route"), "name", "other")
         self.service.models.metrics.ongoing.set(self.ongoing)
         self.service.models.metrics.requests.labels(endpoint, str(answer.status)).inc()
         self.service.models.metrics.seconds.labels(endpoint).observe(seconds)
-        if endpoint in _NOT_LOGGED:  # probes, every few seconds
+        if endpoint in _NOT_LOGGED:  # by probes, every few seconds
             return
         state = scope["state"]
         line = {
@@ -131,20 +134,20 @@ class Guard:
 
 
 def _check_headers(scope: Scope, headers: dict[bytes, bytes], limits: LimitsSection) -> None:
-    """Refuse what the first lines of a request say already."""
-    if (refusal := head_refusal(scope)) is not None:  # where the proxy has no door
+    """Refuse a request that its headers already rule out."""
+    if (refusal := head_refusal(scope)) is not None:  # if the proxy has no door
         raise refusal
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise _too_large(limits)
-    # A megabyte of zeros is a kilobyte of gzip: limits of what arrives would say nothing.
+    # A megabyte of zeros is a kilobyte of gzip, so limits on received bytes would mean nothing.
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RefusalError(415, "send the body without compression")
 
 
 @dataclass(eq=False)
 class _Body:
-    """``receive`` of a request, which refuses a body that is too large or slow, or that others leave no room for."""
+    """``receive`` of a request. Refuses a body that is too large or too slow, or for which there is no memory left."""
 
     receive: Receive
     guard: Guard
@@ -154,7 +157,7 @@ class _Body:
 
     async def __call__(self) -> Message:
         limits = self.guard.service.limits
-        if self.is_whole:  # then only the end of the connection is waited for
+        if self.is_whole:  # only a disconnect can follow
             return await self.receive()
         try:
             async with asyncio.timeout(max(0.0, self.until_s - time.monotonic())):
@@ -166,7 +169,8 @@ class _Body:
         self.guard.body_bytes += size
         if self.arrived_bytes > limits.body_bytes:
             raise _too_large(limits)
-        # Small ones have room beyond it, which the number of requests bounds: a few slow large ones shut nobody out.
+        # Small bodies are accepted beyond the limit, so that a few slow large ones shut nobody out. The number of
+        # requests bounds them.
         if self.guard.body_bytes > limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
             raise RefusalError(
                 503, "the bodies of other requests leave no room for this one; try again later", 1, limit="bodies_bytes"
@@ -183,7 +187,7 @@ def _too_large(limits: LimitsSection) -> RefusalError:
 
 @dataclass(eq=False)
 class _Answer:
-    """``send`` of a request: adds headers, notes status and size."""
+    """``send`` of a request. Adds headers and records status and size."""
 
     send: Send
     request_id: str

@@ -1,6 +1,6 @@
-"""Served models and indexes as the ingress reaches them: which there are, results of sequences, and their neighbours.
+"""Served models and indexes as seen by the ingress: descriptions, results for sequences, and neighbours.
 
-A call whose replica was lost is tried once more, with another.
+A call whose replica was lost is repeated once, by another replica.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from esmeray.service.http.refusals import RefusalError
 
 Result = TypeVar("Result")
 RETRY_S = 2
-"""After which a caller is asked to come back where no replica answered."""
+"""Retry-After in seconds if no replica answered."""
 
 
 class Call(NamedTuple):
-    """Methods of a model as coroutines."""
+    """Methods of a served model, as coroutines."""
 
     about: Callable[[], Awaitable[About]]
     run: Callable[[str, Sequence[Any], str], Awaitable[Reply]]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class IndexCall(NamedTuple):
-    """Methods of an index as coroutines."""
+    """Methods of a served index, as coroutines."""
 
     about: Callable[[], Awaitable[AboutIndex]]
     run: Callable[[NDArray | Sequence[str], int, str, str], Awaitable[Reply]]
@@ -37,9 +37,11 @@ class IndexCall(NamedTuple):
 
 @dataclass
 class Models:
-    """The models and indexes of the service, by name; the first is the default.
+    """Models and indexes of the service by name. The first of each is the default.
 
-    ``lost`` and ``busy`` are the errors that say that a replica was lost, or that too many requests wait.
+    Attributes:
+        lost: errors of a call whose replica was lost.
+        busy: errors of a call that was refused because too many are waiting.
     """
 
     calls: Mapping[str, Call]
@@ -52,26 +54,26 @@ class Models:
     _loading: asyncio.Task[None] | None = None
 
     def load(self) -> asyncio.Task[None]:
-        """The task that ends when every model is loaded, begun at the first call."""
-        # Anew after an attempt that failed, as where replicas were not up: else no request would ever be answered.
+        """Return the task that ends when every model is loaded. The first call starts it."""
+        # Start again after a failure, e.g. if replicas were not up. Otherwise no request would ever be answered.
         if self._loading is None or (self._loading.done() and not self.about):
             self._loading = asyncio.create_task(self._load())
         return self._loading
 
     async def _load(self) -> None:
         self.about_index = {name: await self._call(call.about) for name, call in self.index_calls.items()}
-        # Last, since it says that all is loaded.
+        # Last: a non-empty `about` means that everything is loaded.
         self.about = {name: await self._call(call.about) for name, call in self.calls.items()}
 
     async def mismatch(self) -> str:
-        """Describe the first index whose vectors are not its model's, as both are now; '' for none."""
+        """Describe the first index whose vectors are not of its model, with both as they are now; '' for none."""
         await self._load()
         for index in self.about_index.values():
             space = self.about[index.model].spaces.get(index.output)
             if space != index.space:
                 return (
-                    f"indexes: {index.name}: its vectors are of {index.space}, those of model {index.model} "
-                    f"of {space}; serve the model that made them, and name it as model of the index"
+                    f"indexes: {index.name}: its vectors are of {index.space}, but model {index.model} "
+                    f"makes vectors of {space}; serve the model that made them, and name it as model of the index"
                 )
         return ""
 
@@ -84,39 +86,39 @@ class Models:
         return ""
 
     def named(self, name: str | None) -> About:
-        """Description of a model, by default of the first; raises RefusalError (404) where there is none."""
+        """Return the description of a model, by default the first. Raises RefusalError (404) for an unknown name."""
         return self.about[_known_name("model", self.calls, name)]
 
     def index(self, name: str | None) -> AboutIndex:
-        """Description of an index, by default of the first; raises RefusalError (404) where there is none."""
+        """Return the description of an index, by default the first. Raises RefusalError (404) for an unknown name."""
         return self.about_index[_known_name("index", self.index_calls, name)]
 
     async def run(self, model: str, output: str, payloads: Sequence[Any], caller: str) -> NDArray | list[NDArray]:
-        """This output of each payload, (N, D) or a list; callers take turns. Raises RefusalError (429, 500, 503)."""
+        """Return this output of each payload, (N, D) or a list. Raises RefusalError (429, 500, 503)."""
         return (await self._reply(model, self.calls[model].run, output, payloads, caller)).results
 
     async def search(self, about: AboutIndex, texts: Sequence[str], top_k: int, caller: str) -> Reply:
-        """The neighbours of each text, by scores and ids. Raises RefusalError (429, 500, 503)."""
+        """Return the neighbours of each text, as scores and ids. Raises RefusalError (429, 500, 503)."""
         embedded = await self._reply(about.model, self.calls[about.model].run, about.output, texts, caller)
         search = self.index_calls[about.name].run
         return await self._reply(about.name, search, embedded.results, top_k, embedded.space, caller)
 
     async def search_ids(self, about: AboutIndex, ids: Sequence[str], top_k: int, caller: str) -> Reply:
-        """The neighbours of proteins of the index itself, by their ids. Raises RefusalError (422) for unknown ones."""
+        """Return the neighbours of proteins in the index, by their ids. Raises RefusalError (422) for unknown ids."""
         return await self._reply(about.name, self.index_calls[about.name].run, ids, top_k, about.space, caller)
 
     async def _reply(self, name: str, run: Callable[..., Awaitable[Reply]], *arguments: Any) -> Reply:
-        """The reply of a model or an index that is no refusal."""
+        """Return the reply of a model or an index. Raises RefusalError if it refused."""
         reply = await self._call(run, *arguments)
-        self.metrics.of_replica(name, reply.statistics)  # of refusals too: the queue is then of interest most
+        self.metrics.of_replica(name, reply.statistics)  # also from refusals, when the queue matters most
         if reply.refused == "overloaded":
-            # Serve's proxy, which does not know the model of a request, then refuses what is larger.
+            # Serve's proxy then refuses larger requests. It does not know their model, so only if there is one model.
             raise overloaded(reply.retry_after_s, reply.room_tokens if list(self.calls) == [name] else None)
         if reply.refused == "unavailable":
             raise RefusalError(503, f"{name}: {reply.detail}", RETRY_S)
         if reply.refused == "unknown":
             raise RefusalError(422, f"record {reply.detail}: index {name} has no such id", record=reply.detail)
-        if reply.refused:  # NaN or infinity of the model: the request is not at fault
+        if reply.refused:  # the model returned NaN or infinity: the request is not at fault
             raise RefusalError(500, reply.detail)
         return reply
 
@@ -124,7 +126,7 @@ class Models:
         return await self._call(self.calls[model].tokens, texts)
 
     async def _call(self, method: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
-        # Twice: results depend on nothing but the request, so it may be computed again; more would add to an outage.
+        # Twice: a request can safely be computed again. More attempts would add load to an outage.
         for _ in range(2):
             try:
                 return await method(*arguments)

@@ -1,8 +1,8 @@
-"""Refusals of a request, and the body that each API has for them.
+"""Refusals of requests and their bodies.
 
-On the routes of text-embeddings-inference it is that API's. Everywhere else it is RFC 9457 (application/problem+json),
-whose member ``error`` is the object that OpenAI's clients read. Of what was sent, a body repeats at most the id of a
-record and the name of an unknown field.
+The routes of text-embeddings-inference use the format of that API. All other routes use RFC 9457
+(application/problem+json); its member ``error`` is the object that OpenAI's clients read. A refusal repeats at most the
+id of a record and the name of an unknown field from the request.
 """
 
 import json
@@ -16,18 +16,25 @@ from starlette.types import Scope
 MOST_BYTES = 4096
 _TEI_ROUTES = (
     *("/embed", "/embed_all", "/predict", "/tokenize", "/info"),
-    # Not served: who asks for them reads the 404 of that API.
+    # Not served, but their 404 has the format of that API.
     *("/embed_sparse", "/rerank", "/similarity", "/decode"),
 )
 _TEI_TYPES = {400: "Empty", 401: "Unauthorized", 429: "Overloaded", 503: "Unhealthy"}
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ROOM_TOKENS = "X-Room-Tokens"
-"""Header of a refusal for overload: tokens of a request that would have been taken."""
+"""Header of a refusal for overload: tokens of a request that would be accepted now."""
 
 
 class RefusalError(Exception):
-    """A request that is not answered: the status of HTTP, one sentence of what is wrong, where, and what to do, and
-    further members of the body, as ``record`` and ``limit``; ``param`` and ``code`` are for OpenAI's clients."""
+    """Refusal of a request.
+
+    Args:
+        status: HTTP status.
+        detail: one sentence: what is wrong, where, and what to do.
+        retry_after_s: value of the header Retry-After.
+        headers: further headers.
+        facts: further members of the body: ``record``, ``limit``, and ``param`` and ``code`` for OpenAI's clients.
+    """
 
     def __init__(
         self,
@@ -44,7 +51,7 @@ class RefusalError(Exception):
             self.headers["Retry-After"] = str(retry_after_s)
 
     def response(self, scope: Scope, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
-        # What it has of the request, an id or a path, is a stranger's, and ends up in terminals.
+        # An id or a path comes from the caller and may end up in a terminal.
         detail = printable(self.detail, longest=500)
         other_types = ("Validation", "invalid_request_error") if self.status < 500 else ("Backend", "server_error")
         if scope["path"] in _TEI_ROUTES or (scope["method"], scope["path"]) == ("POST", "/"):
@@ -66,13 +73,13 @@ class RefusalError(Exception):
                 "request_id": request_id,
             }
             media_type = "application/problem+json"
-        headers = {**self.headers, **(headers or {})}  # a copy: the door answers with one refusal many times
+        headers = {**self.headers, **(headers or {})}  # a copy: the proxy sends one refusal many times
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 asks for it
         return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """The text without control characters, cut."""
+    """Return the text without control characters, cut to ``longest``."""
     shown = "".join(letter if letter.isprintable() else "�" for letter in text[:longest])
     return shown if len(text) <= longest else f"{shown}..."

@@ -1,13 +1,12 @@
-"""Batches of sequences from requests that arrive one by one, under a token budget and an age bound.
+"""Batch sequences of concurrent requests, under a token budget and a maximum waiting time.
 
-Callers take turns by tokens: an item's turn comes when its caller has been given as much as each of the others (fair
-queueing: Demers, Keshav and Shenker 1989). A request of a thousand items thus delays another caller's by the batch that
-is being computed and its own share of the next ones. A batch begins with the item whose turn it is and is filled, in
-the order of turns, with those that the budget has room for: one that has none is the first of a later batch, so that
-long sequences don't starve and delay others by no more than their own batch. Equal items that wait or are computed at
-the same time are computed once; what nobody waits for any more is not computed.
+Callers share the replica by fair queueing, counted in tokens (Demers, Keshav and Shenker 1989). A request of a thousand
+items therefore delays another caller by the current batch and a share of the next ones. A batch starts with the item of
+the lowest virtual time and is filled, in that order, with items that fit into the budget. An item that does not fit
+starts a later batch, so that long sequences don't starve and delay others by no more than their own batch. Equal items
+that wait or compute at the same time are computed once. Items that nobody waits for any more are not computed.
 
-Ray Serve's own batching (2.60) puts an item that has no room behind all others, and knows no callers.
+Ray Serve's own batching (2.60) moves an item that does not fit behind all others, and does not distinguish callers.
 """
 
 import asyncio
@@ -25,18 +24,22 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 LOOKED_AT = 512
-"""Items behind the first that may be taken into its batch."""
+"""Maximum number of items that are skipped while a batch is filled, because they don't fit."""
 OF_FREE = 8
-"""Times the free part of the queue that a caller may hold: one alone has eight ninths of it, two eight of 17 each."""
+"""A caller may hold this many times the free part of the queue: one alone holds 8/9 of it, two hold 8/17 each."""
 _NOT_BEFORE_S, _MOST_S = 1, 60
-"""Bounds of the time after which a refused caller is asked to come back."""
+"""Bounds of Retry-After in seconds."""
 
 
 class Item(NamedTuple):
-    """A sequence as it was tokenised, or latents to decode (whose ``text`` is empty), and the output that is wanted of
-    it.
+    """Tokenized sequence, or latents to decode, and the requested output.
 
-    Equal items have the same ``key``; ``tokens`` count in the budget.
+    Attributes:
+        output: name of the requested output.
+        key: equal for equal items.
+        payload: token ids or latents.
+        tokens: number of tokens, which count in the budget.
+        text: the sequence; empty for latents.
     """
 
     output: str
@@ -48,9 +51,11 @@ class Item(NamedTuple):
 
 @dataclass(eq=False)
 class OverloadedError(Exception):
-    """Too many tokens wait; ``retry_after_s`` is when they will have been computed.
+    """Raised if too many tokens wait.
 
-    ``room_tokens`` are free for another caller, who holds none.
+    Attributes:
+        retry_after_s: seconds until they are computed.
+        room_tokens: tokens that another caller, who holds none, could queue now.
     """
 
     retry_after_s: int
@@ -68,7 +73,7 @@ class _Waiting:
 
 @dataclass
 class Totals:
-    """Sums since the start."""
+    """Totals since the start."""
 
     batches: int = 0
     tokens: int = 0
@@ -79,17 +84,17 @@ class Totals:
 
 
 class TokenBatcher:
-    """See the module. To be made and used in one event loop.
+    """Batcher of a replica; see the module. Create and use it in one event loop.
 
     Args:
-        compute: results of the items of a batch, in their order; called in a thread.
-        budget: tokens of a batch; an item of more is alone.
-        max_wait_s: how long a batch waits to be filled while nothing is computed.
-        queue_tokens: tokens that requests may hold, each at most a batch of them; beyond, or where a caller would hold
-            more than ``OF_FREE`` times what is left, it gets an :class:`OverloadedError`.
-        queue_s: seconds of computing that they may hold, at the rate so far; two batches in any case.
+        compute: returns the results of a batch's items, in order; called in a thread.
+        budget: token budget of a batch; a longer item is a batch of its own.
+        max_wait_s: maximum seconds that a batch waits to be filled while nothing computes.
+        queue_tokens: tokens that all requests may hold; each counts with one batch at most. A request beyond that, or
+            of a caller who would hold more than ``OF_FREE`` times the rest, gets an :class:`OverloadedError`.
+        queue_s: seconds of computing that all requests may hold, at the rate so far, but at least two batches.
         cache_bytes: memory for results.
-        at_once: batches that are computed at the same time.
+        at_once: number of batches that compute at the same time.
     """
 
     def __init__(
@@ -110,10 +115,10 @@ class TokenBatcher:
         self._max_wait_s = max_wait_s
         self._queue_tokens = queue_tokens
         self._queue_s = queue_s
-        self._queue: list[tuple[float, int, _Waiting]] = []  # a heap: turn, order of arrival, item
+        self._queue: list[tuple[float, int, _Waiting]] = []  # a heap: virtual time, order of arrival, item
         self._arrivals = count()
-        # Turns are tokens that each caller was given, had all been here from the start: an item's is the sum of its
-        # caller's before it, but not before now.
+        # Virtual time: tokens per caller so far. An item's turn is the sum of its caller's earlier tokens, but not
+        # before now.
         self._now = 0.0
         self._next_turn: dict[str, float] = {}
         self._held: Counter[str] = Counter()
@@ -123,40 +128,41 @@ class TokenBatcher:
         self._full = asyncio.Event()
         self._filling = asyncio.Lock()
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="batch")
-        # Held, since asyncio keeps no task that nobody holds.
+        # Keep references: asyncio itself only has weak ones to its tasks.
         self._loops = [asyncio.create_task(self._serve()) for _ in range(at_once)]
 
     async def submit(self, items: Sequence[Item], caller: str = "") -> list[NDArray]:
-        """Results of the items, in their order. Raises OverloadedError, or what the computation raised."""
+        """Return the results of the items, in order. Raises OverloadedError, or the error of the computation."""
         results: dict[Hashable, Any] = {item.key: self._cache.get(item.key) for item in items}
         missing = [item for item in items if results[item.key] is None]
         self.totals.hits += len(items) - len(missing)
         self.totals.misses += len(missing)
         wanted = {item.key: item for item in missing}
-        # A request of many items holds no more than a batch of the queue: the others are in nobody's way.
+        # A request counts with one batch of the queue at most: its other items delay nobody.
         held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
-        # Before anything is queued: what is refused costs nothing but this.
+        # Before anything is queued, so that a refused request costs nothing else.
         self._check_room(caller, held)
         self._held[caller] += held
         waited_for = [self._enqueue(item, caller) for item in wanted.values()]
         if self.queued_tokens >= self.budget:
-            self._full.set()  # a batch that waits to be filled need not wait longer
+            self._full.set()  # ends the wait of a batch to be filled
         try:
             if waited_for:
                 await asyncio.wait({waiting.result for waiting in waited_for})
-        finally:  # also where the caller was cancelled: by its timeout, or because its client left
+        finally:  # also if the caller was cancelled: by its timeout, or because its client left
             self._leave(waited_for)
             self._held[caller] -= held
             if not self._held[caller]:
-                del self._held[caller]  # their number is that of the callers who share the turns
+                del self._held[caller]  # its length is the number of callers in the queue
         results |= {waiting.item.key: waiting.result.result() for waiting in waited_for}
         return [results[item.key] for item in items]
 
     def _check_room(self, caller: str, tokens: int) -> None:
-        """Raise OverloadedError where the queue is full, or the caller would hold too much beside what is free of it.
+        """Raise OverloadedError if the queue is full, or the caller would hold too much compared with its free part.
 
-        Else a single caller could fill the queue, and all others would be refused. The more callers there are, the
-        less each may hold, and what is free is left to who comes next (Choudhury and Hahne 1998: dynamic thresholds).
+        Otherwise a single caller could fill the queue, and all others would be refused. The more callers there are,
+        the less each may hold; some room is always left for the next one (dynamic thresholds: Choudhury and Hahne
+        1998).
         """
         free = self.room_tokens - self._held.total()
         if self._held and tokens and (tokens > free or self._held[caller] + tokens > OF_FREE * free):
@@ -165,16 +171,16 @@ class TokenBatcher:
 
     @property
     def room_tokens(self) -> int:
-        """Tokens that requests may hold now: as many seconds are more of them where computing is faster."""
+        """Tokens that requests may hold now; more if computing is faster, since ``queue_s`` limits the seconds."""
         return int(min(self._queue_tokens, max(2 * self.budget, self._queue_s * self._tokens_per_s)))
 
     @property
     def _tokens_per_s(self) -> float:
-        # Infinite before the first batch: nothing is known, and queue_tokens alone bounds the queue.
+        # Infinite before the first batch, so that only queue_tokens limits the queue.
         return self.totals.tokens / self.totals.computing_s if self.totals.computing_s else math.inf
 
     def _enqueue(self, item: Item, caller: str) -> _Waiting:
-        """The item, which waits for its turn or is being computed."""
+        """Queue the item, or join an equal one that waits or computes."""
         waiting = self._in_flight.get(item.key)
         if waiting is None:
             waiting = _Waiting(item, asyncio.get_running_loop().create_future(), time.monotonic())
@@ -182,7 +188,7 @@ class TokenBatcher:
             self.queued_tokens += item.tokens
         waiting.callers += 1
         if not waiting.is_taken:
-            # Also one that waits already: another caller's turn may be far off. The first of its turns counts.
+            # Push an item again if it already waits for another caller, whose turn may be far off. The earlier counts.
             turn = max(self._now, self._next_turn.get(caller, 0.0))
             self._next_turn[caller] = turn + item.tokens
             heapq.heappush(self._queue, (turn, next(self._arrivals), waiting))
@@ -190,10 +196,10 @@ class TokenBatcher:
         return waiting
 
     def _leave(self, waited_for: Sequence[_Waiting]) -> None:
-        """Forget what nobody waits for any more, at once: its memory, and its part of the queue."""
+        """Drop items that nobody waits for any more, to free their memory and their part of the queue."""
         for waiting in waited_for:
             waiting.callers -= 1
-        # What is taken is computed in any case; whoever asks for it later finds it in the cache.
+        # Items in a batch are computed anyway; the cache has their results for later requests.
         left = [waiting for waiting in waited_for if not (waiting.callers or waiting.is_taken)]
         for waiting in left:
             self._in_flight.pop(waiting.item.key)
@@ -204,36 +210,36 @@ class TokenBatcher:
             heapq.heapify(self._queue)
 
     async def drain(self) -> None:
-        """Wait until nothing waits or is computed."""
+        """Wait until nothing waits or computes."""
         while self._in_flight:
             await asyncio.wait({waiting.result for waiting in self._in_flight.values()})
 
     async def _serve(self) -> None:
         while True:
-            # One at a time, while the others compute: meanwhile the queue fills, and batches get full.
+            # Only one loop fills a batch while the others compute, so that the queue grows and batches get full.
             async with self._filling:
-                while not self._queue:  # whoever was waited for may have left meanwhile
+                while not self._queue:  # the waiting callers may have left
                     self._arrived.clear()
                     await self._arrived.wait()
-                # By its oldest item, so that nobody waits for company longer than that.
+                # Counted from the first item, which so waits for others no longer than max_wait_s.
                 left_s = self._queue[0][2].arrived_s + self._max_wait_s - time.monotonic()
                 if left_s > 0 and self.queued_tokens < self.budget:
                     self._full.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._full.wait(), left_s)
                 batch = self._take()
-            if batch:  # all who waited may have left
+            if batch:  # empty if all callers have left
                 await self._run(batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch."""
+        """Take the next batch from the queue."""
         batch: list[_Waiting] = []
         passed: list[tuple[float, int, _Waiting]] = []
         left = self.budget
         while self._queue and (not batch or left > 0) and len(passed) < LOOKED_AT:
             entry = heapq.heappop(self._queue)
             waiting = entry[2]
-            if waiting.is_taken:  # in another caller's turn, which came first
+            if waiting.is_taken:  # earlier, in another caller's turn
                 continue
             if batch and waiting.item.tokens > left:
                 passed.append(entry)
@@ -241,15 +247,15 @@ class TokenBatcher:
             waiting.is_taken = True
             batch.append(waiting)
             left -= waiting.item.tokens
-        # At most LOOKED_AT: else a queue of thousands of long items would be moved for each batch.
-        for entry in passed:  # with their turns: the longest is the first of the next batch
+        # Skip at most LOOKED_AT: otherwise each batch might move thousands of long items.
+        for entry in passed:  # they keep their turns, so they start the next batches
             heapq.heappush(self._queue, entry)
         taken_tokens = self.budget - left
         self.queued_tokens -= taken_tokens
-        # The time of turns passes by what each caller gets: who comes now begins at this turn, and not at 0, before all
-        # that waited.
+        # Virtual time advances by the tokens per caller. A new caller starts now and not at 0, which would be ahead of
+        # all that wait.
         self._now += taken_tokens / max(1, len(self._held))
-        if len(self._next_turn) > 2 * len(self._held) + LOOKED_AT:  # callers that have gone
+        if len(self._next_turn) > 2 * len(self._held) + LOOKED_AT:  # forget callers that have left
             self._next_turn = {caller: turn for caller, turn in self._next_turn.items() if turn > self._now}
         return batch
 
@@ -258,10 +264,10 @@ class TokenBatcher:
         start_s = time.monotonic()
         try:
             results = await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, items)
-        except Exception as error:  # noqa: BLE001 - each caller gets it
+        except Exception as error:  # noqa: BLE001 - raised again in each caller
             for waiting in batch:
                 waiting.result.set_exception(error)
-                waiting.result.exception()  # asked for, or asyncio warns where everybody has left
+                waiting.result.exception()  # retrieve it: asyncio would warn if all callers have left
         else:
             for waiting, result in zip(batch, results, strict=True):
                 waiting.result.set_result(result)
@@ -272,13 +278,13 @@ class TokenBatcher:
         tokens = sum(item.tokens for item in items)
         self.totals.batches += 1
         self.totals.tokens += tokens
-        self.totals.budgets += max(self.budget, tokens)  # a longer item is alone, and fills its batch
+        self.totals.budgets += max(self.budget, tokens)  # an item beyond the budget fills its batch
         self.totals.computing_s += time.monotonic() - start_s
 
 
 @dataclass
 class ResultCache:
-    """Arrays by key, the least recently used removed first beyond ``most_bytes``."""
+    """Cache of arrays by key. Beyond ``most_bytes`` it removes the least recently used."""
 
     most_bytes: int
     held_bytes: int = 0
@@ -291,11 +297,11 @@ class ResultCache:
         return self._arrays[key]
 
     def put(self, key: Hashable, array: NDArray) -> None:
-        """Hold an array, unless it takes more than a tenth of the memory."""
-        # A few large ones would push out all others.
+        """Store an array, unless it takes more than a tenth of the memory."""
+        # A few large arrays would evict all others.
         if array.nbytes * 10 > self.most_bytes or key in self._arrays:
             return
-        self._arrays[key] = array.copy()  # a view would hold the whole batch
+        self._arrays[key] = array.copy()  # a view would keep the whole batch in memory
         self.held_bytes += array.nbytes
         while self.held_bytes > self.most_bytes:
             self.held_bytes -= self._arrays.popitem(last=False)[1].nbytes

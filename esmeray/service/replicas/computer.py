@@ -1,6 +1,6 @@
-"""A model as the service computes with it: a batch of items of any outputs to the array of each.
+"""Model of a replica: computes a batch of items that request different outputs.
 
-What an item wants costs the others nothing but a layer that they share a pass with.
+Requests for different outputs share one forward pass.
 Shape legend: L residues of a sequence, D channels, K classes or tokens of the vocabulary.
 """
 
@@ -29,7 +29,7 @@ from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
 
 
 class MaskedPiece(NamedTuple):
-    """The ids of a text, of which one will be masked."""
+    """Token ids of a text, and the index of the token to mask."""
 
     piece: NDArray[np.int32]
     masked_index: int
@@ -41,13 +41,13 @@ class MaskedPiece(NamedTuple):
 
 
 class Computer:
-    """The model that the settings name, on a device; raises what opening it raises."""
+    """Served model on a device. The constructor raises the errors of :func:`open_model`."""
 
     def __init__(self, served: ServedModel, device: str) -> None:
         prediction = prediction_of(find_model(served.source, "models").task)
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
-        if prediction is None:  # the defaults are those of embed, else of the classifier's tools
+        if prediction is None:  # use the defaults of embed; classifiers have their own
             section = ComputeSection(precision=served.precision, tokens=served.tokens)
             precision, tokens = section.resolved(device == "cuda")
         self._model = model = open_model(
@@ -63,26 +63,26 @@ class Computer:
             if refusal:
                 raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         outputs = model.outputs(None if prediction is None else [prediction])
-        # A row for each pair of 50,000 residues would be 10 GB: outputs of pairs are for jobs alone.
+        # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
             folder = expanded(served.cache)
             for name, output in self._outputs.items():
-                # The key of a job with embed's defaults, which takes sequences whole, as the service does.
+                # The key of a job with embed's defaults, which does not crop sequences either.
                 store = FeatureStore(folder / model.cache_key(output, None, "error 256"))
-                if len(store):  # of others each batch would be looked up in vain
+                if len(store):  # skip empty ones, which would be searched for each batch
                     self._cache[name] = store
 
     def items(self, output: str, payloads: Sequence[Any]) -> list[Item]:
-        """Items of texts, which are tokenised here and nowhere else, or of latents (L, D)."""
-        # Keys hold the text, not its ids: a residue takes a byte there, four here.
+        """Return an item per text, which is tokenized here, or per latents (L, D)."""
+        # Keys hold the text, not the token ids: one byte per residue instead of four.
         if output == DECODED:
             return [Item(output, (output, latents.tobytes()), latents, len(latents)) for latents in payloads]
         pieces = self._tokenize(payloads).pieces
         special = self._model.facts.special_tokens
-        if output == EACH_MASKED:  # which all share the piece: a request of 1.5 kB would be 8 MB of them
+        if output == EACH_MASKED:  # share the piece: copies would turn a request of 1.5 kB into 8 MB
             return [
                 Item(MASKED, (output, text, index), MaskedPiece(piece, index), len(piece) + special)
                 for text, piece in zip(payloads, pieces, strict=True)
@@ -94,22 +94,22 @@ class Computer:
         ]
 
     def tokens(self, text: str) -> list[int]:
-        """Ids of a text, special tokens included."""
+        """Return the token ids of a text, including special tokens."""
         tokenizer = self._model.tokenizer
         return [*tokenizer.prefix, *self._tokenize([text]).pieces[0].tolist(), *tokenizer.suffix]
 
     def compute(self, items: Sequence[Item]) -> list[NDArray[np.float32]]:
-        """The result of each; raises ResourceError where a single one is out of memory, DataError for NaN."""
+        """Return the result of each item. Raises ResourceError if one item is out of memory, DataError for NaN."""
         results = self._cached(items) | self._decoded(items)
         results |= self._computed(items, [index for index in range(len(items)) if index not in results])
         return [results[index] for index in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
-        # Only of a model that predicts is a text cropped: for any other the ingress has refused what is too long.
+        # Crops only for models that predict. For others the ingress has refused sequences that are too long.
         return self._model.tokenize(texts, *self._model.limit)
 
     def _cached(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
-        """Results that embed or training has left in the cache's folder."""
+        """Return results from the cache folder, which embed or training has written."""
         results: dict[int, NDArray[np.float32]] = {}
         for output, store in self._cache.items():
             indices = [index for index, item in enumerate(items) if item.output == output]
@@ -120,7 +120,7 @@ class Computer:
         return results
 
     def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows of residues as they are, (L, C), the one row of a protein as a vector (C,)."""
+        """Return rows of residues (L, C) as they are, and the only row of a protein as a vector (C,)."""
         return rows if self._outputs[output].per == "residue" else rows[0]
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
@@ -133,7 +133,7 @@ class Computer:
                 logits = decoded(self._model, [torch.from_numpy(items[index].payload) for index in indices.tolist()])
             return dict(zip(map(str, indices.tolist()), logits, strict=True))
 
-        # By the loop of inference, which halves a batch that is out of memory.
+        # The loop of inference halves a batch that is out of memory.
         loop = ForwardLoop(
             self._model.device, each(launch), lambda index: f"latents of {items[index].tokens:,} residues"
         )
@@ -141,19 +141,19 @@ class Computer:
         return {int(index): rows.numpy() for _, tensors in batches for index, rows in tensors.items()}
 
     def _computed(self, items: Sequence[Item], indices: Sequence[int]) -> dict[int, NDArray[np.float32]]:
-        """Results of texts, all outputs from one pass: the batcher has made the batch."""
+        """Return the results of texts, with all outputs from one forward pass."""
         if not indices:
             return {}
         results: dict[int, NDArray[np.float32]] = {}
         payloads = (items[index].payload for index in indices)
-        mask = self._model.tokenizer.mask or 0  # a model without a mask has no output that masks
+        mask = self._model.tokenizer.mask or 0  # without a mask token no output needs it
         pieces = [payload.masked(mask) if isinstance(payload, MaskedPiece) else payload for payload in payloads]
         names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}
         outputs = [output for name, output in self._outputs.items() if name in names]
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
         for batch in run(self._model, texts, outputs):
             rows = {output.name: batch.by_text(output) for output in outputs}
-            # In the order of the batch, which is halved where it is out of memory.
+            # In the order of this batch, which is a part of ours after running out memory.
             for number, text in enumerate(batch.indices.tolist()):
                 output = items[indices[text]].output
                 results[indices[text]] = (

@@ -1,6 +1,6 @@
 """Replica of an index on Ray Serve: neighbours of vectors, or of the index's own proteins, searched in batches.
 
-Its files are mapped, so that the replicas of a machine share their pages.
+The index's files are memory-mapped, so the replicas of a machine share their pages.
 """
 
 import asyncio
@@ -26,16 +26,19 @@ BATCH_QUERIES = 64
 QUEUED_QUERIES = 50_000
 MAX_WAIT_S = 0.002
 REOPENED_S = 1.0
-"""Between attempts to open files that were changed."""
+"""Seconds between attempts to open files that were changed."""
 
 
 class IndexReplica(Replica):
-    """The deployment of one index, whose queries a ``model`` embeds.
+    """Deployment of one index.
 
-    While its files are damaged it refuses requests at once, and :meth:`about` says why. It serves again once they are
+    While the index's files are damaged it refuses requests, and :meth:`about` tells why. It serves again once they are
     whole.
 
-    Another ``version`` of its files makes Serve replace the replicas, one after the other.
+    Args:
+        index: settings of the index.
+        model: name of the model that embeds queries.
+        version: Serve replaces the replicas, one after the other, if it changes.
     """
 
     _about: AboutIndex
@@ -45,12 +48,12 @@ class IndexReplica(Replica):
         set_up_process()
         start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
-        # Before torch and faiss are loaded, which would take all cores.
+        # Set before torch and faiss are imported, which would use all cores.
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(self._settings.cpus)))
         self._model = model
         self._open()
         # At the start and at SIGHUP a problem ends the replica, and the service stays as it is. The successor of a lost
-        # one reports it: Serve would start it again and again, and requests would wait.
+        # replica reports the problem instead: Serve would restart it endlessly, and requests would wait.
         first = first_record(self._settings.name, version, "" if self._problem else json.dumps(asdict(self._about)))
         if not first:
             raise DataError(self._problem)
@@ -58,16 +61,16 @@ class IndexReplica(Replica):
         log.info("%s: opened in %.1f s, version %s", self._settings.name, time.perf_counter() - start_s, version)
 
     def _open(self) -> None:
-        """Open the files as they are now, or note what is wrong with them."""
+        """Open the files as they are now, or record the problem with them."""
         try:
             index = open_index(self._settings.source, self._settings.probes)
-            # Before the first request: torch is loaded, ids are sorted.
+            # Search once, which imports torch and sorts the ids before the first request.
             index.search(index.vectors(np.zeros(1, np.int64)), 1)
             index.rows([])
             self._about = AboutIndex(
                 name=self._settings.name,
                 model=self._model,
-                # A last layer that was asked for by its number is the same; any other one is no served output's space.
+                # The last layer by number is the same output. The vectors of other layers match no served output.
                 output=index.manifest.output.partition("_layer_")[0],
                 space=str(index.manifest.made_of),
                 vectors=index.manifest.count,
@@ -78,14 +81,14 @@ class IndexReplica(Replica):
             self._problem = ""
         except EsmerayError as error:
             self._problem = str(error)
-        finally:  # also at an error that nobody foresaw, or there would be no further attempt
+        finally:  # also after an unexpected error, so that there is another attempt
             self._reopen_s = time.monotonic() + REOPENED_S
 
     async def _find_problem(self) -> str:
-        """Describe what is wrong with the files, '' for nothing. After a change they are opened again, now and then."""
+        """Describe the problem with the files; '' for none. Changed files are reopened, every REOPENED_S at most."""
         self._problem = self._problem or self._index.changed()
         if self._problem and time.monotonic() > self._reopen_s:
-            self._reopen_s = math.inf  # one attempt at a time: large files take their time to be verified
+            self._reopen_s = math.inf  # one attempt at a time, since verifying large files takes long
             await asyncio.to_thread(self._open)
         return self._problem
 
@@ -93,7 +96,7 @@ class IndexReplica(Replica):
         return replace(self._about, problem=await self._find_problem())
 
     async def run(self, queries: NDArray[np.float32] | Sequence[str], top_k: int, space: str, caller: str) -> Reply:
-        """The ``top_k`` neighbours of each vector, (N, C) of channels that mean ``space``, or of each id but itself."""
+        """Return the ``top_k`` neighbours of each vector (N, C) of ``space``, or of each id without itself."""
         problem = await self._find_problem()
         if problem:
             return Reply(refused="unavailable", detail=problem)
@@ -103,22 +106,22 @@ class IndexReplica(Replica):
             rows_N = self._index.rows(queries)
             if (rows_N < 0).any():
                 return Reply(refused="unknown", detail=queries[int(rows_N.argmin())])
-            # In a thread, as the ids below: pages that are not in memory come from the disk.
+            # In a thread, like the ids below, since pages may have to be read from disk.
             vectors_NC = await asyncio.to_thread(self._index.vectors, rows_N)
             return await self._neighbours(vectors_NC, rows_N, top_k, self._about.space, caller)
-        except DataError as error:  # of files, found where they are read first
+        except DataError as error:  # from damaged files, found at the first read
             return Reply(refused="unavailable", detail=str(error))
 
     async def _neighbours(
         self, queries_NC: NDArray[np.float32], own_N: NDArray[np.int64], top_k: int, space: str, caller: str
     ) -> Reply:
-        """``own_N``: rows that are left out of the neighbours, -1 for none."""
+        """Return the neighbours of each query without row ``own_N``, which is -1 for none."""
         considered = str(top_k + int((own_N >= 0).any()))
 
         def items() -> list[Item]:
-            if space != self._about.space:  # since the start other weights have been loaded
-                raise DataError(f"{self._settings.name}: the vectors of the index are of another model than is served")
-            # Before they share a batch with those of others.
+            if space != self._about.space:  # other weights were loaded since the start
+                raise DataError(f"{self._settings.name}: its vectors are of another model than the served one")
+            # Check them before they share a batch with queries of other requests.
             self._index.check(queries_NC)
             return [Item(considered, (considered, query_C.tobytes()), query_C, 1) for query_C in queries_NC]
 
@@ -141,9 +144,9 @@ class IndexReplica(Replica):
         )
 
     def _search(self, items: Sequence[Item]) -> list[NDArray]:
-        """(K, 2) rows and scores of each, in fp64, which holds both."""
+        """Return (K, 2) rows and scores per item, in fp64, which represents both exactly."""
         results: dict[int, NDArray] = {}
-        # Apart by the hits that are asked for: a compressed index considers more candidates for more of them.
+        # Separately by the number of hits: a compressed index considers more candidates for more hits.
         for considered in {item.output for item in items}:
             numbers = [number for number, item in enumerate(items) if item.output == considered]
             queries_nC = np.stack([items[number].payload for number in numbers])

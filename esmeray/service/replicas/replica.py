@@ -1,6 +1,4 @@
-"""Replica of a model on Ray Serve: batches across requests, computed in a thread; set-up of its process, and the policy
-of how many there are.
-"""
+"""Replica of a model on Ray Serve: batches across requests, set-up of the process, and the autoscaling policy."""
 
 import logging
 import os
@@ -24,26 +22,27 @@ from esmeray.service.section import ServedModel
 log = logging.getLogger("esmeray.service")
 
 SCALE_UP_TOKENS = 50_000
-"""Waiting tokens of each replica beyond which another is started: requests say nothing about work (one residue each, or
-200,000)."""
+"""Waiting tokens per replica beyond which another replica starts. Tokens measure work, requests don't: one may have one
+residue or 200,000."""
 SWITCH_S = 0.0005
+"""Interval in seconds at which Python's threads hand over the GIL."""
 _RECORDS = b"esmeray replicas"
-"""Namespace of Ray's key-value store: records of first replicas by the name and the version of a model or an index."""
+"""Namespace in Ray's key-value store: what the first replica recorded, by name and version of a model or an index."""
 WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
 
 class Replica(ABC):
-    """Answers calls in batches, whoever they are of. Refusals are values, since Ray wraps errors."""
+    """Base of replicas, which answer calls in batches across callers. Refusals are values, since Ray wraps errors."""
 
     _batcher: TokenBatcher | None = None
 
     @abstractmethod
     def _new_batcher(self) -> TokenBatcher:
-        """The batcher, made in the event loop that will use it, which a constructor does not have."""
+        """Create the batcher. Called in the event loop that uses it, which does not run in a constructor."""
 
     async def _answered(self, items: Callable[[], Sequence[Item]], caller: str) -> Reply:
-        """The results of items, which are made here: what refuses them is a value as well."""
+        """Return the results of items. ``items`` is called here, so that its errors become refusals as well."""
         if self._batcher is None:
             self._batcher = self._new_batcher()
         try:
@@ -65,20 +64,25 @@ class Replica(ABC):
     def _memory_bytes(self) -> int:
         return int(psutil.Process().memory_info().rss)
 
-    async def __del__(self) -> None:  # which Serve awaits before it ends a replica
+    async def __del__(self) -> None:  # Serve awaits it before it ends a replica
         if self._batcher is not None:
             await self._batcher.drain()
 
 
 class ModelReplica(Replica):
-    """The deployment of one model.
+    """Deployment of one model.
 
-    Another ``version`` makes Serve replace the replicas, one after the other. All replicas of a version have the
-    weights of the first one: one that starts later, after a crash or for more load, refuses others.
+    All replicas of a version have the weights of the first one. A replica that starts later, after a crash or for more
+    load, refuses other weights.
+
+    Args:
+        model: settings of the model.
+        device: cpu or cuda.
+        version: Serve replaces the replicas, one after the other, if it changes.
     """
 
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
-        import torch  # here: the process that deploys the replicas, which imports this module, needs none
+        import torch  # here, since the process that deploys the replicas also imports this module
 
         from esmeray.service.replicas.computer import Computer
 
@@ -86,7 +90,7 @@ class ModelReplica(Replica):
         start_s = time.perf_counter()
         self._model = ServedModel(**model)
         self._device = device
-        # torch would take all cores, beside other replicas, whatever Ray has reserved.
+        # Otherwise torch uses all cores, whatever Ray has reserved for this replica.
         torch.set_num_threads(max(1, int(self._model.cpus)))
         self._computer = Computer(self._model, device)
         _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
@@ -107,9 +111,9 @@ class ModelReplica(Replica):
         return [self._computer.tokens(text) for text in texts]
 
     async def run(self, output: str, payloads: Sequence[Any], caller: str) -> Reply:
-        """This output of each text, or of latents. Callers are served in turn."""
+        """Return this output of each text, or of latents. Callers share the replica by fair queueing."""
         reply = await self._answered(lambda: self._computer.items(output, payloads), caller)
-        # Stacked, since Ray then sends one buffer in place of one for each.
+        # Stack vectors, so that Ray sends one buffer.
         if all(result.ndim == 1 for result in reply.results) and not reply.refused:
             reply.results = np.stack([*reply.results])
         reply.space = self._computer.about.spaces.get(output, "")
@@ -128,14 +132,14 @@ class ModelReplica(Replica):
         )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Backlog by tokens that wait: beyond 1 :func:`by_queued_tokens` starts another."""
+        """Return the backlog of tokens; above 1, :func:`by_queued_tokens` starts another replica."""
         if self._batcher is None:
             return {"behind": 0.0}
-        # Of a slow model half a queue is less than SCALE_UP_TOKENS: it would refuse before it is helped.
+        # Half a queue of a slow model is less than SCALE_UP_TOKENS. It would refuse requests before another starts.
         return {"behind": self._batcher.queued_tokens / min(SCALE_UP_TOKENS, self._batcher.room_tokens / 2)}
 
     def _warm_up(self) -> None:
-        """Compile what is compiled at first use; computing is slower until then."""
+        """Run small batches, since some kernels are compiled at first use."""
         output = next(iter(self._computer.about.outputs))
         items = self._computer.items(output, [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS])
         for batch in (items[:1], items[1:], items):
@@ -148,7 +152,7 @@ class ModelReplica(Replica):
 
 
 def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
-    """Serve's policy: one replica more where many tokens wait, one fewer where nothing is asked."""
+    """Autoscaling policy of Serve: one more replica if many tokens wait, one fewer if there are no requests."""
     behind = (context.aggregated_metrics or {}).get("behind", {})
     current = context.current_num_replicas
     wanted = current + (sum(behind.values()) > max(1, current)) - (context.total_num_requests < 1)
@@ -156,9 +160,9 @@ def by_queued_tokens(context: Any) -> tuple[int, dict[str, Any]]:
 
 
 def first_record(name: str, version: str, record: str = "") -> str:
-    """Return what the first replica of this version of a model or an index recorded; '' for nothing.
+    """Return the record of the first replica of this version of a model or an index; '' for none.
 
-    ``record`` becomes it if there is none. Without Ray nothing is kept.
+    If there is none yet, ``record`` becomes the record. Without Ray ``record`` is returned.
     """
     if not ray.is_initialized():
         return record
@@ -166,7 +170,7 @@ def first_record(name: str, version: str, record: str = "") -> str:
 
     key = f"{name} {version}"
     if record:
-        # To the cluster's own store, where it stays when that replica is lost.
+        # In the cluster's store, which outlives the replica.
         internal_kv._internal_kv_put(key, record, overwrite=False, namespace=_RECORDS)
     return (internal_kv._internal_kv_get(key, namespace=_RECORDS) or b"").decode()
 
@@ -184,26 +188,26 @@ def _refuse_other_weights(name: str, version: str, fingerprint: str) -> None:
 
 
 def set_up_process() -> None:
-    """To be called in a replica's constructor; nothing where the application runs without Ray."""
+    """Set up the process of a replica or the ingress, in its constructor. Without Ray this does nothing."""
     if ray.is_initialized():
-        # A thread that parses, scores or writes holds the GIL for this time, whenever the event loop wants it back. The
-        # default of 5 ms makes small requests ten times as slow next to large ones: they need the loop many times.
+        # A thread that parses, scores or writes keeps the GIL this long when the event loop wants it. Small requests
+        # need the loop many times: with the default of 5 ms, large ones in a thread make them ten times as slow.
         sys.setswitchinterval(SWITCH_S)
         _log_to_file()
         _listen_locally()
 
 
 def _log_to_file() -> None:
-    """Log to Ray's folder of logs, a file for each process: lines of JSON from the ingress, plain ones from models."""
+    """Log to a file per process in Ray's log folder: JSON lines from the ingress, plain lines from models."""
     if log.handlers:
         return
     node = ray._private.worker.global_worker.node
     assert node is not None
     folder = Path(node.get_logs_dir_path(), "serve")
     folder.mkdir(exist_ok=True)
-    # Folders of 'ray start' are 0777, so that others may have put links there: a new file in a folder of our own.
+    # Folders of 'ray start' are 0777, so others may have put links there. Require a folder of our own and a new file.
     if folder.lstat().st_uid != os.geteuid():
-        raise ResourceError(f"{folder}: is another user's, and would get the service's log; start Ray anew")
+        raise ResourceError(f"{folder}: belongs to another user and would get the service's log; restart Ray")
     handler = logging.FileHandler(folder / f"esmeray-{os.getpid()}.log", mode="x")
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
@@ -212,9 +216,9 @@ def _log_to_file() -> None:
 
 
 def _listen_locally() -> None:
-    """On a cluster that listens on 127.0.0.1 alone, have this process do so too.
+    """Make this process listen on 127.0.0.1 only, if its cluster does.
 
-    Serve (2.60) opens a port for other replicas on every address, behind which it unpickles what it gets.
+    Serve 2.60 opens a port for other replicas on all addresses, and unpickles what arrives there.
     """
     import ray.serve._private.replica as replica
 

@@ -34,7 +34,7 @@ from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.classifier.export import export_classifier
 from esmeray.tasks.classifier.features import ensure_features, fingerprint, is_pooled
 from esmeray.tasks.classifier.model import Classifier, build_classifier
-from esmeray.tasks.experiment import Engine, Experiment, TrainedState
+from esmeray.tasks.experiment import Engine, Experiment, RecordSet, TrainedState
 
 
 class LabelledExperiment(Experiment):
@@ -64,7 +64,7 @@ class LabelledExperiment(Experiment):
         self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
         # Without held-out records, no checkpoint is known to be better than the last.
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
-        self._take(training, held_out, data.num_workers)
+        self._set_batches_of(training, held_out, data.num_workers)
 
     @abstractmethod
     def opened(self, path: Path) -> LabelledData:
@@ -77,8 +77,12 @@ class LabelledExperiment(Experiment):
             return None
         return metrics[name] if name in LOWER_IS_BETTER else -metrics[name]
 
-    def _take(self, training: BatchSource, held_out: BatchSource, num_workers: int = 0) -> None:
-        self.take(training, self._labelled.training, held_out, self._labelled.validation, num_workers=num_workers)
+    def _set_batches_of(self, training: BatchSource, held_out: BatchSource, num_workers: int = 0) -> None:
+        self.set_batches(
+            RecordSet(training, self._labelled.training),
+            RecordSet(held_out, self._labelled.validation),
+            num_workers=num_workers,
+        )
 
 
 class ClassifierExperiment(LabelledExperiment):
@@ -130,7 +134,7 @@ class ClassifierExperiment(LabelledExperiment):
         )
         # One source for training and evaluation: windows are fixed, so epochs contain nothing random.
         source = FeatureSource(self._held_out, features, keys_R2, pooled=is_pooled(model))
-        self._take(source, source)
+        self._set_batches_of(source, source)
 
     def build_model(self) -> TaskModel:
         labelled, weights = self._labelled, self._section.label_weights

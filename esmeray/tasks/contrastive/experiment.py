@@ -12,7 +12,7 @@ from esmeray.dataset.labels.store import LabelledStore
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
 from esmeray.tasks.contrastive.model import ContrastiveModel
-from esmeray.tasks.experiment import ResidueExperiment
+from esmeray.tasks.experiment import RecordSet, ResidueExperiment
 
 
 class ContrastiveExperiment(ResidueExperiment):
@@ -41,4 +41,9 @@ class ContrastiveExperiment(ResidueExperiment):
         training, validation = (GroupSource(self.store, settings, groups_RML) for settings in (cropped, fixed))
         self.cropped = count_cropped(self.store.lengths[labelled.training], data.max_length)
         most = self.settings.evaluation_batches
-        self.take(training, records, validation, held_out, most, data.num_workers, (groups, held_out_groups))
+        self.set_batches(
+            RecordSet(training, records, groups),
+            RecordSet(validation, held_out, held_out_groups),
+            max_batches=most,
+            num_workers=data.num_workers,
+        )

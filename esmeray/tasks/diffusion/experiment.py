@@ -12,7 +12,7 @@ from esmeray.dataset.structures.store import StructureStore
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import SequenceDiffusion
-from esmeray.tasks.experiment import Experiment, TrainedState, exported
+from esmeray.tasks.experiment import Experiment, RecordSet, TrainedState, exported
 
 LABELS_FILE = "diffusion_labels.json"
 """Name of the file with the classes that sequences are conditioned on."""
@@ -39,7 +39,12 @@ class DiffusionExperiment(Experiment):
         num_workers = 0 if self._predictions is not None else data.num_workers
         self.cropped = count_cropped(structures.store.lengths[structures.training], length)
         max_batches = self.settings.evaluation_batches
-        self.take(training, structures.training, held_out, structures.validation, max_batches, num_workers)
+        self.set_batches(
+            RecordSet(training, structures.training),
+            RecordSet(held_out, structures.validation),
+            max_batches=max_batches,
+            num_workers=num_workers,
+        )
 
     @classmethod
     def export(cls, trained: TrainedState, folder: Path, *, overwrite: bool) -> Path:

@@ -58,7 +58,7 @@ class VectorExperiment(_TermsExperiment):
         # Vectors are in the order of the records, so the record numbers are their keys.
         source = FeatureSource(self._held_out, self._vectors, np.arange(len(self.store)), pooled=True)
         # Replaces the batches of tokens, which the base class has set.
-        self._take(source, source)
+        self._set_batches_of(source, source)
 
     def build_model(self) -> TaskModel:
         labelled = self._labelled

@@ -25,7 +25,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
-from esmeray.inference.design.request import DesignModelSection, exported_design, load_model
+from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import Made, OfModel, command
 from esmeray.train_config.section import PositiveInt
 

@@ -17,7 +17,7 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
-from esmeray.inference.design.request import DesignStructuresSection, exported_design, load_model, structures_of
+from esmeray.inference.design.calls import DesignStructuresSection, exported_design, load_model, structures_of
 from esmeray.tools.grammar import Made, OfModel, command
 
 

@@ -62,14 +62,15 @@ def main(
         file.write("\t".join(begun.columns) + "\n")
         # Written row by row, so that the hits of a proteome need not fit into memory.
         for query, rank, target, score, *p_values in begun.hits():
-            values = [f"{score:.6g}", *(f"{value:.3g}" for value in p_values)]
-            file.write("\t".join([query, str(rank), target, *values]) + "\n")
+            values = [query, str(rank), target, f"{score:.6g}", *(f"{value:.3g}" for value in p_values)]
+            file.write("\t".join(values) + "\n")
             hits += 1
     index = begun.index
-    searched = f"{counted(begun.count, 'protein{s}')} searched in {index.count:,}"
-    kind = f"{index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s"
     if begun.calibration:
         # Scores of an L2 index are negated distances: print the distance.
         print(f"threshold of the score: {ascending(index.metric, begun.calibration.threshold):.6g}")
         print(begun.calibration.training)
-    print(f"{search.output}: {counted(hits, 'hit{s}')} of {searched} ({kind})")
+    print(
+        f"{search.output}: {counted(hits, 'hit{s}')} of {counted(begun.count, 'protein{s}')} searched in "
+        f"{index.count:,} ({index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s)"
+    )

@@ -20,10 +20,9 @@ from esmeray.tools.grammar import IngestedSection, Made, OfRun, command
 
 @command("function predict", __doc__, made_by="predict_function")
 def main(run: OfRun, predict: PredictTermsSection, data: IngestedSection, made: Made) -> None:
-    output = predict.output
     # Checked before torch is loaded; the prediction checks it again.
-    made.refuse_file(output)
+    made.refuse_file(predict.output)
     from esmeray.inference.function import prediction  # here: it loads torch
 
     number = prediction.predict(run, predict, data.ingest, overwrite=made.overwrite)
-    print(f"{output}: {counted(number, 'protein{s}')}")
+    print(f"{predict.output}: {counted(number, 'protein{s}')}")

@@ -16,8 +16,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from esmeray.common.publishing import NOTES
 from esmeray.common.text import counted
-from esmeray.inference.mutations.calls import NOTES, PROPOSED_BY
+from esmeray.inference.mutations.calls import PROPOSED_BY
 from esmeray.inference.mutations.calls import propose as propose_mutants
 from esmeray.inference.mutations.section import MutationProposeSection
 from esmeray.tools.grammar import Made, command

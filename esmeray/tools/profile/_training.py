@@ -55,7 +55,6 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     facts = Facts(
         **shares,
         memory=measurement.memory_share if on_cuda else None,
-        tokens=config.batch.tokens,
         precision=config.training.precision,
         gradient_checkpointing=bool(config.model.backbone.gradient_checkpointing),
         compile=config.training.compile,

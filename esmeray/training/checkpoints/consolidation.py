@@ -14,7 +14,7 @@ them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from esmeray.training.checkpoints.writer import load_tensors
 FP32 = "fp32"
 Shapes = Mapping[str, torch.Size]
 """Shapes of a group's parameters by name, in the order of its vector."""
+Parts = dict[str, list[Tensor]]
+"""Vectors by content (weights, moments, mean), one or more per content, in the order of the ranks."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,32 @@ def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> di
         parts = {key: [state[key] for state in states] for key, value in states[0].items() if value.dim()}
         parts[FP32] = [shard[weights][index].reshape(-1) for shard in shards]
         rest = {key: value for key, value in states[0].items() if not value.dim()}
-        offset = 0
-        for (name, shape), padding in zip(shapes.items(), paddings(shards[0], index, shapes), strict=True):
-            numel = shape.numel()
-            if is_stage_3(shards[0]):
-                # Each rank's vector has this many elements of the parameter; the last rank's is padded with zeros.
-                length = math.ceil(numel / len(shards))
-                own = {key: [part[offset : offset + length] for part in cut] for key, cut in parts.items()}
-                pieces = {key: span(cut, 0, numel) for key, cut in own.items()}
-            else:
-                length = numel + padding
-                pieces = {key: span(cut, offset, offset + numel) for key, cut in parts.items()}
+        if is_stage_3(shards[0]):
+            cut = _parameters_cut_each(parts, shapes)
+        else:
+            cut = _parameters_of_one_vector(parts, shapes, paddings(shards[0], index, shapes))
+        for (name, shape), pieces in zip(shapes.items(), cut, strict=True):
             parameters[name] = ShardedParameter(shape, pieces, rest)
-            offset += length
     return parameters
+
+
+def _parameters_of_one_vector(parts: Parts, shapes: Shapes, gaps: list[int]) -> Iterator[Parts]:
+    """Yield the pieces of each parameter for stages 1 and 2, where the ranks' parts make up one vector of the group."""
+    offset = 0
+    for shape, padding in zip(shapes.values(), gaps, strict=True):
+        yield {key: span(part, offset, offset + shape.numel()) for key, part in parts.items()}
+        offset += shape.numel() + padding
+
+
+def _parameters_cut_each(parts: Parts, shapes: Shapes) -> Iterator[Parts]:
+    """Yield the pieces of each parameter for stage 3, where every rank has an equal part of each parameter."""
+    offset = 0
+    for shape in shapes.values():
+        # Each rank's vector has this many elements of the parameter; the last rank's is padded with zeros.
+        length = math.ceil(shape.numel() / len(parts[FP32]))
+        own = {key: [vector[offset : offset + length] for vector in part] for key, part in parts.items()}
+        yield {key: span(part, 0, shape.numel()) for key, part in own.items()}
+        offset += length
 
 
 def is_stage_3(shard: Mapping[str, Any]) -> bool:

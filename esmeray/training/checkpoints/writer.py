@@ -94,7 +94,7 @@ def copy_to_host(value: Any) -> Any:
 class CheckpointWriter:
     """Writer of this rank's part of each checkpoint. The first of ``ranks`` completes it and calls ``on_complete``.
 
-    ``ranks``: the ranks whose parts the store holds, i.e. all workers, the workers of one node, or this worker alone.
+    ``ranks``: the ranks whose parts the store holds, i.e. all workers or the workers of one node.
     ``keep_step``: step of a checkpoint that is kept in addition to the section's.
     """
 

@@ -87,8 +87,6 @@ def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) 
         ),
         "deepspeed.offload_optimizer: Muon multiplies matrices where their momentum is: set it to false, or "
         "training.optimizer to adamw": section.offload_optimizer and is_muon,
-        "training.checksum_every_steps: under ZeRO-3 no two workers have the same weights to compare: set it to "
-        "none, or deepspeed.stage to 2": stage == 3 and training.checksum_every_steps is not None,
         "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
         "training.optimizer to adamw": stage == 3 and is_muon,
         "training.weight_mean: without ZeRO a checkpoint does not say whose state is whose: set it to none, or "

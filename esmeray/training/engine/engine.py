@@ -20,7 +20,7 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.optimization import use_fp8
 from esmeray.model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
-from esmeray.run_folder.checkpoints import MODEL_FILE, CheckpointFolder
+from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
 from esmeray.training.engine.muon import MOMENTUM, ClippingMuon
@@ -225,23 +225,11 @@ class TrainingEngine:
             norm = math.nan
         return StepResult(torch.as_tensor(norm), is_lowest)
 
-    def copy_shards(self, with_model: bool = False) -> list[tuple[str, Any]]:
-        """Return this rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it.
-
-        ``with_model``: include the model file on every rank. Up to ZeRO-2 it is the same on all ranks, and only rank 0
-        includes it by default.
-        """
-        # DeepSpeed includes the model file if this flag is set: up to ZeRO-2 on rank 0.
-        is_part = self._engine.save_non_zero_checkpoint
-        self._engine.save_non_zero_checkpoint = is_part or with_model
+    def copy_shards(self) -> list[tuple[str, Any]]:
+        """Return this rank's part of a checkpoint as ``(file name, state in host memory)``. Every rank calls it."""
         self._engine.save_checkpoint(SHARDS_FOLDER, tag="state", save_latest=False, exclude_frozen_parameters=True)
-        self._engine.save_non_zero_checkpoint = is_part
         collected, self._shards.collected = self._shards.collected, []
         return [(str(path), state) for path, state in collected]
-
-    def writes(self, name: str) -> bool:
-        """Test whether this rank writes a file of :meth:`copy_shards` when all ranks write to one folder."""
-        return self._engine.save_non_zero_checkpoint or not name.endswith(MODEL_FILE)
 
     def load_shards(self, folder: CheckpointFolder) -> None:
         """Load a verified checkpoint of any number of workers. Every rank calls it.

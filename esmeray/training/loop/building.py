@@ -3,12 +3,10 @@
 Takes the config, rank and device, the run's folder and a store on disk; returns a :class:`Worker`.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,9 +27,8 @@ from esmeray.training.config import Config
 from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
 from esmeray.training.engine.memory_guard import MemoryGuard
-from esmeray.training.engine.memory_state import MemoryState, copy_bytes, sweep
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
-from esmeray.training.loop.checkpoints import Checkpoints, Saver
+from esmeray.training.loop.checkpoints import Checkpoints
 from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.section import CheckpointSection, TrainingSection
@@ -41,25 +38,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of a run, ready to train."""
+    """One worker of a run, ready to train: what computes, what is kept, and the settings that decide on both."""
 
-    run: RunFolder
-    control: ControlGroup
     experiment: Experiment
     engine: TrainingEngine
+    control: ControlGroup
     guard: MemoryGuard | None
-    training: TrainingSection
-    course: Course
-    checkpoint: CheckpointSection
-    checkpoints: Checkpoints
-    saver: Saver
     observers: Observers
+    checkpoints: Checkpoints
+    training: TrainingSection
+    checkpoint: CheckpointSection
 
-    def leave(self, *, is_over: bool) -> None:
-        """Stop the background work. If the run is over, remove its copies in memory. May be called again."""
-        self.observers.close()
-        if self.saver.memory is not None:
-            self.saver.memory.close(keep=not is_over)
+    @property
+    def run(self) -> RunFolder:
+        return self.observers.run
+
+    @property
+    def course(self) -> Course:
+        return self.checkpoints.course
 
 
 def build_worker(
@@ -87,7 +83,6 @@ def build_worker(
     model = _prepared_model(experiment, context, control, store)
     # Before the engine is built: it takes the parameters as they are then, and ZeRO-3 partitions them.
     prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     flops_per_token = training_flops_per_token(
         model, experiment.batches.mean_context, runs_backbone=experiment.runs_backbone
     )
@@ -95,30 +90,20 @@ def build_worker(
     course = course_of(training, experiment.batches)
     # With a URI a checkpoint counts once it is uploaded, not when it is on the node's own disk.
     completed = observers.note_checkpoint if run.uri is None else mirror.ask
-    recorded = config.model_dump(mode="json")
-    # Copies in memory resume only the same command. Changed settings can only resume from checkpoints on disk.
-    identity = json.dumps([str(run.path), wandb_run_id, experiment.checksum, context.world_size, recorded])
-    size_bytes = copy_bytes(
-        trained,
-        stage=engine.stage,
-        world_size=context.world_size,
-        precision=training.precision,
-        weight_mean=training.weight_mean is not None,
-    )
-    saver = Saver(
+    checkpoints = Checkpoints(
+        store,
+        mirror,
         engine,
         control,
         observers,
         CheckpointWriter(store, context.rank, sharing, config.checkpoint, completed, course.branch_step),
-        _memory_state(identity, config.checkpoint, context, control, size_bytes),
-        _manifest(recorded, config.run.seed, experiment.checksum, context.world_size, wandb_run_id),
+        leads,
+        _manifest(config, experiment.checksum, context.world_size, wandb_run_id),
         names=experiment.names,
         report=context.report,
-        compares_weights=training.checksum_every_steps is not None and context.world_size > 1,
-        total_steps=course.total_steps,
-    )
-    checkpoints = Checkpoints(
-        store, mirror, control, observers, leads, config.run.resume == "must", course, experiment.batches
+        is_needed=config.run.resume == "must",
+        course=course,
+        batches=experiment.batches,
     )
     guard = _memory_guard(training, context.device, observers)
     if training.gpu_log_interval > 0:
@@ -127,9 +112,7 @@ def build_worker(
     is_limited = context.replaced and config.data.predictions.on_miss != "wait"
     # Last, since the work above may take hours, e.g. features of a frozen backbone.
     observers.watchdog = Watchdog(run.logs, context.rank, training.watchdog_s if is_limited else None)
-    return Worker(
-        run, control, experiment, engine, guard, training, course, config.checkpoint, checkpoints, saver, observers
-    )
+    return Worker(experiment, engine, control, guard, observers, checkpoints, training, config.checkpoint)
 
 
 def _prepared_model(
@@ -148,31 +131,20 @@ def _prepared_model(
     return model
 
 
-def _manifest(
-    config: dict[str, Any], seed: int, store_checksum: str, world_size: int, wandb_run_id: str | None
-) -> Manifest:
+def _manifest(config: Config, store_checksum: str, world_size: int, wandb_run_id: str | None) -> Manifest:
     """Return the template of this attempt's checkpoint manifests, without the values that depend on the step."""
     return Manifest(
         position=Position(),
         world_size=world_size,
-        seed=seed,
+        seed=config.run.seed,
         store_checksum=store_checksum,
         wandb_run_id=wandb_run_id,
         validation_cost=None,
-        config=config,
+        config=config.model_dump(mode="json"),
         versions=installed_versions(),
         created="",
         files={},
     )
-
-
-def _memory_state(
-    identity: str, section: CheckpointSection, context: WorkerContext, control: ControlGroup, size_bytes: int
-) -> MemoryState | None:
-    if section.memory_every_steps is None:
-        sweep()  # copies of runs that were killed still use memory of this machine
-        return None
-    return MemoryState(identity, section, context, control, size_bytes)
 
 
 def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard | None:

@@ -1,11 +1,10 @@
 """The checkpoints of a run in its loop: saved in the background, restored at the start, and returned to by a rewind.
 
-A checkpoint on disk is reported to the launcher; between two of them come copies in memory. A run resumes from the
-newest intact checkpoint or copy. A run that saved one never silently restarts from step 0. Every worker makes the same
-calls.
+A run resumes from the newest intact checkpoint. A run that saved one never silently restarts from step 0. Every worker
+makes the same calls.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,121 +16,144 @@ from esmeray.run_folder.mirror import RunMirror
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.engine.memory_state import MemoryState
-from esmeray.training.engine.weight_check import WeightsDifferError, differing_weights
 from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.section import TrainingSection
 
 
 @dataclass
-class Saver:
-    """The writing side of one run's checkpoints.
-
-    Attributes:
-        memory: the copies in memory; None if there are none.
-        template: the manifest of every checkpoint, without the values that depend on the step.
-        names: files saved next to the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
-        report: reports a checkpoint on disk to the launcher.
-        compares_weights: compare the weights across workers before each save.
-        total_steps: steps of the run; after the last one, no copy in memory is needed.
-        saved_step: step of the newest checkpoint on disk.
-    """
-
-    engine: TrainingEngine
-    control: ControlGroup
-    observers: Observers
-    writer: CheckpointWriter
-    memory: MemoryState | None
-    template: Manifest
-    names: dict[str, bytes]
-    report: Callable[[dict[str, float]], None]
-    compares_weights: bool
-    total_steps: int
-    saved_step: int = 0
-
-    def save(self, position: Position, validation_cost: float | None, on_disk: bool = True) -> None:
-        """Start writing the state: a checkpoint if ``on_disk``, and a copy in memory if copies are kept."""
-        self.observers.watchdog.extend()
-        # Corrupt weights must not get into a checkpoint that training would return to.
-        self.check_weights()
-        # Copied now, since the next step changes the weights in place; written in the background.
-        shards = self.engine.copy_shards(with_model=self.memory is not None)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = self.template.model_copy(
-            update={"position": position, "validation_cost": validation_cost, "created": created}
-        )
-        if self.memory is not None and position.step < self.total_steps:
-            self.memory.write(shards, manifest, self.control)
-        if on_disk:
-            shards = [(name, state) for name, state in shards if self.engine.writes(name)]
-            if self.control.rank == 0:
-                shards += self.names.items()
-            self.writer.write(shards, manifest)
-            self.saved_step = position.step
-        self.observers.forget_peak()
-        if on_disk:
-            # Every worker reports, after the same steps: Ray Train's report waits for all of them.
-            self.report({"step": float(position.step)})
-
-    def check_weights(self) -> None:
-        """Compare the weights across workers. If they differ, log it and raise WeightsDifferError."""
-        if not self.compares_weights:
-            return
-        if problem := differing_weights(self.engine.module, self.control):
-            self.writer.wait()
-            if self.memory is not None:
-                self.memory.close()  # the weights of these copies were never compared
-            # Logged at the step of the checkpoint that training returns to: the log drops later lines.
-            self.observers.log.event(
-                "weights_differ", self.saved_step, message=f"at step {self.observers.step} {problem}"
-            )
-            raise WeightsDifferError(problem)
-
-
-@dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run as this worker reads them: in the run's folder or at its URI.
+    """The checkpoints of a run, in its folder or at its URI, as one worker writes and reads them.
 
     Attributes:
         leads: this worker is the first of those that share its folder, and does the work that is done once per folder.
+        template: the manifest of every checkpoint, without the values that depend on the step.
+        names: files saved next to the shards; see :class:`~esmeray.tasks.experiment.Experiment`.
+        report: reports a checkpoint to the launcher.
         is_needed: a run without a checkpoint is refused.
         course, batches: steps and batches of this attempt.
+        saved_step: step of the newest checkpoint.
     """
 
     store: CheckpointStore
     mirror: RunMirror
+    engine: TrainingEngine
     control: ControlGroup
     observers: Observers
+    writer: CheckpointWriter
     leads: bool
+    template: Manifest
+    names: dict[str, bytes]
+    report: Callable[[dict[str, float]], None]
     is_needed: bool
     course: Course
     batches: TrainingSteps
+    saved_step: int = 0
 
-    def newest(
-        self, copies: Iterable[CheckpointFolder] = (), finite: bool = False
-    ) -> tuple[CheckpointFolder | None, list[str]]:
+    def save(self, position: Position, validation_cost: float | None) -> None:
+        """Start writing a checkpoint."""
+        self.observers.watchdog.extend()
+        # Copied now, since the next step changes the weights in place; written in the background.
+        shards = self.engine.copy_shards()
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = self.template.model_copy(
+            update={"position": position, "validation_cost": validation_cost, "created": created}
+        )
+        if self.control.rank == 0:
+            shards += self.names.items()
+        self.writer.write(shards, manifest)
+        self.saved_step = position.step
+        self.observers.forget_peak()
+        # Every worker reports, after the same steps: Ray Train's report waits for all of them.
+        self.report({"step": float(position.step)})
+
+    def restore(self) -> Position:
+        """Resume from the newest intact checkpoint, or start at step 0 if there is none."""
+        store, log = self.store, self.observers.log
+        if self.leads:
+            store.root.mkdir(parents=True, exist_ok=True)
+            store.sweep()
+        self.control.all_true(True)  # nobody looks before the leaders have swept
+        folder, warnings = self.newest()
+        if folder is None:
+            self._refuse_to_begin_again()
+            position = Position()
+            log.rewind(-1)  # an attempt that saved nothing may have logged steps, which are repeated
+        else:
+            position = folder.manifest().position
+            log.rewind(position.step)
+            for warning in warnings:
+                log.event("warning", position.step, message=warning)
+            self.load(folder)
+            self.control.all_true(True)  # nobody renames before all have read
+            self.saved_step = position.step
+            if self.leads:
+                # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would
+                # mix.
+                store.discard_after(position.step)
+                store.write_latest(folder)
+            log.event(
+                "resumed",
+                position.step,
+                checkpoint=folder.path.name,
+                total_steps=self.course.total_steps,
+                workers=self.control.world_size,
+            )
+        if self.leads:
+            self.mirror.start(position.step)
+        return position
+
+    def rewind(self, training: TrainingSection, position: Position) -> bool:
+        """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
+
+        Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has
+        to end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint.
+        """
+        if training.on_divergence == "stop":
+            return False
+        self.observers.watchdog.extend()
+        self.writer.wait()  # the newest checkpoint may be half-written
+        # Counted in the log, which outlives the process, so that resuming does not add rewinds.
+        records = self.observers.records()
+        rewinds = self.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
+        if rewinds >= training.max_rewinds:
+            return False
+        try:
+            folder, _ = self.newest(finite=True)
+        except CheckpointError:
+            folder = None
+        if folder is None:
+            return False
+        self.load(folder)
+        message = (
+            f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer "
+            f"are reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
+            f"{training.max_rewinds})"
+        )
+        self.observers.log.event("rewound", position.step, message=message)
+        return True
+
+    def newest(self, finite: bool = False) -> tuple[CheckpointFolder | None, list[str]]:
         """Find the newest intact checkpoint. Returns it, or None if the run never completed one, and warnings about
         newer ones.
 
-        ``copies`` in memory are candidates as well. ``finite``: only checkpoints whose last step was finite. Every
-        worker checks the files of its own rank, and a share of the files of ranks that no longer have a worker. Raises
-        CheckpointError if there are checkpoints on disk but none can be used.
+        ``finite``: only checkpoints whose last step was finite. Every worker checks the files of its own rank, and a
+        share of the files of ranks that no longer have a worker. Raises CheckpointError if there are checkpoints but
+        none can be used.
         """
         warnings: list[str] = []
         # Use rank 0's list: other nodes may see an older state of a shared file system.
         names = self.control.from_rank_0([folder.path.name for folder in self.store.complete()])
-        on_disk = [CheckpointFolder(self.store.root / name) for name in names]
-        for folder in sorted([*on_disk, *copies], key=lambda folder: folder.step, reverse=True):
+        folders = [CheckpointFolder(self.store.root / name) for name in names]
+        for folder in sorted(folders, key=lambda folder: folder.step, reverse=True):
             problem = self._problem_of(folder, finite)
             # All workers use the same checkpoint, so a part that is damaged on one worker rules it out for all.
             is_intact = self.control.all_true(not problem)
             self.observers.watchdog.extend()  # checking large files took long, and reading them may as well
             if is_intact:
                 return folder, warnings
-            if folder in on_disk:
-                reason = problem or "another worker found its part of it damaged"
-                warnings.append(f"{folder.path.name} can't be used: {reason}")
+            reason = problem or "another worker found its part of it damaged"
+            warnings.append(f"{folder.path.name} can't be used: {reason}")
         if warnings:
             raise CheckpointError(
                 f"{self.store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
@@ -139,8 +161,8 @@ class Checkpoints:
             )
         return None, []
 
-    def load(self, folder: CheckpointFolder, engine: TrainingEngine) -> None:
-        engine.load_shards(self.mirror.fetched(folder))
+    def load(self, folder: CheckpointFolder) -> None:
+        self.engine.load_shards(self.mirror.fetched(folder))
 
     def _problem_of(self, folder: CheckpointFolder, finite: bool) -> str:
         try:
@@ -164,92 +186,17 @@ class Checkpoints:
         # be prolonged.
         return earlier != self.course and earlier.branch_step is not None and folder.step > earlier.branch_step
 
-
-def restore(checkpoints: Checkpoints, saver: Saver) -> Position:
-    """Resume from the newest intact checkpoint, or start at step 0 if there is none. Every worker calls it."""
-    store, control, log = checkpoints.store, checkpoints.control, checkpoints.observers.log
-    if checkpoints.leads:
-        store.root.mkdir(parents=True, exist_ok=True)
-        store.sweep()
-    control.all_true(True)  # nobody looks before the leaders have swept
-    # Use the copies that every worker has a part of: a lost worker's copies are lost as well.
-    folder, warnings = checkpoints.newest([] if saver.memory is None else saver.memory.common(control))
-    if folder is None:
-        _refuse_to_begin_again(checkpoints)
-        position = Position()
-        log.rewind(-1)  # an attempt that saved nothing may have logged steps, which are repeated
-    else:
-        position = folder.manifest().position
-        log.rewind(position.step)
-        for warning in warnings:
-            log.event("warning", position.step, message=warning)
-        checkpoints.load(folder, saver.engine)
-        control.all_true(True)  # nobody renames before all have read
-        in_memory = folder.path.parent != store.root
-        # A copy in memory does not count as a checkpoint: it is lost with its worker.
-        saver.saved_step = 0 if in_memory else position.step
-        if checkpoints.leads:
-            # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would mix.
-            store.discard_after(position.step - in_memory)
-            if not in_memory:
-                store.write_latest(folder)
-        log.event(
-            "resumed",
-            position.step,
-            checkpoint=folder.path.name + " in memory" * in_memory,
-            total_steps=checkpoints.course.total_steps,
-            workers=control.world_size,
-        )
-    if checkpoints.leads:
-        checkpoints.mirror.start(position.step)
-    if saver.memory is not None:
-        saver.memory.discard_after(position.step)
-    return position
-
-
-def rewind(checkpoints: Checkpoints, saver: Saver, training: TrainingSection, position: Position) -> bool:
-    """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
-
-    Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has to
-    end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint. Every
-    worker calls it.
-    """
-    if training.on_divergence == "stop":
-        return False
-    checkpoints.observers.watchdog.extend()
-    saver.writer.wait()  # the newest checkpoint may be half-written
-    # Counted in the log, which outlives the process, so that resuming does not add rewinds.
-    records = checkpoints.observers.records()
-    rewinds = checkpoints.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
-    if rewinds >= training.max_rewinds:
-        return False
-    try:
-        folder, _ = checkpoints.newest(finite=True)
-    except CheckpointError:
-        folder = None
-    if folder is None:
-        return False
-    checkpoints.load(folder, saver.engine)
-    message = (
-        f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer are "
-        f"reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
-        f"{training.max_rewinds})"
-    )
-    checkpoints.observers.log.event("rewound", position.step, message=message)
-    return True
-
-
-def _refuse_to_begin_again(checkpoints: Checkpoints) -> None:
-    """Raise CheckpointError at step 0 if the run saved a checkpoint before, or ``run.resume`` is ``must``."""
-    records = checkpoints.observers.records()
-    saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
-    saved_step = checkpoints.control.from_rank_0(max(saved_steps, default=0))
-    if saved_step > 0:
-        raise CheckpointError(
-            f"{checkpoints.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
-            "restore the folder, or start again under another run.name"
-        )
-    if checkpoints.is_needed:
-        raise CheckpointError(
-            f"{checkpoints.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
-        )
+    def _refuse_to_begin_again(self) -> None:
+        """Raise CheckpointError at step 0 if the run saved a checkpoint before, or ``run.resume`` is ``must``."""
+        records = self.observers.records()
+        saved_steps = [record["step"] for record in records if record.get("event") == "checkpoint"]
+        saved_step = self.control.from_rank_0(max(saved_steps, default=0))
+        if saved_step > 0:
+            raise CheckpointError(
+                f"{self.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
+                "restore the folder, or start again under another run.name"
+            )
+        if self.is_needed:
+            raise CheckpointError(
+                f"{self.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+            )

@@ -17,7 +17,6 @@ from esmeray.run_folder.paths import Outcome, RunFolder, Status, no_space
 from esmeray.tasks.experiment import TrainedState, experiment_class
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
-from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.engine.memory_guard import REMEDY
 from esmeray.training.loop.building import Worker
 from esmeray.training.loop.checkpoints import Checkpoints
@@ -29,11 +28,11 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     """Wait for the last checkpoint, export the model, record the outcome and stop the background work."""
     worker.observers.watchdog.extend()
     if outcome.status == "failed":
-        worker.saver.writer.give_up()  # the disk may be the cause of the failure: do not wait for it
+        worker.checkpoints.writer.give_up()  # the disk may be the cause of the failure: do not wait for it
     else:
-        worker.saver.writer.wait()
+        worker.checkpoints.writer.wait()
     if outcome.status == "finished":
-        step = _load_best(worker.checkpoints, worker.engine) if worker.experiment.exports_best else outcome.step
+        step = _load_best(worker.checkpoints) if worker.experiment.exports_best else outcome.step
         # Every worker calls it: under ZeRO each has a part of the weights, and gathering them is collective.
         state = worker.engine.full_precision_state()
         if worker.control.rank == 0:
@@ -41,7 +40,7 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     worker.control.all_true(True)  # every shard is on disk, or its writing was given up
     if worker.control.rank == 0:
         _record(outcome, worker.run, worker.checkpoints)
-    worker.leave(is_over=True)
+    worker.observers.close()
     # After the outcome is written, since the URI gets it after the last checkpoint.
     worker.checkpoints.mirror.wait(ENDING_S if outcome.status == "failed" else None)
     worker.observers.log.close()
@@ -88,7 +87,7 @@ def export_state(
     return experiment_class(config.model).export(trained, folder, overwrite=overwrite)
 
 
-def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:
+def _load_best(checkpoints: Checkpoints) -> int:
     """Load the best checkpoint and return its step."""
     control = checkpoints.control
     # Rank 0 chooses: listings of a shared file system may differ between nodes for a while.
@@ -96,7 +95,7 @@ def _load_best(checkpoints: Checkpoints, engine: TrainingEngine) -> int:
     chosen = checkpoints.store.folder(control.from_rank_0(0 if best is None else best.step))
     checkpoints.mirror.wait()
     control.all_true(True)  # the URI has the parts of all workers
-    checkpoints.load(chosen, engine)
+    checkpoints.load(chosen)
     checkpoints.observers.log.event("exports_best", chosen.step, checkpoint=chosen.path.name)
     return chosen.step
 
@@ -144,8 +143,10 @@ def failed(run: RunFolder, position: Position, error: EsmerayError | None) -> Ou
     return outcome
 
 
-def stopped(run: RunFolder, position: Position) -> Outcome:
-    """Return the outcome if the driver asked for the end of the run or of the attempt."""
+def stopped(checkpoints: Checkpoints, run: RunFolder, position: Position) -> Outcome:
+    """Save the state, and return the outcome if the driver asked for the end of the run or of the attempt."""
+    if position.step > checkpoints.saved_step:
+        checkpoints.save(position, None)
     status: Status = "stopped" if run.stop_requested() else "resizing"
     return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
 

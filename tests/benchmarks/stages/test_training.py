@@ -54,7 +54,7 @@ def called(function: str, arguments: dict[str, Any]) -> Any:
 
         def build_worker(*given: Any) -> Worker:
             worker = honest(*given)
-            stack.callback(worker.leave, is_over=True)
+            stack.callback(worker.observers.close)
             return worker
 
         patch.setattr(worker_alone, "build_worker", build_worker)

@@ -173,7 +173,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/v1/embeddings", {"input": ["M" * 400] * 6}, 413, "2,400 residues, more than 2,000"),
     ("/v1/embeddings", {"input": ["MK", 5]}, 422, "input.1: must be a sequence, or an object with id and sequence"),
     ("/v1/embeddings", {"input": [{"id": "a"}]}, 422, "input.0.sequence: Field required"),
-    ("/v1/encode", [], 422, "the body must be an object of JSON with model, sequences, output"),
+    ("/v1/encode", [], 422, "the body must be a JSON object with model, sequences, output"),
     ("/v1/encode", {"sequences": ["MK"], "output": "latents"}, 422, "model esm has no latents; it has cls, logits"),
     ("/v1/encode", {"sequences": ["MK"], "output": "decoded"}, 422, "output: String should match pattern"),
     ("/v1/encode?output=max", {"sequences": ["MK"], "output": "max"}, 422, "output: is in the query of the address"),
@@ -352,7 +352,7 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
     with serving.client({"text": Call(replica.about, replica.run, replica.tokens)}) as client:
         answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
         assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
-        assert "at least a letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
+        assert "at least one letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
         # Residues are cut; a text is never cut at a wrong place.
         body = {"inputs": "a cell divides", "truncate": True}
         assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}

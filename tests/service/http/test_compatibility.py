@@ -99,7 +99,12 @@ def test_openais_client_shows_the_reason_of_each_refusal(serving: Serving, of_op
         openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as asked,
         openai.OpenAI(base_url=f"{guarded.base_url}/v1", api_key="none", max_retries=0) as stranger,
     ):
-        for words in ("429 - too much is waiting", "500 - NaN", "500 - the service failed", "503 - esm: out of memory"):
+        for words in (
+            "429 - too many tokens are waiting",
+            "500 - NaN",
+            "500 - the service failed",
+            "503 - esm: out of memory",
+        ):
             with pytest.raises(openai.APIStatusError, match=f"^Error code: {words}"):
                 asked.embeddings.create(model="esm", input="MKT")
         with pytest.raises(openai.AuthenticationError, match="401 - the key is wrong"):
@@ -150,7 +155,10 @@ REFUSED_BY_TEI: list[tuple[dict[str, Any], str]] = [
     ({"inputs": LONG, "truncation_direction": "left"}, "record 0: 450 residues, more than 400"),
     ({"inputs": "MKT", "truncate": True, "truncation_direction": "middle"}, "truncation_direction: Input should be"),
     ({"inputs": "MKT", "truncate": "yes"}, "truncate: Input should be a valid boolean"),
-    ({"inputs": f"{LONG[:420]}-{LONG[420:]}", "truncate": True}, "record 0: the letter at position 421 is no residue"),
+    (
+        {"inputs": f"{LONG[:420]}-{LONG[420:]}", "truncate": True},
+        "record 0: the letter at position 421 is not a residue",
+    ),
     ({"inputs": "MKT", "prompt_name": "query"}, "prompt_name: Input should be None"),
     ({"inputs": "MKT", "dimensions": 8}, "dimensions: the model has 32"),
     ({"inputs": "MKT", "dimension": 8}, "unknown field 'dimension' (did you mean dimensions?)"),

@@ -105,5 +105,5 @@ def test_a_classifier_draws_bars_and_letters_and_a_wrong_letter_is_named(page: P
     assert rows[0] == ["id", "position", "C", "E", "H"] and len(rows) == 11
     assert {(row[0], len(row)) for row in rows[1:]} == {('a,"b"', 5)}
     ask(page, "esm", "embeddings", ">P7\nMK1T")
-    expect(page.get_by_role("status")).to_have_text("record P7: the letter at position 3 is no residue")
+    expect(page.get_by_role("status")).to_have_text("record P7: the letter at position 3 is not a residue")
     expect(page.locator("#results")).to_be_hidden()

@@ -79,13 +79,13 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
         ({"ids": ["P00000", "nobody"]}, 422, "record nobody: index proteins has no such id"),
         ({"sequences": ["MKT"], "top_k": 0}, 422, "top_k: Input should be greater than or equal to 1"),
         *(({"sequences": ["MKT"], "top_k": number}, 422, "top_k: Input should be") for number in (True, "3", 2.0)),
-        ({"sequences": ["M1"]}, 422, "record 0: the letter at position 2 is no residue"),
+        ({"sequences": ["M1"]}, 422, "record 0: the letter at position 2 is not a residue"),
         ({"sequences": ["MKT"] * 30, "top_k": 1000}, 413, "30,000 neighbours, more than 20,000"),
     ]:
         assert words in problem(client.post("/v1/search", json=body), status)
     # A model that was replaced by another since.
     reply = serving.run(serving.index_replica.run(np.ones((1, 32), np.float32), 3, "of another", "me"))
-    assert reply.refused == "model" and "of another model than is served" in reply.detail
+    assert reply.refused == "model" and "of another model than the served one" in reply.detail
     served = ServedIndex(name="proteins", source=str(serving.index))
     problems = []
     for model in ("esm", "autoencoder"):

@@ -24,7 +24,7 @@ def test_mistakes_are_one_line_and_leave_the_file(command, tmp_path: Path):
     file = tmp_path / "keys.yaml"
     for content, options, words in [
         ("- {name: a, sha256: '%s'}" % ("0" * 64), "--key.name a", "has a key of this name"),
-        ("a: 1", "--key.name b", "no list of keys"),
+        ("a: 1", "--key.name b", "is not a list of keys"),
         ("", "--key.name a --key.requests_per_minute 0", "--key.requests_per_minute"),
         ("", "--key.name a --key.endpoints embedings", "--key.endpoints"),
     ]:

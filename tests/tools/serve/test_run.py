@@ -28,7 +28,7 @@ def test_settings_that_can_not_be_end_with_one_line(command):
         ("--serve.models a b/a", "two have the same name"),
         ("--serve.models a:b", "should match pattern"),
         ("--serve.models a --serve.port 70000", "port"),
-        ("--serve.models a --serve.access.keys none.yaml", "access.keys: none.yaml: no list of keys"),
+        ("--serve.models a --serve.access.keys none.yaml", "access.keys: none.yaml: is not a list of keys"),
         ("--config none.yaml", "none.yaml"),
     ]:
         assert command.refused(2, words, f"serve run {options}").out == ""

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from esmeray.training.config import Config
-from esmeray.training.engine import memory_state
 from tests.runs import events, run_folder, tiny_config, train_losses
 from tests.tasks.test_diffusion import diffusion_config
 from tests.training.runs import (
@@ -56,19 +54,17 @@ def turn_of(name: str, folder: Path, store_path: str) -> Turn:
 
 
 @contextmanager
-def faults(shared_memory: Path, nan_in: set[int], lost_in: int, rank: int) -> Iterator[None]:
-    with mock.patch.object(memory_state, "SHARED_MEMORY", shared_memory), nan_in_steps(nan_in), lost_in_step(lost_in):
+def faults(nan_in: set[int], lost_in: int, rank: int) -> Iterator[None]:
+    with nan_in_steps(nan_in), lost_in_step(lost_in):
         yield
 
 
 def rewound(stage: int, folder: Path, store_path: str, nan_in: set[int], lost_in: int = 0) -> Turn:
-    """A run with copies in memory that rewinds after two steps in a row that were not finite."""
+    """A run that rewinds after two steps in a row that were not finite."""
     config = turn_of(f"stage {stage}", folder, store_path).config
     training = config.training.model_copy(update={"max_nonfinite_steps": 2, "on_divergence": "rewind"})
-    checkpoint = config.checkpoint.model_copy(update={"memory_every_steps": 1})
-    config = config.model_copy(update={"training": training, "checkpoint": checkpoint})
-    # A folder of its own for the copies: the start of any other run sweeps them.
-    return Turn(config, store_path, partial(faults, folder, nan_in, lost_in))
+    config = config.model_copy(update={"training": training})
+    return Turn(config, store_path, partial(faults, nan_in, lost_in))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,6 @@ def trained(worker_group, store_path, tmp_path_factory) -> dict[str, dict[str, C
     damage(run_folder(damaged.config).checkpoints / "step-00000004", "*zero_pp_rank_1*optim_states.pt")
     train_in_turn(worker_group, 1, *kinds["one"].values(), *then)
     train_in_turn(worker_group, 3, *resumed)
-    assert not [*root.glob("*/esmeray-*")], "copies in memory of either number of workers are gone"
     return {kind: {name: turn.config for name, turn in of_kind.items()} for kind, of_kind in kinds.items()}
 
 
@@ -132,7 +127,7 @@ def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(tra
 
 
 @pytest.mark.parametrize("stage", LOST_UNDER)
-def test_run_that_lost_a_worker_takes_no_copy_in_memory_and_rewinds_to_a_checkpoint_of_more_workers(trained, stage):
+def test_run_that_lost_a_worker_rewinds_to_a_checkpoint_of_more_workers(trained, stage):
     lost_one, kept = (trained[kind][f"stage {stage}"] for kind in ("lost one", "kept"))
     assert [event["checkpoint"] for event in events(lost_one, "resumed")] == ["step-00000002"]
     assert [event["step"] for event in events(lost_one, "rewound")] == [4]

@@ -1,5 +1,6 @@
-"""Shared code of routes: the service, the kind of answer and the body as parameters of a route; the steps of one that
-computes: model, scope, checks, rate, computation.
+"""Shared code of routes: parameters of a route (service, kind of answer, body), and the steps of a computation.
+
+The steps are: model, scope of the key, checks, rate, computation.
 """
 
 import asyncio
@@ -26,9 +27,11 @@ from esmeray.service.section import LimitsSection
 
 @dataclass
 class WideSearches:
-    """Turns of searches for many neighbours, which leave three quarters of the time to other requests.
+    """Limit on concurrent searches for many neighbours. It leaves three quarters of the time to other requests.
 
-    ``turns`` is held by each that is searched; ``present`` counts also those that wait.
+    Attributes:
+        turns: semaphore that each running search holds.
+        present: number of running and waiting searches.
     """
 
     turns: asyncio.Semaphore
@@ -36,7 +39,7 @@ class WideSearches:
 
     @asynccontextmanager
     async def turn(self, ongoing: Callable[[], int]) -> AsyncIterator[None]:
-        """Wait for a turn. After the block, rest if requests of other kinds are ``ongoing``, three times as long."""
+        """Wait for a turn. After the block, if other requests are ``ongoing``, rest three times as long as it took."""
         self.present += 1
         try:
             async with self.turns:
@@ -58,7 +61,7 @@ class Service(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A request's model and sequences: ids (their number where there was none) and texts, upper case; who asks."""
+    """Model, sequences and caller of a request. Ids default to numbers; texts are in upper case."""
 
     about: About
     ids: list[str]
@@ -71,13 +74,13 @@ async def _service(request: Request) -> Any:
 
 
 Shared = Annotated[Service, Depends(_service)]
-"""Parameter of a route: what routes share."""
+"""Parameter of a route: the shared state."""
 Accepted = Annotated[str, Depends(wanted)]
-"""Parameter of a route: the kind of answer. Before the body, so that no request is read in vain."""
+"""Parameter of a route: the kind of answer. It comes before the body, so that a refused request is not read."""
 
 
 def reading(schema: type[Schema], sequences_field: str = "sequences") -> Callable[..., Awaitable[Schema]]:
-    """Dependency of a route: its body, by the schema and within the limits, which FastAPI's own reading lacks."""
+    """Return a dependency that reads a route's body by the schema and within the limits, which FastAPI has not."""
 
     async def body(request: Request, service: Shared) -> Schema:
         return await read(request, schema, service.limits, sequences_field)
@@ -97,9 +100,9 @@ def ask(
     crop: bool = False,
     cut: str = "",
 ) -> Query:
-    """Check model, scope, sequences and rate. Raises RefusalError."""
+    """Check model, scope, sequences and rate of a request. Raises RefusalError."""
     about = about_of(service, request, model, output)
-    # Other APIs cut vectors to fewer channels; a cut mean of ours would be no embedding, so it is refused.
+    # Other APIs truncate vectors to fewer channels. A truncated mean is no embedding, so it is refused.
     if output is not None and dimensions not in (None, about.outputs[output]):
         raise RefusalError(422, f"dimensions: the model has {about.outputs[output]}; leave it out", param="dimensions")
     ids, texts = checked(sequences, service.limits, about, masks=masks, crop=crop, cut=cut)
@@ -109,15 +112,18 @@ def ask(
         raise RefusalError(422, str(error)) from None
     if unknown is not None:
         request.scope["state"]["answer_headers"].append((b"x-unknown-residues", unknown.encode()))
-    # Last: what is refused costs nothing of the key's rate.
+    # Last, so that refused requests don't count in the key's rate.
     charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
     return Query(about, ids, texts, request.state.caller)
 
 
 def about_of(service: Service, request: Request, model: str | None, output: str | None) -> About:
-    """Description of a model that the caller may use and that has the output; raises RefusalError (403, 404, 422)."""
+    """Return the description of a model. Raises RefusalError.
+
+    Reasons: no such model (404), not for this key (403), or no such output (422).
+    """
     about = service.models.named(model)
-    # Here and not in the guard, since the model's name is in the body.
+    # Checked here, not in the guard, since the model's name is in the body.
     if not request.state.key.allows(about.name):
         raise RefusalError(403, f"this key is not for model {about.name}; ask for one that is")
     if output is not None and output not in about.outputs:
@@ -133,9 +139,9 @@ def charge(service: Service, request: Request, model: str, sequences: int, resid
 
 
 def documented(schema: type[BaseModel], *, fasta: bool = True) -> dict[str, Any]:
-    """The request's body for the OpenAPI document, which does not see what :func:`reading` reads."""
+    """Return the request's body for the OpenAPI document, since FastAPI does not see what :func:`reading` reads."""
     described = schema.model_json_schema()
-    definitions = described.pop("$defs", {})  # to which nothing inside an OpenAPI document can refer
+    definitions = described.pop("$defs", {})  # references to them don't resolve inside an OpenAPI document
     text = json.dumps(described)
     for name, definition in definitions.items():
         text = text.replace(json.dumps({"$ref": f"#/$defs/{name}"}), json.dumps(definition))
@@ -146,7 +152,7 @@ def documented(schema: type[BaseModel], *, fasta: bool = True) -> dict[str, Any]
 
 
 def problems(media_type: str = "application/problem+json") -> dict[int | str, dict[str, Any]]:
-    """Refusals for the OpenAPI document."""
+    """Return the refusals for the OpenAPI document."""
     problem = {"content": {media_type: {"schema": {"type": "object"}}}}
     texts = {
         400: "No JSON or FASTA",

@@ -1,6 +1,6 @@
-"""The project's own endpoints: encode, decode, classify, masked, tokenize.
+"""Esmeray's own endpoints: encode, decode, classify, masked, tokenize.
 
-Shape legend: N sequences, L residues of one, D channels, K classes or tokens.
+Shape legend: N sequences, L residues per sequence, D channels, K classes or tokens.
 """
 
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ from esmeray.service.http.routes.common import (
 
 router = APIRouter()
 MUTATIONS_AT_ONCE = 200
-"""Mutations that are read and scored in the event loop, at 20 us each; more are by the thread."""
-# By name, which needs no torch. Classes have an endpoint of their own, and so a scope of keys.
+"""Maximum number of mutations that are parsed and scored in the event loop, at 20 µs each; a thread does more."""
+# By name, without importing torch. Classes have their own endpoint, so that keys can be limited to it.
 _ENCODED = "|".join(name for name in output_names() if name != CLASSES)
 
 
 class EncodeBody(SequencesBody):
-    """Sequences, and what is wanted of them."""
+    """Sequences and the requested output."""
 
     output: str = Field(
-        default="mean", pattern=f"^({_ENCODED})$", description="One vector a protein, or a row a residue."
+        default="mean", pattern=f"^({_ENCODED})$", description="One vector per protein, or one row per residue."
     )
 
 
@@ -58,10 +58,10 @@ class DecodeBody(Body):
 
 
 class MaskedBody(SequencesBody):
-    """Sequences, maybe with <mask>, and mutations to score."""
+    """Sequences, which may contain <mask>, and mutations to score."""
 
     mutations: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        default=None, description="Mutants of the only sequence, as A12G, A12G:C13D or p.Ala12Gly; positions from 1."
+        default=None, description="Mutants of the only sequence, e.g. A12G, A12G:C13D or p.Ala12Gly; positions from 1."
     )
     method: Literal["wild_type", "masked"] = Field(
         default="wild_type", description="Probabilities of the sequence as it is, or with each position masked in turn."
@@ -92,7 +92,7 @@ async def decode(
     channels = about.outputs["latents"]
     latents = [_latents(values, channels, number) for number, values in enumerate(body.latents)]
     residues = sum(map(len, latents))
-    # Only here, since JSON says how many there are once its lists are built.
+    # Checked here, since the number is known only once the lists are built.
     if residues > service.limits.residues:
         raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
     charge(service, request, about.name, len(latents), residues)
@@ -124,9 +124,9 @@ async def decode(
 async def classify(
     request: Request, service: Shared, kind: Accepted, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
 ) -> Response:
-    """Probabilities of a classifier's classes; numbers of a regression.
+    """Probabilities of a classifier's classes, or predicted numbers of a regression.
 
-    Tables have a column for each class, with its name; of residues, one of lists.
+    Tables have a column per class, with its name; for classes of residues they have one column of lists.
     """
     query = ask(service, request, body.model, body.sequences, output=CLASSES, crop=True)
     about = query.about
@@ -154,11 +154,11 @@ async def masked(
 ) -> Response:
     """Probabilities of the 20 amino acids at each position, and scores of point mutations.
 
-    Tables and .npy hold the scores where there are mutations, else the probabilities.
+    Tables and .npy hold the scores if there are mutations, otherwise the probabilities.
     """
     query = ask(service, request, body.model, body.sequences, output=MASKED, masks=True)
     is_large = len(body.mutations or ()) > MUTATIONS_AT_ONCE
-    # A wrong one is refused before anything is computed.
+    # Refuse a wrong mutation before anything is computed.
     mutations = await off_loop(is_large, _mutations, body.mutations, query.texts)
     shares = await _masked_probabilities(service, request, query, body.method)
     content: dict[str, Any] = {
@@ -193,7 +193,7 @@ async def tokenize(
 async def _masked_probabilities(
     service: Service, request: Request, query: Query, method: str
 ) -> list[NDArray[np.float32]]:
-    """(L, 20) of each sequence, as it is or with each position masked in turn."""
+    """Return probabilities (L, 20) per sequence, as it is or with each position masked in turn."""
     model = query.about.name
     if method == "wild_type":
         return await _amino_acid_shares(
@@ -201,24 +201,24 @@ async def _masked_probabilities(
         )
     if any(MASK_TEXT in text for text in query.texts):
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
-    # A pass for each residue over all of them: a sequence of 50,000, which is within the limits, would take days.
+    # One forward pass per residue: 50,000 residues, which the limits allow, would take days.
     total = sum(len(text) ** 2 for text in query.texts)
     if total > service.limits.residues * 10:
         raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
     service.access.charge(request.state.key, "residues", total)
     rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
-    # A row for each residue of all sequences, end to end.
+    # One row per residue; split them by sequence.
     ends = np.cumsum(list(map(len, query.texts)))[:-1]
     return await _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))
 
 
 def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | None:
-    """Mutants of the only sequence. Raises RefusalError (422) for those that are not of it, or have no score."""
+    """Parse mutants of the only sequence. Raises RefusalError (422) for a mutant that does not fit or has no score."""
     if texts is None:
         return None
     if len(sequences) != 1:
-        raise RefusalError(422, "mutations: are of a single sequence")
-    # One letter for each mask, so that positions are those of residues; no mutation can name it.
+        raise RefusalError(422, "mutations: send them with a single sequence")
+    # One letter per mask, so that positions count residues. No mutation can name this letter.
     protein = Protein(sequences[0].replace(MASK_TEXT, "#"))
     mutations = []
     for number, text in enumerate(texts):
@@ -230,8 +230,8 @@ def _mutations(texts: list[str] | None, sequences: list[str]) -> list[Mutant] | 
 
 
 def _scores(mutations: list[Mutant], probabilities_L20: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Score of each mutant; 0 is as good as the wild type, above is better."""
-    # A probability of 0 has no logarithm, and infinity is no JSON.
+    """Return the score of each mutant: 0 equals the wild type, above is better."""
+    # The logarithm of 0 is infinite, which JSON can't hold.
     logs_L20 = np.log(np.maximum(probabilities_L20, np.finfo(np.float32).tiny))
     return marginal_scores([mutant.mutations for mutant in mutations], logs_L20).astype(np.float32)
 
@@ -239,7 +239,7 @@ def _scores(mutations: list[Mutant], probabilities_L20: NDArray[np.float32]) -> 
 def _latents(values: Any, channels: int, number: int) -> NDArray[np.float32]:
     try:
         array = np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError):  # no numbers, rows of different lengths, integers beyond fp32
+    except (TypeError, ValueError, OverflowError):  # not numbers, rows of different lengths, integers beyond fp32
         array = np.empty(0, np.float32)
     if array.ndim != 2 or array.shape[1] != channels or not len(array) or not np.isfinite(array).all():
         raise RefusalError(422, f"latents.{number}: must be (residues, {channels}) of finite numbers")
@@ -247,15 +247,15 @@ def _latents(values: Any, channels: int, number: int) -> NDArray[np.float32]:
 
 
 async def _amino_acid_shares(about: About, logits: Arrays) -> list[NDArray[np.float32]]:
-    """(L, 20) probabilities of the amino acids, of (L, K) logits of the vocabulary."""
-    # Of the 20 alone: special tokens and rare letters are no answer to what may stand at a position.
+    """Return probabilities (L, 20) of the amino acids from logits (L, K) of the vocabulary."""
+    # Softmax over the 20 amino acids only: special tokens and rare letters are left out.
     columns = [about.vocabulary.index(letter) for letter in AMINO_ACIDS]
     return await off_loop(are_many(logits), lambda: [softmax(logits_LK[:, columns], axis=1) for logits_LK in logits])
 
 
 def _cropped(about: About, texts: list[str]) -> list[int]:
-    """Residues of each sequence that the classifier leaves out."""
-    # How many tokens a text of another tokenizer has is known to the replica alone.
+    """Return the number of residues of each sequence that the classifier leaves out."""
+    # With other tokenizers only the replica knows the number of tokens.
     if about.longest is None or not about.one_token_per_residue:
         return [0] * len(texts)
     return [max(0, len(text) - about.longest) for text in texts]

@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``, ``GET /v1/models`` and one of them, as OpenAI's clients speak them."""
+"""OpenAI-compatible routes: ``POST /v1/embeddings``, ``GET /v1/models`` and ``GET /v1/models/NAME``."""
 
 import base64
 from collections.abc import Iterable
@@ -15,19 +15,21 @@ from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, 
 
 router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
-"""Facts of a model, in addition to those that OpenAI's clients read."""
+"""Facts about a model, in addition to the ones that OpenAI's clients read."""
 SHOWN_OF_INDEX = ("name", "vectors", "metric", "output", "link")
 
 
 class EmbeddingsBody(Body):
-    """OpenAI's body, with sequences for texts."""
+    """OpenAI's body, with sequences in place of texts."""
 
     input: OneOrMany = Field(description="One sequence or many.")
     model: str | None = Field(default=None, description="Default: the first of GET /v1/models.")
     encoding_format: Literal["float", "base64"] | None = Field(default=None, description="Default: float.")
-    dimensions: int | None = Field(default=None, description="The model's own, or left out.")
-    user: Any = Field(default=None, description="Accepted, and not used: it changes no vector.")
-    pooling: Literal["mean", "max", "cls"] = Field(default="mean", description="Over the residues. Not OpenAI's.")
+    dimensions: int | None = Field(default=None, description="The model's number of channels; may be left out.")
+    user: Any = Field(default=None, description="Accepted and ignored.")
+    pooling: Literal["mean", "max", "cls"] = Field(
+        default="mean", description="Pooling over the residues. Not in OpenAI's API."
+    )
 
 
 @router.post("/v1/embeddings", name="embeddings", openapi_extra=documented(EmbeddingsBody))
@@ -55,7 +57,7 @@ async def embeddings(
 
 @router.get("/v1/models", name="models")
 async def models(request: Request, service: Shared) -> Response:
-    """Models that the caller may use, and what each has."""
+    """Models that the caller may use, with their outputs and indexes."""
     indexes = service.models.about_index.values()
     data = [_shown(about, indexes) for name, about in service.models.about.items() if request.state.key.allows(name)]
     return json_answer({"object": "list", "data": data})
@@ -63,7 +65,7 @@ async def models(request: Request, service: Shared) -> Response:
 
 @router.get("/v1/models/{name:path}", name="models")
 async def model(request: Request, service: Shared, name: str) -> Response:
-    """One of the models; a name may hold slashes, as on the hub."""
+    """One model. Its name may contain slashes, as on the hub."""
     return json_answer(_shown(about_of(service, request, name, None), service.models.about_index.values()))
 
 

@@ -1,4 +1,4 @@
-"""Routes for whoever runs the service, and the page: /health, /ready, /metrics, /."""
+"""Routes for operators of the service, and the page: /health, /ready, /metrics, /."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from esmeray.service.http.routes.common import Shared
 
 router = APIRouter()
 PAGE = Path(__file__).resolve().parents[1] / "page"
-# Files by name, and no folder: a path in a request leads nowhere.
+# Single files, not a folder, so that a path in a request can't reach other files.
 FILES = {
     "/": PAGE / "page.html",
     "/page.js": PAGE / "page.js",
@@ -23,7 +23,7 @@ FILES = {
     "/swagger-ui-bundle.js": Path(swagger_ui_path) / "swagger-ui-bundle.js",
     "/swagger-ui.css": Path(swagger_ui_path) / "swagger-ui.css",
 }
-# A script in an id or a sequence is not run: the browser takes scripts of this address alone.
+# The browser only runs scripts from this address, so a script in an id or a sequence is not run.
 _POLICY = {"Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"}
 
 
@@ -35,7 +35,7 @@ async def health() -> Response:
 
 @router.get("/ready", name="ready")
 async def ready(service: Shared) -> Response:
-    """Every model is loaded and warmed up, and every index can be searched."""
+    """All models are loaded and warmed up, and all indexes can be searched."""
     if not service.models.about:
         raise RefusalError(503, "models are being loaded", 1)
     problem = await service.models.unready()
@@ -46,7 +46,7 @@ async def ready(service: Shared) -> Response:
 
 @router.get("/metrics", name="metrics", response_class=PlainTextResponse)
 async def metrics(service: Shared) -> Response:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     return Response(service.models.metrics.page(), media_type="text/plain; version=0.0.4")
 
 
@@ -60,13 +60,13 @@ for address, path in FILES.items():
 
 @router.get("/openapi.json", name="docs", include_in_schema=False)
 async def schema(request: Request) -> Response:
-    """The endpoints for programs."""
+    """The endpoints as an OpenAPI document."""
     return json_answer(request.app.openapi())
 
 
 @router.get("/docs", name="docs", include_in_schema=False)
 async def docs() -> Response:
-    """Endpoints, by Swagger UI from this process: no network is needed."""
+    """The endpoints in Swagger UI, which this process serves: no network is needed."""
     return get_swagger_ui_html(
         openapi_url="openapi.json",
         title="Esmeray: endpoints",

@@ -1,6 +1,6 @@
-"""``POST /v1/search``: the neighbours of sequences in an index, or of the index's own proteins.
+"""``POST /v1/search``: neighbours of sequences in an index, or of the index's own proteins.
 
-Shape legend: N sequences or ids, K neighbours of one.
+Shape legend: N sequences or ids, K neighbours of each.
 """
 
 from contextlib import nullcontext
@@ -19,22 +19,23 @@ from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, 
 
 router = APIRouter()
 WIDE_HITS = 1_000
-"""Searches for more neighbours take turns: thirty at once would take all cores from small ones."""
+"""Searches for more neighbours wait for each other: thirty at once would take all cores from small ones."""
 Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
 
 
 class SearchBody(Body):
-    """Queries of a search, and the number of neighbours of each."""
+    """Queries of a search, and the number of neighbours of each query."""
 
     index: str | None = Field(
         default=None, description="Default: the first; GET /v1/models lists the indexes of each model."
     )
-    model: str | None = Field(default=None, description="That of the index, or left out.")
+    model: str | None = Field(default=None, description="The model of the index; may be left out.")
     sequences: Sequences | None = Field(default=None, description="Sequences, or records with id and sequence.")
     ids: Ids | None = Field(
-        default=None, description="In place of sequences: proteins of the index, which are left out of it."
+        default=None,
+        description="In place of sequences: ids of proteins in the index. A protein is not its own neighbour.",
     )
-    top_k: int = Field(default=10, ge=1, description="Neighbours of each, at most.")
+    top_k: int = Field(default=10, ge=1, description="Maximum number of neighbours of each query.")
 
 
 @router.post("/v1/search", name="search", openapi_extra=documented(SearchBody))

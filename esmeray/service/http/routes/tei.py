@@ -1,7 +1,7 @@
 """Routes of text-embeddings-inference (1.8), for its clients: /embed, /embed_all, /predict, /tokenize, /info.
 
-They use the first model; ``POST /`` is /predict for a classifier, /embed for other models. Vectors are of length 1
-unless ``normalize`` is false. A field that would change the result is honored, or refused where this is not possible.
+They use the first model; ``POST /`` is /predict for a classifier, /embed for other models. Vectors have length 1
+unless ``normalize`` is false. A field that would change the result is either honored or refused.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ router = APIRouter(responses=problems("application/json"))
 
 
 class InputsBody(Body):
-    """Sequences as this API names them."""
+    """Sequences, under the name that this API uses."""
 
     inputs: OneOrMany = Field(description="One sequence or many.")
     prompt_name: None = Field(default=None, description="Refused: the models have no prompts.")
@@ -37,7 +37,7 @@ class TokenizeBody(InputsBody):
 class TruncatedBody(InputsBody):
     """Body of /embed_all."""
 
-    truncate: bool | None = Field(default=None, description="Cut sequences at the model's longest.")
+    truncate: bool | None = Field(default=None, description="Cut sequences to the model's maximum length.")
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
         default="right", description="The end that is cut off."
     )
@@ -51,32 +51,32 @@ class EmbedBody(TruncatedBody):
     """Body of /embed."""
 
     normalize: bool = True
-    dimensions: int | None = Field(default=None, description="The model's own, or left out.")
+    dimensions: int | None = Field(default=None, description="The model's number of channels; may be left out.")
 
 
 class PredictBody(TruncatedBody):
     """Body of /predict."""
 
-    # A flat list would be a pair of texts in this API.
+    # In this API a flat list is a pair of texts.
     inputs: (
         str
         | Annotated[
             list[Annotated[list[Entry], Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True)
         ]
-    ) = Field(description="One sequence, or a list of one for each of many.")  # type: ignore[assignment]
+    ) = Field(description="One sequence, or many, each in a list of its own.")  # type: ignore[assignment]
     raw_scores: Literal[False] = False
-    parameters: dict[str, Any] = Field(default={}, max_length=0, description="Of huggingface_hub; there are none.")
+    parameters: dict[str, Any] = Field(default={}, max_length=0, description="Sent by huggingface_hub; must be empty.")
 
 
 @router.post("/embed", name="embeddings", openapi_extra=documented(EmbedBody, fasta=False))
 async def embed(
     request: Request, service: Shared, body: Annotated[EmbedBody, Depends(reading(EmbedBody, "inputs"))]
 ) -> Response:
-    """Means over residues."""
+    """Mean over the residues of each sequence."""
     query = ask(service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut)
     vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
     if body.normalize:
-        # A vector of zeros stays one.
+        # A zero vector stays zero.
         vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
     return await off_loop(are_many(vectors_ND), json_answer, vectors_ND)
 
@@ -85,7 +85,7 @@ async def embed(
 async def embed_all(
     request: Request, service: Shared, body: Annotated[TruncatedBody, Depends(reading(TruncatedBody, "inputs"))]
 ) -> Response:
-    """A vector for each residue."""
+    """One vector per residue."""
     query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
     rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
     return await off_loop(are_many(rows), json_answer, rows)
@@ -95,7 +95,7 @@ async def embed_all(
 async def predict(
     request: Request, service: Shared, body: Annotated[PredictBody, Depends(reading(PredictBody, "inputs"))]
 ) -> Response:
-    """Classes and their probabilities, the likeliest first; a list of them for each sequence of a list."""
+    """Classes and their probabilities, the likeliest first; one list per sequence if a list is sent."""
     about = about_of(service, request, None, CLASSES)
     if about.label_kind == "per_residue":
         raise RefusalError(422, f"model {about.name} has classes of residues; use POST /v1/classify")
@@ -115,7 +115,7 @@ async def tokenize(
 ) -> Response:
     """Tokens with ids and positions."""
     query = ask(service, request, None, body.inputs)
-    # Positions are known where a token is a residue.
+    # Positions are known only if each token is a residue.
     if not query.about.vocabulary:
         raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
     ids_N = await service.models.tokens(query.about.name, query.texts)
@@ -125,7 +125,7 @@ async def tokenize(
             tokens: list[dict[str, Any]] = []
             for index, token in enumerate(ids):
                 special = index in (0, len(ids) - 1)
-                span = {} if special else {"start": index - 1, "stop": index}  # in the text, which <cls> is not part of
+                span = {} if special else {"start": index - 1, "stop": index}  # position in the text, without <cls>
                 tokens.append({"id": token, "text": query.about.vocabulary[token], "special": special, **span})
             yield tokens if body.add_special_tokens else tokens[1:-1]
 
@@ -152,6 +152,6 @@ async def info(request: Request, service: Shared) -> Response:
             "max_client_batch_size": limits.sequences,
             "auto_truncate": False,
             "tokenization_workers": 1,
-            "version": "1.8.0",  # of the API, which clients check
+            "version": "1.8.0",  # version of the API, which clients check
         }
     )

@@ -1,0 +1,155 @@
+"""Settings of the public functions as keyword arguments, for editors and type checkers.
+
+There is no such module when the program runs. tests/esmeray/test_api.py compares names and types with the sections of
+settings, which have defaults, limits and what each setting means (docs/config.md).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+class AlignSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.align`."""
+
+    hits: int
+    evalue: float
+    matrix: str
+    gap_open: int | None
+    gap_extend: int | None
+    prefilter: Literal["none", "kmer", "embedding"]
+    candidates: int
+    query_embeddings: str | Path | None
+    store_embeddings: str | Path | None
+    header: bool
+    threads: int | None
+    device: Literal["cpu", "cuda"]
+
+class BuildIndexSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.build_index`."""
+
+    kind: Literal["exact", "compressed"] | None
+    metric: Literal["cosine", "dot", "l2"] | None
+    name: str | None
+    lists: int | None
+
+class ClassifySettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.classify`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    tokens: int
+    stream: bool | Literal["auto"]
+    weights: Literal["stored", "int8"]
+
+class DesignSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.design`."""
+
+    label: str | None
+    device: str | None
+    tokens: int
+    chains: str
+    ca_only: Literal["error", "skip", "complete"]
+    length: int | None
+    number: int
+    fix: str
+    omit: str
+    tie: str
+    temperature: float
+    steps: int
+    guidance: float
+    order: Literal["confidence", "random"]
+    seed: int
+    known: str | Path | None
+
+class EvaluateSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.evaluate`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    tokens: int
+    stream: bool | Literal["auto"]
+    weights: Literal["stored", "int8"]
+    output: str | Path | None
+    part: Literal["all", "training", "validation", "test"] | None
+    baselines: bool
+
+class FitMutantsSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.fit_mutants`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    tokens: int | None
+    stream: bool | Literal["auto"]
+    weights: Literal["stored", "int8"]
+    first_position: int
+    method: Literal["wild_type", "masked", "pseudo"]
+    max_length: int | None
+    random_weights: bool
+    more_tables: Sequence[str | Path]
+    mutant_column: str | None
+    sequence_column: str | None
+    bad_mutants: Literal["error", "empty"]
+    not_missing: Sequence[str]
+    bootstrap: int
+    measured_column: str
+    features: Literal["embeddings", "one_hot"]
+    zero_shot_column: str | None
+    seed: int
+    folds: Sequence[Literal["random", "modulo", "contiguous", "rest"]]
+    sizes: Sequence[int]
+    groups: str | None
+
+class PredictFunctionsSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.predict_functions`."""
+
+    format: Literal["cafa", "cafa6"]
+    terms: int | None
+    part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"]
+
+class ProposeSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.propose`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"] | None
+    tokens: int | None
+    stream: bool | Literal["auto"]
+    weights: Literal["stored", "int8"]
+    number: int
+    strategy: Literal["ei", "ucb", "thompson"]
+    candidates: Sequence[Literal["singles", "combinations", "listed"]]
+    mutations: int
+    exclude_positions: Sequence[str]
+    exclude_residues: str
+    protein: str | None
+    seed: int
+
+class ScanSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.scan`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    tokens: int | None
+    stream: bool | Literal["auto"]
+    weights: Literal["stored", "int8"]
+    first_position: int
+    method: Literal["wild_type", "masked", "pseudo"]
+    max_length: int | None
+    random_weights: bool
+    more_models: Sequence[str]
+
+class SearchSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.search`."""
+
+    top_k: int
+    metric: Literal["cosine", "dot", "l2"] | None
+    probes: int | None
+    model: str | None
+    name: str | None
+    workers: int | None
+    cpus_per_worker: int
+    error_rate: float | None
+    calibration: str | Path | None
+    calibration_queries: str | Path | None
+    calibration_level: int
+    label_column: str
+    not_missing: Sequence[str]
