@@ -61,7 +61,7 @@ def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: 
 
 def classifier_config(kind: str = "multiclass", content: str = "protein", **data: Any) -> Config:
     settings = {"max_length": 100, **data, "labels": {"kind": kind, **data.get("labels", {})}}
-    model = {"task": "classifier", "classifier": {"bootstrap": 5}, "tokenizer": {"content": content}}
+    model = {"task": "classifier", "tokenizer": {"content": content}}
     return Config.model_validate({"data": settings, "model": model})
 
 

@@ -42,7 +42,7 @@ PROGRAMS = ("python ", "make ", "esmeray ")
 TINY_CLASSIFIER = {
     "run": {"name": "protein_classifier"},
     "data": {"labels": {"split": "stratified"}, "validation_share": 0.3},
-    "model": {"task": "classifier", "classifier": {"bootstrap": 5}},
+    "model": {"task": "classifier"},
 }
 STAND_INS = {
     "RUN": "runs/protein_classifier",
@@ -53,8 +53,7 @@ QUICK = {
     "design evaluate": ["--evaluate.steps", "2"],
     "design generate": ["--generate.steps", "2", "--generate.number", "1"],
     "function evaluate": ["--evaluate.draws", "10"],
-    "mutations campaign": ["--campaign.repeats", "1", "--campaign.rounds", "2"],
-    "mutations fit": ["--fit.bootstrap", "2"],
+    "mutations campaign": ["--campaign.rounds", "2"],
     "mutations propose": ["--propose.number", "4"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "none"],
@@ -186,7 +185,7 @@ def write_mutants(folder: Path) -> None:
     for name in ("mutants", "measured", "plate6"):
         write_table(folder / f"{name}.csv", rows)
     options = f"--fit.sequence {folder / 'wild.fasta'} --fit.table {folder / 'measured.csv'} --fit.features one_hot"
-    model = f"esm2_t6_8M --fit.random_weights true --fit.bootstrap 2 --fit.output {folder / 'fitted'}"
+    model = f"{folder / 'facebook' / 'esm2_t12_35M_UR50D'} --fit.output {folder / 'fitted'}"
     assert run(esmeray, f"mutations fit {model} {options}".split()) == 0
     assays = folder / "DMS_ProteinGym_substitutions"
     assays.mkdir()

@@ -22,7 +22,7 @@ def texts() -> Iterator[tuple[str, str]]:
     patterns = ["*.md", "*.py", "Makefile", "pyproject.toml", "docker", ".ci"]
     files = subprocess.check_output(["git", "ls-files", *patterns], cwd=REPOSITORY, text=True).split()
     for name in files:
-        if not name.startswith(("benchmarks/results/", "benchmarks/records", "CHANGELOG", "tests/test_names.py")):
+        if not name.startswith(("benchmarks/results/", "CHANGELOG", "tests/test_names.py")):
             yield name, (REPOSITORY / name).read_text(encoding="utf-8")
 
 

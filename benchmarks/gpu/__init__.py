@@ -1,1 +1,1 @@
-"""Checks and timings of all that runs on a GPU, by one script: python -m benchmarks gpu."""
+"""Checks and timings of everything that runs on a GPU, in one script: python -m benchmarks gpu."""

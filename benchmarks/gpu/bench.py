@@ -1,16 +1,15 @@
-"""Shared code of the GPU script's parts: arguments, batches, models, and how time is taken."""
+"""Shared code of the GPU script's parts: arguments, batches, models, timing."""
 
 import copy
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.harness.stage import check_names
 from esmeray.dataset.batches.loader import ResidueSource
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
@@ -26,70 +25,72 @@ from esmeray.tasks.section import ModelSection
 LONGEST = 1024
 """Tokens of the longest sequence."""
 
-SIZES = {"8M": "esm2_t6_8M", "150M": "esm2_t30_150M", "650M": "esm2_t33_650M", "3B": "esm2_t36_3B"}
+SIZES = {
+    "tiny": BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4),
+    "8M": BackboneSection(source="esm2_t6_8M"),
+    "150M": BackboneSection(source="esm2_t30_150M"),
+    "650M": BackboneSection(source="esm2_t33_650M"),
+    "3B": BackboneSection(source="esm2_t36_3B"),
+}
 WARM_UPS, MICRO_BATCHES = 3, 4
 
 
 @dataclass
 class Bench:
-    """Shared settings of the parts: the device, sizes of ESM-2, tokens of a batch, the backend of torch.compile."""
+    """Shared settings of the parts: device, sizes of ESM-2, tokens per batch, backend of torch.compile."""
 
     device: str
     sizes: tuple[str, ...]
     tokens: int
     backend: str
-    _models: dict[str, MaskedLM] = field(default_factory=dict)
 
     @cached_property
     def store(self) -> Store:
-        """The embedded sample, kept among temporary files."""
-        # Beside other temporary files, as the machine may have no more than this checkout; made again, it is the same.
+        """The embedded sample."""
+        # In the system's temporary folder: the machine may have nothing but this checkout.
         return Store(ensure_store(DataSection(), Path(tempfile.gettempdir()) / "esmeray-gpu"))
 
     @cached_property
     def product_tflops(self) -> float:
-        """TFLOP/s of a large bf16 matrix product, the most that the device does."""
+        """TFLOP/s of a large bf16 matrix product, the maximum of the device."""
         return 1e-12 * product_flops_per_s(self.device, torch.bfloat16, 8192 if self.device == "cuda" else 256)
 
     @cached_property
     def copy_tb_per_s(self) -> float:
         """TB/s of a large copy, bytes read and written."""
-        # A GiB: far beyond any cache, so that memory is what is measured.
+        # A GiB, far beyond any cache, so that memory is measured.
         source = torch.empty(2**30 if self.device == "cuda" else 2**20, dtype=torch.int8, device=self.device)
         return 2e-12 * copy_bytes_per_s(source, torch.empty_like(source))
 
     def work(self, tokens: int) -> tuple[StepBatches, float]:
-        """A step of masked batches of one shape on the device, and the tokens that a token attends to on average."""
+        """Return a step of masked batches of one shape on the device, and the mean number of attended tokens."""
         settings = PreparationSettings(LONGEST - 2, 0, random_crops=True, masking=MaskedLMSection())
         batch = BatchSection(tokens=tokens, global_tokens=MICRO_BATCHES * tokens)
         records = np.arange(len(self.store))
-        # One shape for all batches: compiled layers and CUDA graphs are then of this shape alone.
+        # One shape for all batches, so that layers are compiled and graphs captured once.
         steps = TrainingSteps(ResidueSource(self.store, settings), records, batch=batch, seed=0, fixed_shapes=True)
         step = next(steps.epoch(0))
         return replace(step, batches=[batch.to(self.device) for batch in step]), steps.mean_context
 
-    def size(self, name: str) -> BackboneSection:
-        """Settings of a size of ESM-2."""
-        if name == "tiny":
-            return BackboneSection(source="esm2_t6_8M", layers=2, hidden_size=32, heads=4)
-        check_names("size", [name], SIZES)
-        return BackboneSection(source=SIZES[name])
-
     def masked_lm(self, name: str, dtype: torch.dtype) -> MaskedLM:
-        """A masked language model on the device; weights are made once for each size."""
-        if name not in self._models:
-            self._models[name] = MaskedLM.build(ModelSection(task="masked_lm", backbone=self.size(name)), seed=0)
-        # A copy, since parts cast, compile and train what they get.
-        return copy.deepcopy(self._models[name]).to(self.device, dtype)
+        """Return a masked language model on the device."""
+        # A copy, since the parts cast, compile and train it.
+        return copy.deepcopy(_initialised(name)).to(self.device, dtype)
 
     def share_of_peak(self, flops: float, taken_s: float) -> float:
-        """Model FLOP/s as a share of a large product's (MFU against what the card reaches)."""
+        """Return model FLOP/s as a fraction of a large product's (MFU relative to what the card reaches)."""
         return flops / taken_s / 1e12 / self.product_tflops
 
 
+@cache
+def _initialised(name: str) -> MaskedLM:
+    """Return a masked language model on the CPU; weights are initialised once per size."""
+    return MaskedLM.build(ModelSection(task="masked_lm", backbone=SIZES[name]), seed=0)
+
+
 def captured(work: Callable[[], object]) -> Callable[[], None]:
-    """The work as a CUDA graph: called again, the device repeats it on the same tensors without the host."""
-    # Warmed up on a stream of its own, as torch asks before a capture: what is set up once must not be captured.
+    """Return the work as a CUDA graph, which the device replays on the same tensors without the host."""
+    # Warmed up on a stream of its own, as torch requires, so that one-time set-up is not captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

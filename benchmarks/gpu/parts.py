@@ -1,5 +1,4 @@
-"""Forward passes on a GPU: whether a GPU computes what the CPU does, and how fast the backbone and the kernel of
-Smith-Waterman are, beside what people use."""
+"""Forward passes on a GPU: agreement with the CPU, and the speed of the backbone and of the Smith-Waterman kernel."""
 
 import itertools
 import subprocess
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bench import Bench, captured
+from benchmarks.gpu.bench import SIZES, Bench, captured
 from benchmarks.harness.stage import REPOSITORY, Row
 from esmeray.common.timing import median_seconds, timed
 from esmeray.dataset.batches.steps import StepBatches
@@ -27,24 +26,19 @@ from esmeray.tasks.masked_lm.model import MaskedLM
 
 
 def correctness(bench: Bench) -> Iterator[Row]:
-    """Loss, features and gradients on the device against fp32 on the CPU."""
+    """Loss, features and gradients on the device compared with fp32 on the CPU."""
     name = bench.sizes[0]
     batch = bench.work(2048)[0].batches[0]
-    reference = bench.masked_lm(name, torch.float32).cpu()
-    wanted = reference(batch.to("cpu"))
-    # The CPU's fp32 is the reference, since the tests hold it to transformers.
-    wanted.loss_sum.backward()
-    wanted_grads = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+    # The CPU's fp32 is the reference, since tests compare it with transformers.
+    expected_loss, expected_gradients = _gradients(bench.masked_lm(name, torch.float32).cpu(), batch.to("cpu"))
     for dtype, compiled in itertools.product((torch.float32, torch.bfloat16), (False, True)):
         model = bench.masked_lm(name, dtype)
         if compiled:
             model.backbone.compile_layers(bench.backend)
-        output = model(batch)
-        output.loss_sum.backward()
-        grads = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
-        difference = abs(float(output.loss_sum.detach()) / float(wanted.loss_sum.detach()) - 1)
-        # Of all gradients as one vector: single ones are near zero, where relative differences mean nothing.
-        cosine = float(torch.nn.functional.cosine_similarity(grads, wanted_grads, dim=0))
+        loss, gradients = _gradients(model, batch)
+        difference = abs(loss / expected_loss - 1)
+        # All gradients as one vector: single ones are near zero, so their relative differences mean nothing.
+        cosine = float(torch.nn.functional.cosine_similarity(gradients, expected_gradients, dim=0))
         least, most = (0.999, 1e-2) if dtype == torch.bfloat16 else (0.999999, 1e-4)
         yield {
             "model": name,
@@ -57,19 +51,27 @@ def correctness(bench: Bench) -> Iterator[Row]:
     yield {"model": name, "layers": "no wait in a step", "verdict": _waits_nowhere(bench, name)}
     if bench.device == "cuda":
         command = [sys.executable, "-m", "pytest", "-m", "cuda", "--continue-on-collection-errors", "tests/model"]
-        # Also where some can't be collected: a machine for one check need not have Ray and DeepSpeed.
+        # Some may not be collected: the machine may lack Ray and DeepSpeed.
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=180)
         words = ["ok" if done.returncode == 0 else "WRONG", *done.stdout.strip().splitlines()[-1:]]
         yield {"layers": "tests marked cuda", "verdict": " ".join(words)}
 
 
+def _gradients(model: MaskedLM, batch: PackedBatch) -> tuple[float, Tensor]:
+    """Return the summed loss, and all gradients as one vector on the CPU."""
+    output = model(batch)
+    output.loss_sum.backward()
+    gradients = [p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None]
+    return float(output.loss_sum.detach()), torch.cat(gradients)
+
+
 def _waits_nowhere(bench: Bench, name: str) -> str:
-    """Test that a step runs under torch's mode that forbids to wait for the device."""
+    """Run a step in torch's mode in which synchronising with the device is an error."""
     if bench.device != "cuda":
         return "not on this device"
     model = bench.masked_lm(name, torch.bfloat16)
     batch = bench.work(2048)[0].batches[0]
-    model(batch).loss_sum.backward()  # what is set up once
+    model(batch).loss_sum.backward()  # one-time set-up may synchronise
     torch.cuda.set_sync_debug_mode("error")
     try:
         model(batch).loss_sum.backward()
@@ -81,11 +83,11 @@ def _waits_nowhere(bench: Bench, name: str) -> str:
 
 
 def forward(bench: Bench) -> Iterator[Row]:
-    """Tokens a second of the backbone's forward pass in bf16, of large batches and of small, beside other packages."""
+    """Tokens per second of the backbone's forward pass in bf16, in large and small batches, and of other packages."""
     for name in bench.sizes:
         model = bench.masked_lm(name, torch.bfloat16).eval()
         step, context = bench.work(bench.tokens)
-        flops = training_flops_per_token(model, context) / 3  # the backward pass has two products for each
+        flops = training_flops_per_token(model, context) / 3  # the backward pass has two products per product
         yield _row(bench, name, "eager", step.num_tokens, partial(_run, model, step), flops)
         model.backbone.compile_layers(bench.backend)
         yield _row(bench, name, "compiled", step.num_tokens, partial(_run, model, step), flops)
@@ -94,13 +96,13 @@ def forward(bench: Bench) -> Iterator[Row]:
             count = small[0].num_tokens
             work = partial(_run, model, small)
             yield _row(bench, name, f"compiled, one batch of {count}", count, work, flops)
-            # Small batches wait for the host to launch kernels: a graph shows what the device itself takes.
+            # Small batches wait for the host to launch kernels: a graph shows the device's own time.
             if bench.device == "cuda":
                 with torch.inference_mode():
                     row = _row(bench, name, f"CUDA graph, one batch of {count}", count, captured(work), flops)
                 yield row
         yield from _esm_efficient(bench, name, model.backbone.config, step, flops)
-        del model  # the next network of 3B parameters would not fit beside it
+        del model  # otherwise the next network of 3B parameters would not fit
         yield from _transformers(bench, name, flops)
 
 
@@ -111,7 +113,7 @@ def _run(model: MaskedLM, batches: Iterable[PackedBatch]) -> None:
 
 
 def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[], None], flops_per_token: float) -> Row:
-    # The first call apart: compiling is paid once, by a service at its start and by a short job as a whole.
+    # Separately, since the first call compiles: once per service, but for all of a short job.
     first_s = timed(work)[1]
     taken_s = median_seconds(work)
     return {
@@ -124,7 +126,7 @@ def _row(bench: Bench, name: str, contender: str, tokens: int, work: Callable[[]
 
 
 def _esm_efficient(bench: Bench, name: str, config: Any, step: StepBatches, flops_per_token: float) -> Iterator[Row]:
-    """esm-efficient on the same batches; nothing where it or flash-attn can't be imported."""
+    """esm-efficient on the same batches, if it and flash-attn can be imported."""
     try:
         from esme import ESM2
     except ImportError:
@@ -141,12 +143,12 @@ def _esm_efficient(bench: Bench, name: str, config: Any, step: StepBatches, flop
 
 
 def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[Row]:
-    """transformers in bf16 with SDPA, sorted by length, at the best of some batch sizes; of real tokens."""
+    """transformers in bf16 with SDPA, sorted by length, with the best of several batch sizes; real tokens count."""
     with quiet_transformers():
-        loaded: Any = load_network(bench.size(name), 0)
+        loaded: Any = load_network(SIZES[name], 0)
     network = loaded.esm.to(bench.device, torch.bfloat16).eval()
     records = sample_records(256 if bench.device == "cuda" else 16, 4, seed=0)
-    # By length, as a careful user has them: else padding alone would decide.
+    # By length, as a careful user sorts them: otherwise padding would dominate.
     chosen = sorted((sequence for _, sequence in records), key=len, reverse=True)
     by_rate: dict[float, Row] = {}
     for size in (16, 64, 128) if bench.device == "cuda" else (4,):
@@ -166,7 +168,7 @@ def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[R
 
 
 def _padded(sequences: list[str], device: str) -> tuple[Tensor, Tensor]:
-    """(B, L) ids of each sequence, padded, and their attention mask."""
+    """Return (B, L) padded ids and their attention mask."""
     rows = [pack_sequences([sequence]).tokens for sequence in sequences]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1).to(device)
     return ids, (ids != 1).long()
@@ -178,22 +180,22 @@ CUDASW = 5710
 
 
 def alignment(bench: Bench) -> Iterator[Row]:
-    """GCUPS of a query with many sequences of the lengths of UniRef90, random letters; exact int32 scores."""
+    """GCUPS of a query with many random sequences with UniRef90's lengths; exact int32 scores."""
     random = np.random.default_rng(0)
     count, queries = (500_000, (100, 300, 1000, 5000)) if bench.device == "cuda" else (40, (20,))
     lengths = np.clip(random.lognormal(5.6, 0.7, count), 10, 8000 if bench.device == "cuda" else 60).astype(int)
     sequences = np.split(random.integers(LETTERS, size=lengths.sum(), dtype=np.uint8), lengths.cumsum()[:-1])
-    # Symmetric, with a positive diagonal, as substitution matrices are: else alignments would end at once.
+    # Symmetric, with a positive diagonal, like substitution matrices: otherwise alignments would end at once.
     half = random.integers(-4, 3, (LETTERS, LETTERS))
     matrix = np.triu(half, 1) + np.triu(half, 1).T + np.diag(random.integers(4, 12, LETTERS))
     align = SmithWaterman(sequences, matrix, FIRST, EXTEND, bench.device)
     for length in queries:
-        # Beginnings of the longest, so that all queries are like the same proteins.
+        # Prefixes of the longest, so that all queries are similar to the same sequences.
         query = sequences[int(lengths.argmax())][:length]
         checked = random.choice(count, 20, replace=False)
-        # Some of the sequences: the CPU would take minutes for all of them.
-        few = SmithWaterman([sequences[index] for index in checked], matrix, FIRST, EXTEND, "cpu")
-        same = np.array_equal(few(query), align(query)[checked])
+        # A sample: the CPU would take minutes for all of them.
+        reference = SmithWaterman([sequences[index] for index in checked], matrix, FIRST, EXTEND, "cpu")
+        same = np.array_equal(reference(query), align(query)[checked])
         gcups = 1e-9 * len(query) * align.residues / median_seconds(partial(align, query))
         speed = {"GCUPS": gcups, "of CUDASW++4.0": gcups / CUDASW}
         yield {"query": len(query), **speed, "verdict": "ok" if same else "WRONG"}

@@ -1,11 +1,10 @@
-"""Training steps: tokens a second, memory, and where the time goes by kernel; what the card can do at most."""
+"""Training steps: tokens per second, memory, and time by kernel; and the limits of the card."""
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,16 +14,13 @@ from torch._inductor.utils import fresh_cache
 from benchmarks.gpu.bench import WARM_UPS, Bench, captured
 from benchmarks.harness.stage import Row
 from esmeray.common.errors import ConfigError
-from esmeray.common.timing import median_seconds, timed
+from esmeray.common.timing import median_seconds, timed, wait_for_device
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import Checkpointing
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.model.optimization import use_fp8
 from esmeray.tasks.masked_lm.model import MaskedLM
-
-Kernels: TypeAlias = Counter[tuple[str, str]]
-"""A value by kind and name of the kernel."""
 
 NAMES_OF_KERNELS = {
     "fused": ("triton_poi", "triton_red", "triton_per", "triton_mix"),
@@ -33,16 +29,24 @@ NAMES_OF_KERNELS = {
     "optimizer": ("adam", "multi_tensor"),
     "copy": ("memcpy", "memset", "copy"),
 }
-"""Parts of the kernels' names, by kind; the first that fits counts."""
+"""Parts of the kernels' names, by kind; the first match counts."""
 
 ALL = "all of them"
-"""In place of a kernel's name, for a whole kind."""
 OPTIMIZER_BYTES = 28
-"""Of a parameter's update: weight and two moments read and written, gradient read, fp32."""
+"""Bytes of a parameter's update: weight and two moments read and written, gradient read, fp32."""
+
+
+class Kernel(NamedTuple):
+    """A kernel's seconds and calls in a step; or a whole kind's, with the name :data:`ALL`."""
+
+    kind: str
+    name: str
+    seconds: float
+    calls: int
 
 
 class TrainingRun:
-    """Steps of masked LM: bf16 weights and gradients, fp32 weights and moments in the optimizer, as ZeRO has them."""
+    """Steps of masked LM: bf16 weights and gradients, fp32 weights and moments in the optimizer, as in ZeRO."""
 
     def __init__(self, model: MaskedLM, capturable: bool = False) -> None:
         self.model = model
@@ -55,24 +59,24 @@ class TrainingRun:
         """Forward, backward and update; leaves the mean loss on the device."""
         output = self.model(batch)
         (output.loss_sum / output.num_targets).backward()
-        # Gradients in fp32 to the master weights, as ZeRO has them; set to None, they are written and not added to.
+        # Gradients in fp32 for the master weights, as in ZeRO. After None a gradient is written, not accumulated.
         for master, weight in zip(self._master, self._weights, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
         self._optimizer.step()
         with torch.no_grad():
-            # One kernel for all parameters, not one for each.
+            # One kernel for all parameters.
             torch._foreach_copy_(self._weights, self._master)
         self.loss = output.loss_sum.detach() / output.num_targets
 
     def steps(self, batches: StepBatches) -> None:
-        """An update with each batch."""
+        """Do an update with each batch."""
         for batch in batches:
             self.step(batch)
 
 
 class Variant(NamedTuple):
-    """A way to train, and its name in the table."""
+    """Options of a training, and their name in the table."""
 
     name: str
     compiled: bool = True
@@ -92,7 +96,7 @@ VARIANTS = (
 
 
 def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
-    """Tokens a second of steps, and their memory."""
+    """Return tokens per second and memory of training steps."""
     row: Row = {"model": name, "tokens a batch": tokens, "way": variant.name}
     on_gpu = bench.device == "cuda"
     if variant.graph and not on_gpu:
@@ -107,15 +111,16 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
             use_fp8(model.backbone, emulate=not on_gpu)
         if variant.compiled:
             model.backbone.compile_layers(bench.backend)
-        if variant.graph:  # the number of targets differs from batch to batch: the same one again
-            step = replace(step, batches=step.batches[:1] * len(step))  # of as many real tokens, to a percent
-        # Capturable: the optimizer's step count has to be on the device, where a replayed graph can raise it.
+        if variant.graph:
+            # Batches differ in their number of targets, so a graph repeats one; real tokens are equal to a percent.
+            step = replace(step, batches=step.batches[:1] * len(step))
+        # Capturable: the optimizer's step count is on the device, where a replayed graph can increment it.
         run = TrainingRun(model, capturable=variant.graph)
         work = partial(run.steps, step)
         first_s = timed(work)[1]
         taken_s = median_seconds(captured(work) if variant.graph else work)
     except torch.OutOfMemoryError:
-        # A row of the table like any other: the ways after it may take less.
+        # The next variants may need less.
         return row | {"verdict": "out of memory"}
     except ConfigError as error:
         return row | {"verdict": str(error)}
@@ -130,18 +135,18 @@ def _trained(bench: Bench, name: str, tokens: int, variant: Variant) -> Row:
 
 
 def training(bench: Bench) -> Iterator[Row]:
-    """Tokens a second of training steps, and their memory, in each way."""
-    # The larger size first: it is what the script is run for, should its minutes end.
+    """Tokens per second and memory of training steps, with each variant."""
+    # The larger size first: it matters most if the minutes end.
     for name, variant in itertools.product(reversed(bench.sizes[:2]), VARIANTS):
         yield _trained(bench, name, bench.tokens // 2, variant)
 
 
 def ceilings(bench: Bench) -> Iterator[Row]:
-    """The most that the card does: matrix products, those of a layer of 650M among them, and copies."""
+    """Limits of the card: a large matrix product, the products of a layer of 650M, and a copy."""
     yield {"what": "bf16 matrix product", "TFLOP/s": bench.product_tflops}
-    # D of 650M: its products are the ones that the training of the script's sizes consists of.
+    # D of 650M, whose products dominate its training.
     D, rows = (1280, bench.tokens // 2) if bench.device == "cuda" else (64, 256)
-    # Query, key and value in one product gain what the second of these has over the first.
+    # The second row shows what query, key and value as one product would gain.
     for what, width, count in (("three products of D by D", D, 3), ("one product of D by 3 D", 3 * D, 1)):
         yield {"what": f"{what}, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, width, count)}
     yield {"what": f"D by 4 D, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, 4 * D)}
@@ -150,7 +155,7 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 
 def _tflops(bench: Bench, rows: int, inner: int, width: int, count: int = 1) -> float:
-    """TFLOP/s of so many Linears one after the other."""
+    """Return TFLOP/s of ``count`` Linears one after the other."""
     x, weight, bias = (
         torch.randn(*shape, device=bench.device, dtype=torch.bfloat16)
         for shape in ((rows, inner), (width, inner), (width,))
@@ -163,7 +168,7 @@ def _tflops(bench: Bench, rows: int, inner: int, width: int, count: int = 1) -> 
 def profile(bench: Bench) -> Iterator[Row]:
     """A training step of the second size by kernel, eager and compiled: share of the time, and of its kind's limit.
 
-    The limit of products and attention is a large product's FLOP/s, that of the others the bytes of a copy.
+    Products and attention are limited by the FLOP/s of a large product, other kinds by the bytes/s of a copy.
     """
     name = bench.sizes[min(1, len(bench.sizes) - 1)]
     step, context = bench.work(bench.tokens // 2)
@@ -179,8 +184,8 @@ def profile(bench: Bench) -> Iterator[Row]:
             yield {"layers": layers, "kind": "fused", "kernel": moved}
         for _ in range(WARM_UPS):
             run.step(batch)
-        spent, calls = _recorded(bench, run, batch)
-        # Without context there are the products with weights alone; what context adds is attention.
+        kernels = _recorded(bench, run, batch)
+        # Without context there are only products with weights; context adds attention.
         products = 1e-12 * batch.num_tokens * training_flops_per_token(model, 0.0)
         attention = 1e-12 * batch.num_tokens * training_flops_per_token(model, context) - products
         least_s = {
@@ -189,13 +194,13 @@ def profile(bench: Bench) -> Iterator[Row]:
             "fused": 1e-12 * fused_bytes * model.backbone.num_layers / bench.copy_tb_per_s,
             "optimizer": 1e-12 * OPTIMIZER_BYTES * sum(p.numel() for p in model.parameters()) / bench.copy_tb_per_s,
         }
-        yield from ({"layers": layers, **row} for row in _rows(spent, calls, least_s))
+        yield from ({"layers": layers, **row} for row in _rows(kernels, least_s))
 
 
 def _bytes_of_a_layer(run: TrainingRun, batch: PackedBatch) -> int:
-    """Bytes that inductor's kernels of one layer read and write, forward and backward, as counted when it compiles."""
+    """Return the bytes that inductor's kernels of one layer move, forward and backward, as counted when it compiles."""
     metrics.reset()
-    # Inductor counts only what it logs, and only when it compiles: hence a cache that is empty.
+    # Inductor counts only what it logs, and only when it compiles: hence an empty cache.
     torch._logging.set_logs(inductor_metrics=True)
     with fresh_cache():
         run.step(batch)
@@ -203,40 +208,41 @@ def _bytes_of_a_layer(run: TrainingRun, batch: PackedBatch) -> int:
     return sum(4 * elements for node, elements in metrics.nodes_num_elem if not node.is_extern())
 
 
-def _rows(spent: Kernels, calls: Kernels, least_s: dict[str, float]) -> Iterator[Row]:
-    """Kinds, then single kernels, the longest first; ``least_s``: seconds that a kind takes at its limit."""
-    total = sum(spent.values())
-    by_kind, calls_by_kind = Kernels(), Kernels()
-    for (kind, kernel), microseconds in spent.items():
-        by_kind[kind, ALL] += microseconds
-        calls_by_kind[kind, ALL] += calls[kind, kernel]
-    for key, own in [*by_kind.most_common(), *spent.most_common(20)]:
-        row: Row = dict(zip(("kind", "kernel"), key, strict=True))
-        row |= {"share": own / total, "ms": own / 1e3, "calls": (calls | calls_by_kind)[key]}
-        has_limit = key in by_kind and least_s.get(key[0])
-        yield row | {"of its limit": least_s[key[0]] / (own * 1e-6) if has_limit else None}
+def _rows(kernels: list[Kernel], least_s: dict[str, float]) -> Iterator[Row]:
+    """Yield kinds, then single kernels, the longest first; ``least_s``: seconds that a kind takes at its limit."""
+    total = sum(kernel.seconds for kernel in kernels)
+    kinds = []
+    for kind in {kernel.kind for kernel in kernels}:
+        own = [kernel for kernel in kernels if kernel.kind == kind]
+        seconds = sum(kernel.seconds for kernel in own)
+        kinds.append(Kernel(kind, ALL, seconds, sum(kernel.calls for kernel in own)))
+    longest = sorted(kernels, key=lambda kernel: -kernel.seconds)[:20]
+    for kernel in [*sorted(kinds, key=lambda kind: -kind.seconds), *longest]:
+        has_limit = kernel.name == ALL and kernel.kind in least_s
+        yield {
+            "kind": kernel.kind,
+            "kernel": kernel.name,
+            "share": kernel.seconds / total,
+            "ms": kernel.seconds * 1e3,
+            "calls": kernel.calls,
+            "of its limit": least_s[kernel.kind] / kernel.seconds if has_limit else None,
+        }
 
 
-def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> tuple[Kernels, Kernels]:
-    """Microseconds and calls of a step by kind and kernel."""
+def _recorded(bench: Bench, run: TrainingRun, batch: PackedBatch) -> list[Kernel]:
+    """Return the kernels of a step."""
     on_gpu = bench.device == "cuda"
     activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity]) as recorded:
         run.step(batch)
-        if on_gpu:
-            torch.cuda.synchronize()
-    spent, calls = Kernels(), Kernels()
+        wait_for_device()
+    kernels = []
     for event in recorded.key_averages():
-        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        if own:
-            key = _kind(event.key.lower()), event.key[:80]
-            spent[key] += own
-            calls[key] += event.count
-    return spent, calls
+        microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if microseconds:
+            kernels.append(Kernel(_kind(event.key.lower()), event.key[:80], 1e-6 * microseconds, event.count))
+    return kernels
 
 
 def _kind(kernel: str) -> str:
-    return next(
-        (kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words)),
-        "other",
-    )
+    return next((kind for kind, words in NAMES_OF_KERNELS.items() if any(word in kernel for word in words)), "other")

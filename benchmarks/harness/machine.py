@@ -42,7 +42,7 @@ def describe_machine() -> Machine:
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return Machine(
         cpu=cpu[1] if cpu else platform.machine(),
-        cores=len(os.sched_getaffinity(0)),  # those of this process: a container or taskset may leave it fewer
+        cores=len(os.sched_getaffinity(0)),  # of this process: a container or taskset may restrict it
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpu=gpu.name if gpu else None,
         gpu_memory_gib=round(gpu.total_memory / 2**30, 1) if gpu else None,

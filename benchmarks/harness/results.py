@@ -1,112 +1,60 @@
-"""The measurements in ``results.json``: every sample, with what is needed to judge or repeat it.
+"""``results.json`` and ``results.md``: the tables of one machine, with what is needed to judge or repeat them.
 
-A run adds the cases that it measured and replaces those of the same stage and name; the others stay with their own
-date, command, versions and revision. So a stage can be measured again without the rest.
+A run replaces the tables of its stages. Other tables keep their own date, command, versions and revision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.stage import Case, Comparison, Device, Facts, Reference, Row
+from benchmarks.harness.stage import Row
 from esmeray.common.errors import DataError
-from esmeray.common.timing import AGREEMENT, MAX_MEDIANS, REPEATS_PER_MEDIAN, Ratio, ratio, round_ratios
 
 RESULTS_FILE = "results.json"
-WARM_UP_PROTOCOL = (
-    f"medians of {REPEATS_PER_MEDIAN} repeats until two in a row agree within {AGREEMENT:.0%}, at most {MAX_MEDIANS}; "
-    "then all contenders in turns, round by round"
-)
-NO_WARM_UP = "none: a smoke run"
-
-Verdict: TypeAlias = Literal["reached", "reached, within noise", "missed, within noise", "missed", "no floor"]
 
 
-class ContenderResult(BaseModel):
-    """Samples of one contender, in the case's unit; whether its warm-up became steady, None without one."""
+class Table(BaseModel):
+    """The rows of a stage, how they were measured, and the seconds that it took (None: not recorded).
 
-    name: str
-    samples: list[float]
-    median: float
-    warm_up_settled: bool | None
+    Facts and samples are described by :class:`~benchmarks.harness.stage.Setting`.
+    """
 
-
-class ComparisonResult(BaseModel):
-    """A row of the table: the ratios of all rounds, their median and its interval, larger where ours is better."""
-
-    title: str
-    ours: str
-    peer: str
-    ratios: list[float]
-    ratio: float
-    low: float
-    high: float
-    floor: float | None
-    verdict: Verdict
-
-
-class Origin(BaseModel):
-    """When, how and with what something of a stage was measured."""
-
+    stage: str
+    summary: str
     date: str
     command: str
     revision: str
     versions: dict[str, str]
-    warm_up: str
-    stage: str
-
-
-class CaseResult(Origin):
-    """A case and how it was measured."""
-
-    case: str
-    device: Device
-    unit: str
-    better: Literal["higher", "lower"]
-    contenders: list[ContenderResult]
-    comparisons: list[ComparisonResult]
-    facts: Facts
-
-
-class Table(Origin):
-    """Rows of a stage that compares with no peer; ``seconds`` that they took so far."""
-
-    summary: str
-    seconds: float
+    smoke: bool
+    seconds: float | None
     rows: list[Row]
+    facts: Row
+    samples: dict[str, dict[str, list[float]]]
 
 
 class Results(BaseModel):
-    """All that was measured on one machine."""
+    """All tables of one machine."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     machine: Machine
-    cases: list[CaseResult] = []
     tables: list[Table] = []
 
-    @property
-    def smoke(self) -> bool:
-        """True where any of it is of a smoke run."""
-        return any(case.warm_up == NO_WARM_UP for case in self.cases)
 
-
-def merged(results: Results, fresh: CaseResult | Table, order: Sequence[str]) -> Results:
-    """The results with this case or table replaced or added, in the order of the stages' names."""
-    kind = "tables" if isinstance(fresh, Table) else "cases"
-    # A later record replaces one of the same key and takes its position among the cases of the stage.
-    records = {(record.stage, getattr(record, "case", "")): record for record in [*getattr(results, kind), fresh]}
-    # Stages that are gone are last: their results stay until someone removes them.
-    ordered = sorted(records.values(), key=lambda record: [*order, record.stage].index(record.stage))
-    return results.model_copy(update={kind: ordered})
+def merged(results: Results, fresh: Table, order: Sequence[str]) -> Results:
+    """Return the results with a stage's table replaced or added, in the order of the stages' names."""
+    tables = [table for table in results.tables if table.stage != fresh.stage] + [fresh]
+    # Tables of stages that were removed come last, until someone deletes them.
+    tables.sort(key=lambda table: [*order, table.stage].index(table.stage))
+    return results.model_copy(update={"tables": tables})
 
 
 def read_results(folder: Path, machine: Machine) -> Results:
-    """The folder's results, or none measured yet; always with the machine as it is now.
+    """Return the folder's results, empty ones without a file; always with the machine as it is now.
 
-    Raises DataError where the file is damaged or of another format.
+    Raises DataError if the file is damaged or of another format.
     """
     path = folder / RESULTS_FILE
     if not path.is_file():
@@ -115,46 +63,54 @@ def read_results(folder: Path, machine: Machine) -> Results:
         results = Results.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise DataError(f"{path}: no results of this format; move it away and measure again") from error
-    # As it is now: the folder's name is the machine's, whose system and Python may be newer than the results.
+    # The machine's system and Python may have been updated since.
     return results.model_copy(update={"machine": machine})
 
 
-def verdict(measured_ratio: Ratio, floor: float | None) -> Verdict:
-    """Compare a ratio with its floor; within noise where the interval holds the floor."""
-    if floor is None:
-        return "no floor"
-    if measured_ratio.value >= floor:
-        return "reached" if measured_ratio.low >= floor else "reached, within noise"
-    return "missed" if measured_ratio.high < floor else "missed, within noise"
+def markdown(results: Results) -> str:
+    """Return the whole page."""
+    machine = results.machine
+    gpu = f", {machine.gpu} ({machine.gpu_memory_gib:g} GiB)" if machine.gpu else ""
+    head = (
+        f"# {machine.slug}\n\n{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB{gpu}; {machine.system}, "
+        f"Python {machine.python}. Written by `python -m benchmarks`; every sample is in `results.json`.\n\n"
+        "A ratio is the median over the rounds, larger if ours is better; low and high are its interval, the smallest "
+        "and the largest ratio of fewer than nine rounds."
+    )
+    return "\n\n".join([head, *map(_section, results.tables)]) + "\n"
 
 
-def compared(
-    comparisons: Sequence[Comparison], case: Case, samples: Mapping[str, list[float]], device: Device
-) -> list[ComparisonResult]:
-    """The comparisons of a case whose contenders took part."""
-    results = []
-    for comparison in comparisons:
-        ours = samples.get(comparison.ours)
-        peer = comparison.peer
-        theirs = [peer.value] * case.rounds if isinstance(peer, Reference) else samples.get(peer)
-        # A stage names the comparisons of all its cases and devices: here are those whose contenders took part.
-        if comparison.case != case.name or ours is None or theirs is None:
-            continue
-        # Round by round, so that what disturbs the machine for a while is in both sides of a ratio.
-        ratios = round_ratios(ours, theirs, case.better)
-        of_all = ratio(ratios)
-        floor = comparison.floors.get(device)
-        results.append(
-            ComparisonResult(
-                title=comparison.title,
-                ours=comparison.ours,
-                peer=comparison.peer_name,
-                ratios=ratios,
-                ratio=of_all.value,
-                low=of_all.low,
-                high=of_all.high,
-                floor=floor,
-                verdict=verdict(of_all, floor),
-            )
-        )
-    return results
+def _section(table: Table) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in table.versions.items())
+    seconds = f", {table.seconds:.0f} s" if table.seconds else ""
+    origin = f"{table.date}, `{table.command}`, revision {table.revision or 'unknown'}{seconds}; {versions}."
+    facts = "\n".join(f"- {name}: {shown(value)}" for name, value in table.facts.items())
+    smoke = "**A smoke run: these values mean nothing.**" if table.smoke else ""
+    parts = [f"## {table.stage}", smoke, table.summary, origin, grid(table.rows), facts]
+    return "\n\n".join(part for part in parts if part)
+
+
+def grid(rows: Sequence[Row]) -> str:
+    """Return a Markdown table."""
+    # Columns in the order of first appearance: rows of one table may have columns of their own.
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[shown(row.get(column)) for column in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def row_text(row: Row) -> str:
+    """Return a row in one line, for the terminal."""
+    return ", ".join(f"{column} {shown(value)}" for column, value in row.items() if value is not None)
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return a value with its unit."""
+    return f"{shown(float(value))} {unit}"
+
+
+def shown(value: float | int | str | None) -> str:
+    """Return a value with four digits, or all digits before the point."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"

@@ -1,17 +1,16 @@
 """Mean embeddings by transformers' EsmModel: as its documentation shows it, and tuned by hand.
 
-As documented: fp32, a tokenizer that pads, a loop over batches of 16 in the order of the file. Tuned: what a careful
-user gets to without another library: sorted by length, half precision, the batch size that is fastest here.
+As documented: fp32, a tokenizer that pads, a loop over batches of 16 in the order of the file. Tuned, as by a careful
+user without another library: sorted by length, bf16, and the batch size that is fastest on this machine.
 
-Shape legend: N sequences, B of a batch, L their tokens with padding, D channels.
+Shape legend: N sequences, B sequences of a batch, L tokens with padding, D channels.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,17 +26,11 @@ MAX_TOKENS = 1024
 DOCUMENTED_BATCH = 16
 SEARCHED_BATCHES: dict[Device, tuple[int, ...]] = {"cpu": (1, 2, 4, 8, 16), "cuda": (16, 32, 64, 128, 256)}
 
-Precision = Literal["fp32", "fp16", "bf16 weights", "bf16 autocast"]
-_DTYPES = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16 weights": torch.bfloat16,
-    "bf16 autocast": torch.float32,
-}
+_DTYPES = {"fp16": torch.float16, "bf16 weights": torch.bfloat16}
 
 
 def esm_tokenizer(folder: Path) -> EsmTokenizer:
-    """EsmTokenizer as ``from_pretrained("facebook/esm2_t6_8M_UR50D")`` gives it, without a download."""
+    """Return the tokenizer of ``facebook/esm2_t6_8M_UR50D``, without a download."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
@@ -48,13 +41,9 @@ def esm_tokenizer(folder: Path) -> EsmTokenizer:
 class Tuning:
     """Settings of a user."""
 
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     batch_size: int = DOCUMENTED_BATCH
     sort_by_length: bool = False
-
-    def __str__(self) -> str:
-        order = "sorted by length" if self.sort_by_length else "in file order"
-        return f"{self.precision}, batches of {self.batch_size} {order}"
 
 
 class TransformersEmbedder:
@@ -64,20 +53,21 @@ class TransformersEmbedder:
         self.tuning = tuning
         self._device = device
         self._tokenizer = esm_tokenizer(folder / "tokenizer")
+        dtype = _DTYPES.get(tuning.precision, torch.float32)
         with quiet_transformers():
-            model: Any = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=_DTYPES[tuning.precision])
+            model: Any = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
         self._model = model.to(device).eval()
 
     def __call__(self, sequences: Sequence[str]) -> Tensor:
-        """(N, D) float32 on the CPU."""
+        """Return (N, D) float32 on the CPU."""
         order = list(range(len(sequences)))
         if self.tuning.sort_by_length:
-            # The longest first: memory that runs out does so at once.
+            # The longest first, so that a batch that needs too much memory fails at once.
             order.sort(key=lambda index: len(sequences[index]), reverse=True)
         ordered = [sequences[index] for index in order]
         starts = range(0, len(ordered), self.tuning.batch_size)
         means = [self._means(ordered[start : start + self.tuning.batch_size]) for start in starts]
-        # To the host at the end: a copy for each batch would make it wait for the device.
+        # One copy to the host at the end: a copy per batch would be a synchronisation per batch.
         means_ND = torch.cat(means).cpu()
         in_order_ND = torch.empty_like(means_ND)
         in_order_ND[order] = means_ND
@@ -85,7 +75,7 @@ class TransformersEmbedder:
 
     @torch.inference_mode()
     def _means(self, sequences: list[str]) -> Tensor:
-        """(B, D) float32 on the device."""
+        """Return (B, D) float32 on the device."""
         tokens = self._tokenizer(
             sequences, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         ).to(self._device)
@@ -98,19 +88,13 @@ class TransformersEmbedder:
         return (hidden_BLD.float() * mask_BL1).sum(1) / mask_BL1.sum(1)
 
 
-def documented(device: str) -> Tuning:
-    """Embedding as the documentation shows it; on a GPU in fp16, as its page on GPU inference advises."""
-    return Tuning("fp16" if device == "cuda" else "fp32")
-
-
 def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
-    """The fastest precision and batch size on some of the sequences; each is tried twice, the better time counts."""
-    batch_sizes = SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]
-    precisions: tuple[Precision, ...] = ("bf16 weights", "bf16 autocast")
-
-    def seconds(tuning: Tuning) -> float:
-        embedder = TransformersEmbedder(folder, setting.device, tuning)
-        # The better of two: the first has what torch sets up for shapes that it has not met.
-        return min(timed(partial(embedder, sequences))[1] for _ in range(2))
-
-    return min((Tuning(*pair, sort_by_length=True) for pair in itertools.product(precisions, batch_sizes)), key=seconds)
+    """Return the fastest precision and batch size on these sequences."""
+    seconds: dict[Tuning, float] = {}
+    for batch_size in SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]:
+        for precision in ("bf16 weights", "bf16 autocast"):
+            tuning = Tuning(precision, batch_size, sort_by_length=True)
+            embedder = TransformersEmbedder(folder, setting.device, tuning)
+            # The better of two: torch sets up new shapes in the first.
+            seconds[tuning] = min(timed(partial(embedder, sequences))[1] for _ in range(2))
+    return min(seconds, key=seconds.__getitem__)

@@ -1,7 +1,7 @@
-"""A public benchmark: its data, the commands that measure it, and what others published.
+"""A public benchmark: its data, the commands that measure it, and published values.
 
-In: the development's data folder. Out: a file of values for each seed, beside the page, written when it is measured. A
-seed whose file is there is not measured again, so that the page can be resumed, also on another machine.
+The values of each seed are a file in the page's folder, written when the seed is measured. A seed with a file is not
+measured again, so a page can be resumed, also on another machine.
 """
 
 import json
@@ -21,18 +21,16 @@ from benchmarks.harness.stage import REPOSITORY
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import write_atomically
 
-SEEDS = (0, 1, 2)
-
 
 class Value(BaseModel):
-    """A metric, with its 95 % interval over the records where there is one."""
+    """A metric, with its 95 % interval over the records if there is one."""
 
     value: float
     interval: tuple[float, float] | None = None
 
 
 class Measured(BaseModel):
-    """One seed of a benchmark: its values, baselines' among them, and where they are from."""
+    """One seed of a benchmark: its values, including baselines, and their origin."""
 
     values: dict[str, Value]
     commands: list[str]
@@ -51,7 +49,7 @@ class Work:
         data: folder of the public data.
         folder: kept until the seed is measured, so that a run in it is resumed.
         weights: folder or hub name of a trained language model; None for random weights.
-        commands: those that were run, as the page shows them.
+        commands: commands that were run, as the page shows them.
     """
 
     data: Path
@@ -60,30 +58,31 @@ class Work:
     weights: str | None
     commands: list[str] = field(default_factory=list)
 
-    def run(self, *words: object) -> None:
-        """``esmeray WORDS``; its output goes to ``log.txt``. Raises DataError where it fails."""
+    def run(self, command: str) -> None:
+        """Run ``esmeray COMMAND``, with FOLDER and DATA for the two folders. Raises DataError if it fails."""
+        self.commands.append(f"esmeray {command}")
+        words = shlex.split(command)
+        arguments = [word.replace("FOLDER", str(self.folder)).replace("DATA", str(self.data)) for word in words]
         log = self.folder / "log.txt"
-        arguments = [str(word) for word in words]
-        shown = shlex.join(["esmeray", *arguments])
-        self.commands.append(shown.replace(str(self.folder), "FOLDER").replace(str(self.data), "DATA"))
         with log.open("ab") as output:
-            command = [sys.executable, "-m", "esmeray.tools", *arguments]
-            code = subprocess.run(command, cwd=REPOSITORY, stdout=output, stderr=output, check=False).returncode
+            program = [sys.executable, "-m", "esmeray.tools", *arguments]
+            code = subprocess.run(program, cwd=REPOSITORY, stdout=output, stderr=output, check=False).returncode
         if code:
-            raise DataError(f"{shown}: ended with code {code}; its output is in {log}")
+            raise DataError(f"esmeray {shlex.join(arguments)}: ended with code {code}; its output is in {log}")
 
     def read(self, name: str) -> dict:
-        """A JSON file of the folder."""
+        """Return a JSON file of the folder."""
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
     @property
-    def backbone(self) -> list[str]:
-        """Settings of a training that put the trained weights in place of the recipe's random ones."""
+    def training(self) -> str:
+        """Options of a training: folder, seed, and trained weights in place of the recipe's random ones."""
+        options = f"--run.storage_path FOLDER --run.seed {self.seed}"
         if self.weights is None:
-            return []
-        sizes = [word for name in ("layers", "hidden_size", "heads") for word in (f"--model.backbone.{name}", "none")]
+            return options
+        sizes = " ".join(f"--model.backbone.{name} none" for name in ("layers", "hidden_size", "heads"))
         # Frozen: on a CPU a head is trained in minutes on features that are computed once.
-        return ["--model.backbone.source", self.weights, *sizes, "--model.backbone.frozen", "true"]
+        return f"{options} --model.backbone.source {shlex.quote(self.weights)} {sizes} --model.backbone.frozen true"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Metric:
     """A row of the page.
 
     Attributes:
-        key: of the values of a seed.
+        key: name among the values of a seed.
         baseline: key of a plain baseline's value.
         published: values by the name of the method.
     """
@@ -107,32 +106,22 @@ class PublicBenchmark:
     """A public benchmark.
 
     Attributes:
-        data: what it is, where it is from, its licence.
-        baseline: what the plain baseline is.
-        source: of the published values.
-        differs: what can't be compared with them.
-        measure: values of a seed.
+        about: data with origin and licence, split, plain baseline, source of the published values, and what is not
+            comparable with them.
+        measure: returns the values of a seed.
     """
 
     name: str
     title: str
-    data: str
-    split: str
+    about: Mapping[str, str]
     metrics: tuple[Metric, ...]
-    baseline: str
-    source: str
-    differs: str
     measure: Callable[[Work], dict[str, Value]]
 
 
-def measured(
-    benchmark: PublicBenchmark, data: Path, folder: Path, values: Path, seed: int, weights: str | None
-) -> Measured:
-    """The seed's values: those of the folder ``values``, or measured now, with its runs in ``folder``."""
-    file = values / benchmark.name / f"{seed}.json"
+def measured(benchmark: PublicBenchmark, work: Work, file: Path) -> Measured:
+    """Return the values of a seed's file; measure them if there is none."""
     if file.exists():
         return Measured.model_validate_json(file.read_bytes())
-    work = Work(data, folder / benchmark.name / str(seed), seed, weights)
     work.folder.mkdir(parents=True, exist_ok=True)
     start_s = time.perf_counter()
     result = Measured(
@@ -145,12 +134,12 @@ def measured(
         machine=describe_machine(),
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Last: the file says that the seed is done.
+    # Last, since the file says that the seed is done.
     write_atomically(file, result.model_dump_json(indent=1))
     return result
 
 
 def read_measured(folder: Path) -> list[Measured]:
-    """The seeds of a benchmark's values, in their order."""
+    """Return the measured seeds of a benchmark in their order."""
     files = sorted(folder.glob("*.json"), key=lambda file: int(file.stem))
     return [Measured.model_validate_json(file.read_bytes()) for file in files]

@@ -1,12 +1,10 @@
 """Measured mutants: six deep mutational scans of METL, with EVE's score as the prior, and beta-lactamase, with
 DeepSequence's.
 
-Spearman's coefficient of the mutants that are left once some at random are measured, and campaigns of five plates.
-Features are one_hot: no weights have a part.
+Spearman's coefficient of the remaining mutants once a random part is measured, and campaigns of five plates. Features
+are one_hot, so no weights take part.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from statistics import mean
 
 import pandas as pd
@@ -22,94 +20,87 @@ RIDGE: dict[str, dict[str, float]] = {
     "pten-abundance": {},
     "pten-activity": {},
 }
-"""References computed on each assay with 256 mutants; ridge predicts nothing of PTEN's single mutants."""
+"""References computed on each assay with 256 mutants; ridge predicts nothing for PTEN's single mutants."""
 _CAMPAIGN = {"proposals": "found", "greedy by the zero-shot score": "found: zero-shot", "random": "found: random"}
 _BETA_LACTAMASE_SIZES = (48, 96, 240)
 
 
-def _run(work: Work, command: str, settings: Mapping[str, object], *lists: object) -> None:
-    """A command on measured mutants, whose output is the folder of its name."""
-    output = work.folder / command
-    if not output.exists():  # of a seed that was stopped
-        own = {"features": "one_hot", "output": output, "seed": work.seed, **settings}
-        words = [word for key, value in own.items() for word in (f"--{command}.{key}", value)]
-        work.run("mutations", command, *words, *lists)
+def _run(work: Work, command: str, settings: str) -> None:
+    """Run ``esmeray mutations COMMAND`` with output in the folder of its name; SECTION stands for the command."""
+    if not (work.folder / command).exists():  # a seed that was stopped may have it
+        options = f"--SECTION.features one_hot --SECTION.output FOLDER/{command} --SECTION.seed {work.seed} {settings}"
+        work.run(f"mutations {command} {options}".replace("SECTION", command))
 
 
 def _assays(work: Work) -> dict[str, Value]:
-    data = work.data / "mutations" / "metl"
-    settings = {
-        "sequence": data / "wild_types.fasta",
-        "table": data,
-        "measured_column": "measured",
-        "zero_shot_column": "eve",
-    }
-    _run(work, "fit", settings, "--fit.folds", "rest", "--fit.bootstrap", 1, "--fit.sizes", *SIZES)
+    folder = "DATA/mutations/metl"
+    tables = f"--SECTION.sequence {folder}/wild_types.fasta --SECTION.table {folder}"
+    columns = "--SECTION.measured_column measured --SECTION.zero_shot_column eve"
+    sizes = " ".join(map(str, SIZES))
+    _run(work, "fit", f"{tables} {columns} --fit.folds rest --fit.sizes {sizes}")
     evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
     for size in SIZES:
-        by_assay = evaluation[f"Folds rest, {size} training mutants"]
-        ours = {assay: by_assay[assay]["metrics"]["spearman"] for assay in RIDGE}
-        eve = {assay: by_assay[assay]["baselines"]["zero-shot score"]["metrics"]["spearman"] for assay in RIDGE}
+        folds = evaluation[f"Folds rest, {size} training mutants"]
+        ours = {assay: folds[assay]["metrics"]["spearman"] for assay in RIDGE}
+        eve = {assay: folds[assay]["baselines"]["zero-shot score"]["metrics"]["spearman"] for assay in RIDGE}
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    _run(work, "campaign", settings, "--campaign.repeats", 1)
+    _run(work, "campaign", f"{tables} {columns}")
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
-    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
+    found = table[(table["round"] == table["round"].max()) & (table["repeat"] == 0)].groupby("way")["found"].mean()
     return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
 
 def _beta_lactamase(work: Work) -> dict[str, Value]:
-    data = work.data / "mutations"
-    table = work.folder / "scored.csv"
-    write_scored(data / "beta_lactamase.csv.gz", table, "deep_sequence")
-    settings = {"sequence": data / "beta_lactamase.fasta", "first_position": 24, "table": table}
-    folds = ("--fit.folds", "random", "--fit.sizes", *_BETA_LACTAMASE_SIZES)
-    _run(work, "fit", {**settings, "zero_shot_column": "deep_sequence"}, *folds)
+    rows = pd.read_csv(work.data / "mutations" / "beta_lactamase.csv.gz", dtype=str, keep_default_na=False)
+    rows[rows["deep_sequence"] != ""].to_csv(work.folder / "scored.csv", index=False)
+    tables = "--fit.sequence DATA/mutations/beta_lactamase.fasta --fit.first_position 24 --fit.table FOLDER/scored.csv"
+    sizes = " ".join(map(str, _BETA_LACTAMASE_SIZES))
+    _run(work, "fit", f"{tables} --fit.zero_shot_column deep_sequence --fit.folds random --fit.sizes {sizes}")
     evaluation = work.read("fit/evaluation.json")
     values = {}
     for size in _BETA_LACTAMASE_SIZES:
-        own = evaluation[f"Folds random, {size} training mutants"]
-        values[str(size)] = Value(value=own["metrics"]["spearman"], interval=own["intervals"]["spearman"])
-        values[f"{size}: prior"] = Value(value=own["baselines"]["zero-shot score"]["metrics"]["spearman"])
+        fold = evaluation[f"Folds random, {size} training mutants"]
+        values[str(size)] = Value(value=fold["metrics"]["spearman"], interval=fold["intervals"]["spearman"])
+        values[f"{size}: prior"] = Value(value=fold["baselines"]["zero-shot score"]["metrics"]["spearman"])
     return values
-
-
-def write_scored(source: Path, target: Path, column: str) -> None:
-    """The rows of a table that have a value in this column."""
-    rows = pd.read_csv(source, dtype=str, keep_default_na=False)
-    rows[rows[column] != ""].to_csv(target, index=False)
 
 
 BENCHMARKS = (
     PublicBenchmark(
         name="metl",
         title="Measured mutants: METL",
-        data="six deep mutational scans: DLG4 (abundance, binding), GRB2, PAB1, PTEN (abundance, activity); "
-        "gitter-lab/metl-pub, MIT",
-        split="64, 256 or 1,024 mutants at random to fit, all others to predict; campaigns of five plates of 96",
+        about={
+            "data": "six deep mutational scans: DLG4 (abundance, binding), GRB2, PAB1, PTEN (abundance, activity); "
+            "gitter-lab/metl-pub, MIT",
+            "split": "64, 256 or 1,024 mutants at random to fit, all others to predict; campaigns of five plates of 96",
+            "plain baseline": "EVE's score alone, which a fit also gets; for the plates greedy by it",
+            "published values": "ridge on one-hot, computed on these files",
+            "not comparable": "METL's own values are of other draws of the training mutants",
+        },
         metrics=(
             *(Metric(f"mean {size}", f"Spearman, mean of six, {size} mutants", f"mean {size}: EVE") for size in SIZES),
             *(Metric(f"{assay} 256", f"{assay}, 256 mutants", f"{assay} 256: EVE", RIDGE[assay]) for assay in RIDGE),
             Metric("found", "best 1 % found in five plates", "found: zero-shot"),
         ),
-        baseline="EVE's score alone, which is also what a fit is given; for the plates greedy by it",
-        source="ridge on one-hot, computed on these files",
-        differs="METL's own values are of other draws of the training mutants",
         measure=_assays,
     ),
     PublicBenchmark(
         name="beta_lactamase",
         title="Measured mutants: beta-lactamase",
-        data="Stiffler et al. 2015, 4,788 single mutants that have a score of DeepSequence; facebookresearch/esm, MIT",
-        split="five folds at random, so many mutants of each training part",
+        about={
+            "data": "Stiffler et al. 2015, 4,788 single mutants that have a score of DeepSequence; "
+            "facebookresearch/esm, MIT",
+            "split": "five folds at random; that number of mutants of each training part",
+            "plain baseline": "DeepSequence's score alone, which a fit also gets",
+            "published values": "none on these folds",
+            "not comparable": "values of ProteinGym are of zero-shot scores, or of folds of its own",
+        },
         metrics=tuple(
             Metric(str(size), f"Spearman, {size} mutants", f"{size}: prior") for size in _BETA_LACTAMASE_SIZES
         ),
-        baseline="DeepSequence's score alone, which is also what a fit is given",
-        source="none on these folds",
-        differs="values of ProteinGym are of zero-shot scores, or of folds of its own",
         measure=_beta_lactamase,
     ),
 )

@@ -1,10 +1,9 @@
-"""Evaluating predicted terms of proteins with intervals, beside cafaeval 1.3, which gives none.
+"""Evaluating predicted terms of proteins with intervals, compared with cafaeval 1.3, which computes none.
 
-Both are programs, from the same files to results on disk, by the same settings: precision and recall at 99 thresholds,
-with and without information accretion. The files are generated: an ontology of 25,000 terms with about 35 ancestors
-each, 8,000 annotated proteins, 200 predicted terms each. cafaeval has one thread, since each takes four matrices of
-proteins by terms. A program runs once; its curves are held to the other's, and its peak of resident memory is the
-second case.
+Both are programs that read the same files and write results to disk, with the same settings: precision and recall at 99
+thresholds, with and without information accretion. The files are generated: an ontology of 25,000 terms with about 35
+ancestors each, 8,000 annotated proteins, 200 predicted terms each. cafaeval gets one thread, since each thread holds
+four matrices of proteins by terms. Each program runs once; the curves of both must agree.
 """
 
 import resource
@@ -12,62 +11,45 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.harness.comparison import compare_runs
+from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
 from benchmarks.programs.processes import call
 
-TIME, MEMORY = "evaluation of functions", "peak memory of evaluating functions"
-OURS, PEER = "evaluate_function, 1,000 draws", "cafaeval"
+OURS, PEER = "function evaluate, 1,000 draws", "cafaeval"
+COMMANDS = {
+    OURS: "esmeray.tools function evaluate {0}/predictions/some.tsv --evaluate.truth {0}/truth.tsv "
+    "--evaluate.ontology {0}/terms.obo --evaluate.ia {0}/accretion.tsv --evaluate.output {0}/ours",
+    PEER: "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1",
+}
 PROTEINS, TERMS, PREDICTED, ANNOTATED = 8000, 25_000, 200, 5
 TOLERANCE = 6e-4
 """cafaeval writes three digits."""
 
 
-def _cases(setting: Setting) -> Iterator[Case]:
+def _rows(setting: Setting) -> Iterator[Row]:
     proteins, terms = (200, 1000) if setting.quick else (PROTEINS, TERMS)
     folder = setting.folder
     write_files(folder, proteins, terms)
-    commands = {
-        OURS: "tools function evaluate {0}/predictions/some.tsv --evaluate.truth {0}/truth.tsv "
-        "--evaluate.ontology {0}/terms.obo --evaluate.ia {0}/accretion.tsv --evaluate.output {0}/ours",
-        PEER: "cafaeval {0}/terms.obo {0}/predictions {0}/truth.tsv -ia {0}/accretion.tsv -out_dir {0}/peer -threads 1",
-    }
-
-    # One run gives a program's time and its memory, which are two cases.
-    @cache
-    def measured(name: str) -> tuple[float, float]:
-        """Seconds and peak resident MB of a program."""
-        # Split before the folder is put in, which may hold a blank.
-        words = [word.format(folder) for word in commands[name].split()]
-        seconds, peak_mb = call(f"{__name__}:run_measured", words=words)
-        if (folder / "ours").exists() and (folder / "peer").exists():
-            facts["largest difference of a curve"] = _difference(folder)
-        return seconds, peak_mb
-
-    def value(name: str, index: int) -> float:
-        return measured(name)[index]
-
-    facts: Facts = {
-        "proteins": proteins,
-        "terms": terms,
-        "predictions": proteins * PREDICTED,
-        "thresholds": 99,
-        "proteins by terms in float64, MB": round(proteins * terms * 8 / 1e6),
-    }
-    for index, (case, unit) in enumerate([(TIME, "s"), (MEMORY, "MB")]):
-        contenders = tuple(Contender(name, partial(value, name, index), "value") for name in commands)
-        yield Case(case, unit, contenders, better="lower", rounds=1, facts=facts)
+    setting.facts.update({"proteins": proteins, "terms": terms, "predictions": proteins * PREDICTED})
+    # Split before the folder is inserted, which may contain a blank.
+    words = {name: [word.format(folder) for word in command.split()] for name, command in COMMANDS.items()}
+    runs = {name: partial(call, f"{__name__}:run_measured", words=own) for name, own in words.items()}
+    options = {"floors": {PEER: 20.0}, "better": "lower", "rounds": 1}
+    rows = [*compare_runs(setting, "evaluation of functions", "s", runs, **options)]
+    require_agreement(folder)
+    yield from rows
 
 
 def run_measured(words: list[str]) -> tuple[float, float]:
-    """Seconds and peak resident MB of a module of Python with its arguments.
+    """Return seconds and peak resident MB of a Python module with its arguments.
 
-    In a small process of its own: Linux counts what a process held before it became another program.
+    In a small process of its own: Linux also counts what a process held before it became another program.
     """
     start_s = time.perf_counter()
     subprocess.run([sys.executable, "-m", *words], stdout=sys.stderr, check=True)
@@ -75,13 +57,13 @@ def run_measured(words: list[str]) -> tuple[float, float]:
 
 
 def write_files(folder: Path, proteins: int, terms: int) -> None:
-    """An ontology, annotations, predictions and weights, all random."""
+    """Write a random ontology, annotations, predictions and weights of terms."""
     random = np.random.default_rng(0)
     names = np.array([f"GO:{number:07d}" for number in range(terms)])
     with (folder / "terms.obo").open("w") as file:
         for number, name in enumerate(names):
             file.write(f"[Term]\nid: {name}\nname: {number}\nnamespace: biological_process\n")
-            # Of terms before it, so that the graph has no cycle.
+            # Parents are earlier terms, so that the graph has no cycle.
             parents = random.integers(number, size=1 + (random.random() < 0.3)) if number else ()
             file.writelines(f"is_a: {names[parent]}\n" for parent in sorted(set(parents)))
             file.write("\n")
@@ -89,30 +71,27 @@ def write_files(folder: Path, proteins: int, terms: int) -> None:
     (folder / "predictions").mkdir()
     with (folder / "truth.tsv").open("w") as truth, (folder / "predictions" / "some.tsv").open("w") as predictions:
         for protein in range(proteins):
-            chosen = random.choice(terms, PREDICTED + ANNOTATED, replace=False)
-            annotated = chosen[:ANNOTATED]
-            predicted = chosen[ANNOTATED - 2 : -2]  # two of the annotated are among them
-            truth.writelines(f"P{protein}\t{name}\n" for name in names[annotated])
+            chosen = names[random.choice(terms, PREDICTED + ANNOTATED, replace=False)]
+            truth.writelines(f"P{protein}\t{name}\n" for name in chosen[:ANNOTATED])
+            predicted = chosen[ANNOTATED - 2 : -2]  # two annotated terms are among them
             scores = random.random(PREDICTED)
-            predictions.writelines(
-                f"P{protein}\t{name}\t{x:.3f}\n" for name, x in zip(names[predicted], scores, strict=True)
-            )
+            pairs = zip(predicted, scores, strict=True)
+            predictions.writelines(f"P{protein}\t{name}\t{score:.3f}\n" for name, score in pairs)
 
 
-def _difference(folder: Path) -> float:
-    names = ("ours/curves.tsv", "peer/evaluation_all.tsv")
-    ours, peer = (pd.read_csv(folder / name, sep="\t").drop(columns="ns") for name in names)
+def require_agreement(folder: Path) -> None:
+    """Raise WrongWorkError if the curves differ by more than cafaeval's digits."""
+    ours = pd.read_csv(folder / "ours" / "curves.tsv", sep="\t").drop(columns="ns")
+    peer = pd.read_csv(folder / "peer" / "evaluation_all.tsv", sep="\t").drop(columns="ns")
     largest = float((ours - peer[ours.columns]).abs().max(axis=None, skipna=False))
-    if not largest <= TOLERANCE:  # also where one has a row more, which is NaN
+    if not largest <= TOLERANCE:  # also if one has a row more, which is NaN
         raise WrongWorkError(f"curves differ by {largest:g}")
-    return largest
 
 
 STAGE = Stage(
     name="function_evaluation",
-    summary="predicted terms of proteins evaluated with intervals, beside cafaeval: time and peak memory",
-    cases=_cases,
-    comparisons=(Comparison(TIME, OURS, PEER, {"cpu": 20.0}), Comparison(MEMORY, OURS, PEER, {"cpu": 4.0})),
+    summary="predicted terms of proteins evaluated with intervals, compared with cafaeval: time and peak memory",
+    rows=_rows,
     packages=("cafaeval",),
     distributions=("cafaeval", "scipy"),
 )

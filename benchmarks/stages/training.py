@@ -1,168 +1,179 @@
-"""Masked language modelling, beside transformers.Trainer with the same DeepSpeed ZeRO-2 settings: speed and memory.
+"""Masked language modelling compared with transformers.Trainer with the same DeepSpeed ZeRO-2 settings: speed, memory.
 
-All contenders start from the same weights and train all parameters of ESM-2 (8M on the CPU, 650M on a GPU) in bf16 with
-torch's AdamW, the same clipping and schedule, on the same real proteins, with as many real tokens in a micro-batch and
-in an optimizer step on average. Ours is the loop of :mod:`esmeray.training.loop.worker`; the peer is the Trainer with
+All contenders start from the same weights and train all parameters of ESM-2 (8M on a CPU, 650M on a GPU) in bf16 with
+torch's AdamW, the same clipping and schedule, on the same real proteins. A micro-batch and an optimizer step have the
+same mean number of real tokens. Ours is the loop of :mod:`esmeray.training.loop.worker`. The peer is the Trainer with
 EsmTokenizer, DataCollatorForLanguageModeling and padded batches, as its users run it: in random order, which is its
-default, and again with batches grouped by length, its own remedy against padding. Each runs in a fresh process; its
-first steps are not measured. Only real tokens count.
+default, and with batches grouped by length, its own remedy against padding. Each runs in a fresh process; the first
+steps are not measured. Only real tokens count.
 
-The same runs give the peak memory of the steps: on the CPU what the process held beyond model and optimizer, on CUDA
-what torch had allocated. The loss at the end must agree within :data:`LOSS_TOLERANCE`: otherwise the work would not be
-the same. It can't be equal: order, crops and masks are drawn differently.
+The same runs give the peak memory of the steps: on a CPU what the process held in addition to model and optimizer, on
+CUDA what torch had allocated. The losses at the end must agree within :data:`LOSS_TOLERANCE`. They can't be equal:
+order, crops and masks are drawn differently.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from transformers import EsmForMaskedLM
+import numpy as np
+import yaml
 
-from benchmarks.harness.models import random_network
-from benchmarks.harness.proteins import MAX_RESIDUES, Proteins, read_proteins, write_store
-from benchmarks.harness.stage import Case, Comparison, Contender, Facts, Setting, Stage, WrongWorkError
+from benchmarks.harness.comparison import compare_runs
+from benchmarks.harness.inputs import MAX_RESIDUES, make_store, random_network, read_proteins, write_fasta
+from benchmarks.harness.stage import REPOSITORY, Row, Setting, Stage, WrongWorkError
 from benchmarks.peers.transformers_embedding import esm_tokenizer
-from benchmarks.programs.training_workload import TOY, StepLine, Workload, run_contender, tokens_per_s
+from benchmarks.programs.trainings import MASK_SHARE, TOY, Step, in_process
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
-PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
-    OURS: ("benchmarks.programs.worker_alone:train", {}),
-    TRAINER: ("benchmarks.programs.trainer:train", {"sampling": "random"}),
-    GROUPED: ("benchmarks.programs.trainer:train", {"sampling": "group_by_length"}),
-}
-"""Function of each contender, with its options."""
-
-SPEED, MEMORY = "masked LM", "peak memory"
+SAMPLING = {TRAINER: "random", GROUPED: "group_by_length"}
 
 LOSS_TOLERANCE = 0.1
-"""Nats a residue. With a few thousand masked residues a step, other masks and orders make a difference of 0.05."""
+"""Nats per residue. With a few thousand masked residues a step, other masks and orders make a difference of 0.05."""
 
-SIZES = {"cpu": "esm2_t6_8M", "cuda": "esm2_t33_650M"}
-SEQUENCES = {"cpu": 8, "cuda": 32}
-"""Sequences of a padded micro-batch: the Trainer's default on the CPU, and what fits 80 GB with the longest protein."""
+LEARNING_RATE, LOWEST_RATE_SHARE = 4e-4, 0.1
+BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.01
+CLIPPING = 1.0  # the Trainer's default
 ACCUMULATION = 2
-STEPS = {"cpu": (2, 4), "cuda": (5, 20)}
-"""Optimizer steps that are not measured, and those that are."""
-QUICK_PROTEINS, QUICK_SEQUENCES, QUICK_STEPS = 200, 4, (1, 2)
-ROUNDS = 3
+WORK = {"cpu": ("esm2_t6_8M", 8, 2, 6), "cuda": ("esm2_t33_650M", 32, 5, 25), "quick": ("esm2_t6_8M", 4, 1, 3)}
+"""Model; sequences of a padded micro-batch: the Trainer's default on a CPU, what fits 80 GB on a GPU; optimizer steps
+that are not measured; all steps."""
+QUICK_PROTEINS = 200
 BUDGET_MULTIPLE = 64
 
 
-def _cases(setting: Setting) -> Iterator[Case]:
-    proteins = read_proteins(setting.fasta)
-    network = random_network(SIZES[setting.device], **(TOY if setting.quick else {}))
-    setting.note("writing the store and the initial weights")
-    workload = prepare(setting, proteins, network)
-    runs = Runs(workload, setting.folder, float("inf") if setting.quick else LOSS_TOLERANCE)
-    runs.facts |= {
-        **proteins.facts,
-        "model": "toy" if setting.quick else SIZES[setting.device],
-        "sequences of a padded micro-batch": workload.sequences,
-        "token budget of a packed micro-batch": workload.tokens,
-        "micro-batches a step": workload.accumulation,
-        "steps measured": workload.steps,
-    }
-    speed = tuple(Contender(name, partial(runs.run, name), kind="value") for name in PROGRAMS)
-    yield Case(SPEED, "tokens/s", speed, rounds=ROUNDS, facts=runs.facts)
-
-    memory = tuple(runs.replay(name, lambda steps: steps[-1].memory_bytes / 1e6) for name in PROGRAMS)
-    yield Case(MEMORY, "MB", memory, better="lower", rounds=ROUNDS)
-
-
-@dataclass
-class Runs:
-    """Measured runs of the contenders, which all cases share.
-
-    Attributes:
-        loss_tolerance: largest difference between the last losses of two contenders.
-        facts: of the runs, filled as they are made.
-        measured: measured steps of each run, by contender.
-        losses: last loss of each contender's first run.
-    """
-
-    workload: Workload
-    folder: Path
-    loss_tolerance: float
-    facts: Facts = field(default_factory=dict)
-    measured: dict[str, list[Sequence[StepLine]]] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-
-    def run(self, name: str) -> float:
-        """Train once; return real tokens per second of the measured steps.
-
-        Raises WrongWorkError where the last loss is not that of another contender.
-        """
-        function, options = PROGRAMS[name]
-        return self.add(name, run_contender(function, self.workload, self.folder, **options))
-
-    def add(self, name: str, lines: Sequence[StepLine]) -> float:
-        """Keep a run of a contender; see :meth:`run`."""
-        steps = lines[self.workload.warmup_steps :]
-        self.measured.setdefault(name, []).append(steps)
-        # Of the later half: a single step's loss has the noise of its few masked residues.
-        later = steps[len(steps) // 2 :]
-        last = sum(step.loss * step.tokens for step in later) / sum(step.tokens for step in later)
-        for other, loss in self.losses.items():
-            # So written, a loss that is NaN is refused, too.
-            if not abs(loss - last) <= self.loss_tolerance:
-                raise WrongWorkError(f"after the same real tokens, {name} has a loss of {last:.3f}, {other} {loss:.3f}")
-        self.losses.setdefault(name, last)
-        tokens = sum(step.tokens for step in steps)
-        self.facts[f"last loss, {name}"] = round(last, 3)
-        self.facts[f"padding, {name}"] = round(1 - tokens / sum(step.computed_tokens for step in steps), 3)
-        return tokens_per_s([(step.tokens, step.seconds) for step in steps])
-
-    def replay(self, name: str, value: Callable[[Sequence[StepLine]], float]) -> Contender:
-        """A contender that gives this value of the runs that were made, one each round."""
-        # One run is measured once: its memory and FLOP/s are of the same steps as its speed.
-        made = iter(self.measured[name])
-        return Contender(name, lambda: value(next(made)), kind="value")
-
-
-def prepare(setting: Setting, proteins: Proteins, network: EsmForMaskedLM) -> Workload:
-    """Write the files that all contenders read, and settle how much each takes at once."""
-    sequences = proteins.sequences[: QUICK_PROTEINS if setting.quick else None]
-    folder = setting.folder.resolve()
-    store = write_store(folder, sequences)
-    weights = folder / "weights"
-    with quiet_transformers():
-        network.save_pretrained(weights)
-    esm_tokenizer(weights).save_pretrained(weights)  # the Trainer's own reads it with the weights
-    batch = QUICK_SEQUENCES if setting.quick else SEQUENCES[setting.device]
-    warmup_steps, steps = QUICK_STEPS if setting.quick else STEPS[setting.device]
-    return Workload(
-        fasta=str(folder / "proteins.fasta"),
-        store=str(store),
-        weights=str(weights),
-        sequences=batch,
-        accumulation=ACCUMULATION,
-        tokens=token_budget(sequences, batch),
-        warmup_steps=warmup_steps,
-        steps=steps,
+def _rows(setting: Setting) -> Iterator[Row]:
+    sequences = read_proteins(setting)[: QUICK_PROTEINS if setting.quick else None]
+    fasta = str(write_fasta(setting.folder / "proteins.fasta", sequences))
+    store = str(make_store(fasta, setting.folder))
+    size, batch, warm_up, steps = WORK["quick" if setting.quick else setting.device]
+    weights = write_weights(setting.folder / "weights", size, TOY if setting.quick else {})
+    tokens = token_budget(sequences, batch)
+    setting.facts.update(
+        {
+            "model": "toy" if setting.quick else size,
+            "sequences of a padded micro-batch": batch,
+            "token budget of a packed micro-batch": tokens,
+            "micro-batches a step": ACCUMULATION,
+            "steps": steps,
+            "steps that are not measured": warm_up,
+        }
     )
+    config = our_config(fasta, weights, tokens, steps)
+    trainings = {OURS: partial(in_process, "ours", setting.folder, config=config, store=store)}
+    for name, sampling in SAMPLING.items():
+        options = {"weights": weights, "fasta": fasta, "residues": MAX_RESIDUES}
+        arguments = trainer_arguments(batch, steps, sampling, setting.device)
+        trainings[name] = partial(in_process, "trainer", setting.folder, arguments=arguments, **options)
+    losses: dict[str, float] = {}
+
+    def measured(name: str) -> tuple[float, float]:
+        training = trainings[name]()
+        lines = training.steps[warm_up:]
+        tokens = sum(line.tokens for line in lines)
+        losses[name] = last_loss(lines)
+        setting.facts[f"last loss, {name}"] = round(losses[name], 3)
+        setting.facts[f"padding, {name}"] = round(1 - tokens / sum(line.computed_tokens for line in lines), 3)
+        if not setting.quick:
+            compare_losses(losses)
+        # Not the mean of the steps' rates, in which a short step would count as much as a long one.
+        return tokens / sum(line.seconds for line in lines), training.memory_bytes / 1e6
+
+    runs = {name: partial(measured, name) for name in trainings}
+    yield from compare_runs(setting, "masked LM", "tokens/s", runs, floors={TRAINER: 3.0})
+
+
+def last_loss(steps: Sequence[Step]) -> float:
+    """Return the mean loss per token of the later half: a single step has few masked residues."""
+    later = steps[len(steps) // 2 :]
+    return sum(step.loss * step.tokens for step in later) / sum(step.tokens for step in later)
+
+
+def compare_losses(losses: dict[str, float]) -> None:
+    """Raise WrongWorkError if contenders have different losses after the same real tokens."""
+    if not np.ptp([*losses.values()]) <= LOSS_TOLERANCE:  # also true for NaN
+        texts = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+        raise WrongWorkError(f"losses differ after the same real tokens: {texts}")
+
+
+def write_weights(folder: Path, size: str, changes: dict[str, int]) -> str:
+    """Save random weights of EsmForMaskedLM, with the tokenizer that the Trainer reads; return the folder."""
+    with quiet_transformers():
+        random_network(size, **changes).save_pretrained(folder)
+    esm_tokenizer(folder).save_pretrained(folder)
+    return str(folder)
+
+
+def our_config(fasta: str, weights: str, tokens: int, steps: int) -> dict[str, Any]:
+    """Return the settings of Esmeray's run."""
+    return {
+        "data": {"source": [fasta], "max_length": MAX_RESIDUES},
+        "batch": {"tokens": tokens, "global_tokens": tokens * ACCUMULATION},
+        "model": {
+            "task": "masked_lm",
+            "backbone": {"source": weights},
+            "masked_lm": {"mask_share": MASK_SHARE},
+        },
+        "training": {
+            "max_steps": steps,
+            "learning_rate": LEARNING_RATE,
+            "min_learning_rate_share": LOWEST_RATE_SHARE,
+            "warmup_steps": max(1, steps // 2),
+            "betas": BETAS,
+            "weight_decay": WEIGHT_DECAY,
+            "gradient_clipping": CLIPPING,
+            "precision": "bf16",
+        },
+    }
+
+
+def trainer_arguments(sequences: int, steps: int, sampling: str, device: str) -> dict[str, Any]:
+    """Return TrainingArguments with the same optimizer, schedule and real tokens per step."""
+    # The project's own ZeRO-2 settings; the Trainer fills in "auto".
+    deepspeed = yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    return {
+        "per_device_train_batch_size": sequences,
+        "gradient_accumulation_steps": ACCUMULATION,
+        "max_steps": steps,
+        "optim": "adamw_torch_fused" if device == "cuda" else "adamw_torch",
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": LOWEST_RATE_SHARE},
+        "warmup_steps": max(1, steps // 2),
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
+        "weight_decay": WEIGHT_DECAY,
+        "max_grad_norm": CLIPPING,
+        "train_sampling_strategy": sampling,
+        "seed": 0,
+        "deepspeed": deepspeed,
+    }
 
 
 def token_budget(sequences: Sequence[str], batch: int) -> int:
-    """Tokens that so many of the sequences have on average; at least as many as the longest."""
+    """Return the mean number of tokens of ``batch`` sequences, at least the tokens of the longest."""
     lengths = [min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE for sequence in sequences]
-    # As many real tokens as the peer's padded batch has on average, so that both take as many a step.
+    # As many real tokens as the peer's padded batch has on average, so that both take as many per step.
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
 
 
 STAGE = Stage(
     name="training",
-    summary="masked LM with DeepSpeed ZeRO-2, beside transformers.Trainer: tokens/s and peak memory",
-    cases=_cases,
-    comparisons=(
-        Comparison(SPEED, OURS, TRAINER, {"cpu": 3.0}),
-        Comparison(SPEED, OURS, GROUPED),
-        Comparison(MEMORY, OURS, TRAINER, {"cpu": 1.0, "cuda": 1 / 0.6}, label="peak memory of training"),
-        Comparison(MEMORY, OURS, GROUPED, label="peak memory of training"),
-    ),
+    summary="masked LM with DeepSpeed ZeRO-2 compared with transformers.Trainer: tokens/s and peak memory",
+    rows=_rows,
     packages=("transformers", "accelerate", "deepspeed"),
     distributions=("transformers", "accelerate", "deepspeed"),
 )

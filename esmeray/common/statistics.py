@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 SHARE = 0.95
+"""Share of the resampled values in an interval."""
+RESAMPLINGS = 1000
+"""Resamplings for an interval: its ends then differ by a few percent of its width between seeds."""
 
 
 def resamplings(records: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:

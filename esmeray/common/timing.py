@@ -1,4 +1,4 @@
-"""Benchmark harness: warm up, measure contenders in rounds, compare them with a 95 % interval.
+"""Benchmark harness: measure contenders in rounds, compare them with a 95 % interval.
 
 Each round measures every contender once, in rotating order: disturbances affect all alike, and a ratio can be taken
 within each round.
@@ -18,9 +18,6 @@ AGREEMENT = 0.02
 """Maximum relative difference of two medians that agree, as a fraction of the larger."""
 
 REPEATS_PER_MEDIAN = 3
-MAX_MEDIANS = 6
-MAX_WARM_UP_S = 30.0
-"""Maximum duration of a warm-up in seconds. Two medians are always taken."""
 
 
 class Ratio(NamedTuple):
@@ -36,20 +33,6 @@ class Ratio(NamedTuple):
 
 def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
     return abs(first - second) <= tolerance * max(abs(first), abs(second))
-
-
-def warm_up(sample: Callable[[], float], max_s: float = MAX_WARM_UP_S) -> bool:
-    """Repeat until the medians of two successive threes agree, up to six medians or ``max_s`` seconds.
-
-    Returns True if the last two agree.
-    """
-    medians: list[float] = []
-    start_s = time.perf_counter()
-    while len(medians) < 2 or (len(medians) < MAX_MEDIANS and time.perf_counter() - start_s <= max_s):
-        medians.append(median(sample() for _ in range(REPEATS_PER_MEDIAN)))
-        if len(medians) > 1 and agree(*medians[-2:]):
-            return True
-    return False
 
 
 def measure(

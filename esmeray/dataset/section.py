@@ -8,7 +8,6 @@ from esmeray.train_config.natures import FIXED, PATH, UNSEEN
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
     Channels,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     Section,
@@ -204,10 +203,6 @@ class StructuresSection(Section):
     """Treat the files as predictions, with a confidence (pLDDT, 0 to 100 or 0 to 1) as B-factor. auto: files with the
     title of AlphaFold or ESMFold, or a quality metric in mmCIF. ColabFold, Boltz (PDB), OmegaFold and a local AlphaFold
     write neither: set true."""
-    max_bytes: Annotated[PositiveInt, UNSEEN] = 1_000_000_000
-    """Maximum bytes of a file, uncompressed; larger files are refused while reading."""
-    max_atoms: Annotated[PositiveInt, UNSEEN] = 5_000_000
-    """Maximum number of atoms read from a file, twice as many as in the largest entry of the PDB."""
     labels: str | None = None
     """CSV or TSV file with columns id and label: classes to condition on."""
     validation_source: list[str] = Field(default=[])
@@ -226,15 +221,9 @@ class PredictionsSection(Section):
     model: str | None = None
     """Folder or hub name of the predictor's weights. none: no predictions during training."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or one from predictor_module."""
-    predictor_module: list[str] = Field(default=[])
-    """Modules to import, which register more kinds of predictor."""
+    """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
     workers: PositiveInt = 1
-    """Number of actors that predict structures during training."""
-    cpus_per_worker: NonNegativeInt = 0
-    """CPU cores reserved per actor, in addition to those for training."""
-    gpus_per_worker: NonNegativeFloat = 1.0
-    """GPUs per actor if the cluster has GPUs, in addition to those for training."""
+    """Number of actors that predict structures during training, with a GPU each if the cluster has GPUs."""
     tokens: PositiveInt = 1024
     """Maximum residues of a batch of predictions."""
 

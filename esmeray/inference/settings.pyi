@@ -38,8 +38,6 @@ class ClassifySettings(TypedDict, total=False):
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int
-    stream: bool | Literal["auto"]
-    weights: Literal["stored", "int8"]
 
 class DesignSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.design`."""
@@ -67,8 +65,6 @@ class EvaluateSettings(TypedDict, total=False):
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int
-    stream: bool | Literal["auto"]
-    weights: Literal["stored", "int8"]
     output: str | Path | None
     part: Literal["all", "training", "validation", "test"] | None
     baselines: bool
@@ -79,18 +75,14 @@ class FitMutantsSettings(TypedDict, total=False):
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int | None
-    stream: bool | Literal["auto"]
-    weights: Literal["stored", "int8"]
     first_position: int
     method: Literal["wild_type", "masked", "pseudo"]
     max_length: int | None
-    random_weights: bool
     more_tables: Sequence[str | Path]
     mutant_column: str | None
     sequence_column: str | None
     bad_mutants: Literal["error", "empty"]
     not_missing: Sequence[str]
-    bootstrap: int
     measured_column: str
     features: Literal["embeddings", "one_hot"]
     zero_shot_column: str | None
@@ -112,8 +104,6 @@ class ProposeSettings(TypedDict, total=False):
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"] | None
     tokens: int | None
-    stream: bool | Literal["auto"]
-    weights: Literal["stored", "int8"]
     number: int
     strategy: Literal["ei", "ucb", "thompson"]
     candidates: Sequence[Literal["singles", "combinations", "listed"]]
@@ -129,12 +119,9 @@ class ScanSettings(TypedDict, total=False):
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int | None
-    stream: bool | Literal["auto"]
-    weights: Literal["stored", "int8"]
     first_position: int
     method: Literal["wild_type", "masked", "pseudo"]
     max_length: int | None
-    random_weights: bool
     more_models: Sequence[str]
 
 class SearchSettings(TypedDict, total=False):

@@ -92,8 +92,6 @@ class ClassifierSection(Section):
     """Validation metric that selects the best checkpoint. auto: mcc, f1_micro (multilabel) or spearman (regression)."""
     patience: Annotated[PositiveInt | None, END] = None
     """Number of evaluations without an improvement of best_metric after which training stops."""
-    bootstrap: Annotated[PositiveInt, UNSEEN] = 1000
-    """Number of resamplings for the confidence intervals of a report."""
 
 
 class StructureEncoderSection(Section):

@@ -42,10 +42,6 @@ class AlertsSection(Section):
 
     enabled: bool = True
     """Show warnings in the terminal and in W&B."""
-    utilization_percent: Percent = 50.0
-    """GPU utilisation below which an alert is raised, percent."""
-    utilization_window_s: PositiveFloat = 120.0
-    """Seconds of low GPU utilisation before an alert is raised."""
     memory_percent: Percent = 95.0
     """Share of a device's or the host's memory in use above which an alert is raised, percent."""
 

@@ -30,6 +30,7 @@ from esmeray.common.errors import CheckpointError
 from esmeray.common.publishing import inner_name, write_atomically
 from esmeray.run_folder.metrics_log import RecordTail
 from esmeray.run_folder.paths import LATEST, RunFolder
+from esmeray.train_config.removed import stored_in
 from esmeray.train_config.section import Section
 
 Settings = TypeVar("Settings", bound=Section)
@@ -117,7 +118,7 @@ class CheckpointFolder:
         """Return the config that the checkpoint was written with. Raises CheckpointError if this version can't read
         it."""
         try:
-            return schema.model_validate(self.manifest().config)
+            return schema.model_validate(self.manifest().config, context=stored_in(self.path / MANIFEST))
         except ValidationError as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST}: its config can't be read ({_first(error)}): "

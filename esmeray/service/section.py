@@ -93,14 +93,10 @@ class LimitsSection(Section):
     neighbours: PositiveInt = 20_000
     """Maximum number of neighbours of a search, of all its sequences together."""
     body_bytes: PositiveInt = 16_000_000
-    """Maximum number of bytes of a request's body."""
-    bodies_bytes: PositiveInt = 64_000_000
-    """Maximum number of bytes of all bodies in an ingress replica at once. Bodies of up to 64 kB are accepted beyond
-    it."""
+    """Maximum number of bytes of a request's body. All bodies in an ingress replica at once have at most four times as
+    many; bodies of up to 64 kB are accepted beyond this."""
     requests: PositiveInt = 512
     """Maximum number of concurrent requests of an ingress replica."""
-    body_s: PositiveFloat = 20.0
-    """Maximum time in seconds for a request's body to arrive."""
     timeout_s: PositiveFloat = 120.0
     """Maximum time in seconds until a request is answered."""
 
@@ -190,7 +186,6 @@ class ServeSection(Section):
                 self.limits.sequence_residues > self.limits.residues,
                 "limits.sequence_residues is more than limits.residues",
             ),
-            (self.limits.body_bytes > self.limits.bodies_bytes, "limits.body_bytes is more than limits.bodies_bytes"),
         ]
         for is_so, problem in wrong:
             if is_so:

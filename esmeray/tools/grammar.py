@@ -23,6 +23,7 @@ from esmeray.common.publishing import made_file, made_folder, refuse_existing, r
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.section import IngestSection
 from esmeray.train_config.loading import MissingError, load_settings, read_file
+from esmeray.train_config.removed import removal_of
 from esmeray.train_config.section import (
     KeyPath,
     Overrides,
@@ -235,7 +236,7 @@ class _Parser(argparse.ArgumentParser):
         self, command: str, schema: type[Command], run: type[Section], text: str | None, file: str | None
     ) -> None:
         # The command's own sections come last: they replace the experiment's section of the same name.
-        sections = {**sections_of(run), **sections_of(schema)}
+        self._sections = sections = {**sections_of(run), **sections_of(schema)}
         groups = {path: section for path, section in sections.items() if path and own_settings(section)}
         words = {name: field for (name,), field in own_settings(schema).items()}
         positional = {
@@ -284,9 +285,22 @@ class _Parser(argparse.ArgumentParser):
         """Raise ConfigError for unknown options, each with the closest known option."""
         known = self._option_string_actions
         names = [word.partition("=")[0] for word in argv if word.startswith("--")]  # --key=value is one word
-        unknown = [f"unknown option {name}{did_you_mean(name, known)}" for name in names if name not in known]
+        unknown = [
+            f"unknown option {name}{self._removal_of(name) or did_you_mean(name, known)}"
+            for name in names
+            if name not in known
+        ]
         if unknown:
             raise ConfigError(", ".join(unknown))
+
+    def _removal_of(self, option: str) -> str | None:
+        path = tuple(option.removeprefix("--").split("."))
+        removals = (
+            removal_of(section, path[len(start)])
+            for start, section in self._sections.items()
+            if start == path[: len(start)] != path
+        )
+        return next((f": {removal}" for removal in removals if removal), None)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with one line."""

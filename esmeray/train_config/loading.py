@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from esmeray.common.errors import ConfigError, refuse_special
 from esmeray.common.text import did_you_mean, refusal
 from esmeray.train_config.bounded_yaml import BoundedLoader
-from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, settings_of
+from esmeray.train_config.removed import removal_of, stored_in
+from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, sections_of, settings_of
 
 Settings = TypeVar("Settings", bound=Section)
 
@@ -29,11 +30,17 @@ SHIPPED = Path(__file__).resolve().parent
 
 
 def load_settings(
-    schema: type[Settings], path: str | Path | None, overrides: Overrides | None = None, prefix: str = ""
+    schema: type[Settings],
+    path: str | Path | None,
+    overrides: Overrides | None = None,
+    prefix: str = "",
+    *,
+    is_stored: bool = False,
 ) -> Settings:
     """Read, merge and check settings of a schema. Messages name their options, ``--PREFIXsection.key``.
 
-    ``path`` may be None, for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME.
+    ``path`` may be None, for the defaults; ``train_config/NAME.yaml`` is found from any folder, also as NAME. The file
+    of a run or an export, which ``is_stored``, may set what was removed since; a file of a user may not.
     Raises ConfigError with one line per problem, MissingError if the only problem is missing settings.
     """
     overrides = overrides or {}
@@ -45,7 +52,7 @@ def load_settings(
     for key, value in overrides.items():
         _set(settings, key, value)
     try:
-        return schema.model_validate(settings)
+        return schema.model_validate(settings, context=stored_in(Path(path) if path and is_stored else None))
     except ValidationError as error:
         if all(detail["type"] == "missing" for detail in error.errors()):
             missing = (".".join(map(str, detail["loc"])) for detail in error.errors())
@@ -127,6 +134,8 @@ class _Problems:
         if overridden := self._overridden(key, error["msg"]):
             where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
         if error["type"] == "extra_forbidden":
+            if removal := removal_of(sections_of(self.schema).get(key[:-1], Section), key[-1]):
+                return f"{where}: {removal}; delete the line"
             # Include sections: in `traning:` the section's name is misspelled.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
             return f"{where}: no such setting{did_you_mean(name, known)}"

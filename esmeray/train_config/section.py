@@ -1,12 +1,11 @@
 """Building blocks for sections of settings."""
 
-import logging
 import re
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -24,6 +23,7 @@ from pydantic.fields import FieldInfo
 from esmeray.common.errors import ConfigError
 from esmeray.common.processor import default_precision
 from esmeray.common.text import refusal
+from esmeray.train_config.removed import removal_of, without_removed
 
 KeyPath = tuple[str, ...]
 Overrides = dict[KeyPath, Any]
@@ -80,8 +80,6 @@ class Section(BaseModel):
 
     # protected_namespaces: pydantic would warn about field names that start with model_, but model is a section here.
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
-    removed: ClassVar[frozenset[str]] = frozenset()
-    """Names of settings that were removed. Runs of earlier versions recorded them, so they are accepted and ignored."""
 
     @classmethod
     def of(cls, **arguments: Any) -> Self:
@@ -90,18 +88,16 @@ class Section(BaseModel):
             return cls(**arguments)
         except ValidationError as error:
             # Each member of a union reports an error of its own: keep the last one.
-            problems = {problem["loc"][:1]: refusal(problem) for problem in error.errors()}
+            problems = {
+                problem["loc"][:1]: removal_of(cls, "".join(map(str, problem["loc"][:1]))) or refusal(problem)
+                for problem in error.errors()
+            }
             raise ConfigError(*(f"{'.'.join(map(str, key))}: {text}" for key, text in problems.items())) from error
 
     @model_validator(mode="before")
     @classmethod
-    def _ignore_removed_settings(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or cls.removed.isdisjoint(values):
-            return values
-        for name in sorted(cls.removed & values.keys()):
-            if values[name] is not None:  # without a value it was off, as it is now
-                logging.getLogger(__name__).warning("setting %s was removed, and is ignored", name)
-        return {name: value for name, value in values.items() if name not in cls.removed}
+    def _without_removed(cls, values: Any, info: ValidationInfo) -> Any:
+        return without_removed(cls, values, info.context) if isinstance(values, dict) else values
 
     @field_validator("*", mode="before")
     @classmethod
@@ -127,18 +123,23 @@ class ComputeSection(Section):
     """Precision of the computation. Default: bf16, or fp32 if the CPU that computes has no bf16 instructions."""
     tokens: Tokens | None = None
     """Token budget of a batch. Default: 2,048 on the CPU, 65,536 on CUDA."""
-    stream: Stream = "auto"
-    """Read the layers of an ESM-2 from disk for every 16,384 tokens instead of keeping them in memory: true, false, or
-    auto: if memory is too small. The results are the same."""
-    weights: Weights = "stored"
-    """Weights of the layers of an ESM-2. stored: as in the checkpoint; int8: rounded to 8 bits, half the memory and
-    bytes of bf16; the vectors differ slightly."""
 
     def resolved(self, on_cuda: bool) -> Compute:
         """Return the settings with the defaults of the device, for this machine."""
         precision = self.precision or default_precision(on_cuda)
         # A small batch stays in the CPU's cache; a GPU needs a large one to be busy.
         return Compute(precision, self.tokens or (65_536 if on_cuda else 2_048))
+
+
+class LargeModelSection(ComputeSection):
+    """Device, precision, batches, and how the layers of a large model are held."""
+
+    stream: Stream = "auto"
+    """Read the layers of an ESM-2 from disk for every 16,384 tokens instead of keeping them in memory: true, false, or
+    auto: if memory is too small. The results are the same."""
+    weights: Weights = "stored"
+    """Weights of the layers of an ESM-2. stored: as in the checkpoint; int8: rounded to 8 bits, half the memory and
+    bytes of bf16; the vectors differ slightly."""
 
 
 def is_section(annotation: Any) -> TypeGuard[type[Section]]:

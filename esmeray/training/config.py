@@ -66,14 +66,16 @@ class Config(Section):
         )
 
 
-def load_config(path: str | Path | None, overrides: Overrides | None = None) -> Config:
+def load_config(path: str | Path | None, overrides: Overrides | None = None, *, is_stored: bool = False) -> Config:
     """Read, merge and validate the settings of an experiment. If the path is None, use the defaults.
+
+    ``is_stored``: the file is the one of a run or an export, and may set what was removed since.
 
     ``train_config/NAME.yaml`` is found from any folder, also as NAME. If the precision is not set, it is chosen once
     the nodes are known: see :func:`with_precision`. Raises ConfigError with one line per problem, which names the file
     and line or the option.
     """
-    return load_settings(Config, path, _without_sizes(overrides or {}))
+    return load_settings(Config, path, _without_sizes(overrides or {}), is_stored=is_stored)
 
 
 def with_precision(config: Config, precision: Precision) -> Config:

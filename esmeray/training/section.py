@@ -16,17 +16,6 @@ from esmeray.train_config.section import (
 )
 
 
-class MemoryGuardSection(Section):
-    """Handling of out of memory in training."""
-
-    enabled: bool = True
-    """Repeat a step that was out of memory with its batches split in halves, and keep the halves from then on. The
-    optimizer step and its result stay the same. If workers already wait for each other, training resumes from the last
-    checkpoint."""
-    max_halvings: NonNegativeInt = 3
-    """Maximum number of times that batches are halved in a run."""
-
-
 class MuonSection(Section):
     """Muon (Jordan et al. 2024) for the matrices of the backbone's layers, if training.optimizer is muon."""
 
@@ -34,17 +23,11 @@ class MuonSection(Section):
     """Peak learning rate of these matrices. It follows training.schedule; all other parameters use
     training.learning_rate."""
     momentum: Share = 0.95
-    """Decay rate of Muon's momentum."""
-    warmup_momentum: Share = 0.85
-    """Decay rate of Muon's momentum at the first step. It rises linearly to momentum."""
-    momentum_warmup_steps: NonNegativeInt = 300
-    """Steps over which warmup_momentum rises to momentum."""
+    """Decay rate of Muon's momentum. It starts at 0.85 and moves linearly to this rate over 300 steps."""
 
 
 class TrainingSection(Section):
     """Optimization."""
-
-    removed = frozenset({"checksum_every_steps"})
 
     epochs: Annotated[PositiveInt, END] = 1
     """Passes over the training sequences."""
@@ -68,8 +51,6 @@ class TrainingSection(Section):
     stays the same if the run is prolonged."""
     betas: tuple[Share, Share] = (0.9, 0.98)
     """AdamW's decay rates of the first and second moment."""
-    eps: PositiveFloat = 1e-8
-    """AdamW's epsilon, which keeps a step finite if a gradient is 0."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of AdamW and Muon; not applied to biases and norms."""
     weight_mean: Annotated[float | None, Field(gt=0, lt=1), FIXED] = None
@@ -81,11 +62,6 @@ class TrainingSection(Section):
     """Precision of the forward and backward pass; fp16 scales the loss. Optimizer state is always fp32. Default: the
     precision of a resumed run. For a new run bf16 on GPUs, and on CPUs if the processors of all nodes have bf16
     instructions. Otherwise fp32, since bf16 without such instructions is thirty times slower."""
-    tf32: bool = True
-    """Use TF32 for the products that remain in fp32 on CUDA."""
-    cudnn_benchmark: bool = False
-    """Let cuDNN time its kernels on each new shape and keep the fastest. Useful for convolutions whose shapes repeat;
-    packed batches rarely have the same shape twice."""
     compile: bool | None = None
     """Compile the encoder layers with torch.compile. This cuts the memory traffic between matrix products to a third
     and takes some seconds at the first step. Default: true on CUDA under ZeRO-0 to 2."""
@@ -114,7 +90,6 @@ class TrainingSection(Section):
     cpu_memory_limit_mib: Annotated[PositiveFloat | None, UNSEEN] = None
     """Memory limit of a worker's process on the CPU, in MiB, in place of a GPU's memory size. A worker beyond it counts
     as out of memory. none: no limit."""
-    memory_guard: Annotated[MemoryGuardSection, UNSEEN] = MemoryGuardSection()
     watchdog_s: Annotated[PositiveFloat | None, UNSEEN] = 600.0
     """Seconds without progress after which a worker on Ray saves the stacks of its threads and ends, to be restarted.
     The first step, a checkpoint and the export may take five times as long. none: no limit."""
@@ -123,14 +98,6 @@ class TrainingSection(Section):
     def _warm_up_of_any_length(self) -> "TrainingSection":
         if self.schedule == "wsd" and self.warmup_steps is None:
             raise ValueError("schedule wsd: set warmup_steps, as a tenth of the steps would change with their number")
-        return self
-
-    @model_validator(mode="after")
-    def _repeatable_kernels(self) -> "TrainingSection":
-        if self.deterministic and self.cudnn_benchmark:
-            raise ValueError(
-                "cudnn_benchmark chooses kernels by timing them, which deterministic forbids: set one of them to false"
-            )
         return self
 
 
@@ -148,8 +115,6 @@ class DeepSpeedSection(Section):
 
 class CheckpointSection(Section):
     """Checkpoints to resume a run from."""
-
-    removed = frozenset({"memory_every_steps", "memory_limit_gib"})
 
     every_steps: PositiveInt = 200
     """Steps between checkpoints; one more is saved at the end."""

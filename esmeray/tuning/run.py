@@ -87,9 +87,9 @@ def _as_begun(job: Job) -> Job:
         raise ConfigError(f"{folder.path}: a search of an earlier version: choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return job
-    begun = load_config(folder.config)
+    begun = load_config(folder.config, is_stored=True)
     job = replace(job, config=with_precision(job.config, begun.training.precision))
-    before = begun.model_dump() | {"tune": load_settings(TuneConfig, folder.tune).model_dump()}
+    before = begun.model_dump() | {"tune": load_settings(TuneConfig, folder.tune, is_stored=True).model_dump()}
     now = job.config.model_dump() | {"tune": job.search.model_dump()}
     for change in differences(before, now):
         # Searched settings may differ, since each trial records its own.

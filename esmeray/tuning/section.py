@@ -79,9 +79,6 @@ class SearchSection(Section):
     """Seconds of measuring, over all trials, after which no trial starts. none: no limit."""
     seed: NonNegativeInt = 0
     """Seed of the choice of configurations."""
-    prune_margin: Share = 0.15
-    """Relative gap to the fastest speed at which a trial stops early after its first window. After n windows, an nth of
-    the gap is enough."""
 
 
 class TuneConfig(Section):

@@ -36,7 +36,11 @@ from esmeray.training.loop.schedules import learning_rate
 from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.section import TrainingSection
 from esmeray.tuning.records import Measurement, Status
-from esmeray.tuning.section import MeasurementSection, SearchSection
+from esmeray.tuning.section import MeasurementSection
+
+PRUNE_MARGIN = 0.15
+"""Relative gap to the fastest speed at which a trial stops early after its first window. After n windows, an nth of the
+gap is enough."""
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, in ascending priority: a crash may only be a consequence of another worker's failure."""
@@ -55,7 +59,6 @@ def measure_on_worker(
     measurement: MeasurementSection,
     best_tokens_per_s: float | None,
     *,
-    prune_margin: float = SearchSection().prune_margin,
     inference: bool = False,
     on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
@@ -69,7 +72,7 @@ def measure_on_worker(
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()  # memory left by the previous trial must not count
     try:
-        trial = _Trial(context, measurement, best_tokens_per_s or 0.0, prune_margin, ControlGroup(), meter, on_step)
+        trial = _Trial(context, measurement, best_tokens_per_s or 0.0, ControlGroup(), meter, on_step)
         torch.manual_seed(config.run.seed)
         apply_device_settings(config.training)
         training = config.training
@@ -158,7 +161,6 @@ class _Trial:
     context: WorkerContext
     settings: MeasurementSection
     to_beat: float
-    prune_margin: float
     control: ControlGroup
     meter: MemoryMeter
     on_step: Callable[[], object]
@@ -222,7 +224,7 @@ class _Trial:
         if self._agree():
             return "ok"
         # With more windows, a smaller difference to the fastest is enough.
-        if statistics.mean(self.windows) < self.to_beat * (1 - self.prune_margin / count):
+        if statistics.mean(self.windows) < self.to_beat * (1 - PRUNE_MARGIN / count):
             return "pruned"
         return "ok" if count >= self.settings.max_windows else None
 

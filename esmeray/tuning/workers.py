@@ -94,7 +94,6 @@ class WorkerGroup:
             store_path=self._job.store_path,
             measurement=search.measurement,
             best_tokens_per_s=to_beat,
-            prune_margin=search.search.prune_margin,
             inference=search.inference,
         )
         timeout_s = search.measurement.timeout_s

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.programs.http_load import Load, Outcome, begun_load
-from benchmarks.programs.servers import PROXY, REPLICA, service
+from benchmarks.programs.service import Load, Outcome, begun_load, service
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
@@ -25,6 +24,8 @@ from tests.inference.embedding.jobs import request
 from tests.model.support import random_sequences
 
 CLIENTS = 8
+REPLICA, PROXY = "ray::ServeReplica", "ray::ProxyActor"
+"""Names of the processes of a service, as Ray sets them."""
 SLOWER, MORE_MEMORY = 2.0, 1.1
 """Times that an attack may make the ordinary clients' 99th percentile, and the memory that is left after it."""
 PAUSE_S = 30.0

@@ -15,7 +15,7 @@ import psutil
 from pyarrow.parquet import read_table
 from yaml import safe_dump as dump_yaml
 
-from benchmarks.programs.servers import free_port
+from benchmarks.programs.service import free_port
 from esmeray.train_config.loading import dump_config
 from esmeray.tuning.records import SearchFolder, Trial
 from esmeray.tuning.search import read_trials

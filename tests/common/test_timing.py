@@ -1,17 +1,4 @@
-from esmeray.common import timing
-from esmeray.common.timing import Ratio, median_interval, ratio, round_ratios, warm_up
-
-
-def test_a_warm_up_ends_when_two_medians_in_a_row_agree_within_two_percent():
-    samples = iter([100, 10, 100, 50, 50, 50, 49.5, 10, 90, 1])
-    assert warm_up(lambda: next(samples)) and next(samples) == 1
-
-
-def test_a_warm_up_that_never_settles_ends_and_reports_it():
-    for max_s, medians in ((60.0, timing.MAX_MEDIANS), (0.0, 2)):
-        doubling = (2.0 ** (number // 3) for number in range(1000))
-        assert not warm_up(lambda coming=doubling: next(coming), max_s)
-        assert next(doubling) == 2.0**medians
+from esmeray.common.timing import Ratio, median_interval, ratio, round_ratios
 
 
 def test_a_ratio_within_each_round_cancels_common_noise():

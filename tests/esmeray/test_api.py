@@ -149,9 +149,9 @@ def test_a_fit_and_its_plate_are_what_the_commands_write(found: dict[str, Any]):
     Path("wild.fasta").write_text(">wild\nMKTAYIAKQR\n")
     written_by(
         "mutations fit esm2 --fit.sequence wild.fasta --fit.table measured.csv --fit.output by_command "
-        "--fit.folds random --fit.bootstrap 5"
+        "--fit.folds random"
     )
-    fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", found["measured"], "by_call", folds=["random"], bootstrap=5)
+    fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", found["measured"], "by_call", folds=["random"])
     assert (fit.folder / "evaluation.json").read_text() == Path("by_command/evaluation.json").read_text()
     assert fit.metrics.loc[("random, all training mutants", ""), "mutants"] == len(found["measured"])
     written_by("mutations propose by_command --propose.output plate.csv --propose.number 8")

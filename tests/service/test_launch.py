@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.programs.servers import free_port
+from benchmarks.programs.service import free_port
 from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from ray._private import worker
 
-from benchmarks.programs.servers import free_port
+from benchmarks.programs.service import free_port
 from esmeray.common.errors import ResourceError
 from esmeray.inference.index.opening import open_index
 from esmeray.service.http.access import new_key

@@ -23,12 +23,14 @@ def next_words(output: str) -> list[str]:
 
 
 def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the peak of products measured by smaller ones, and a training by one short window."""
+    """Have the peak of products measured by smaller ones, two batches of a size, and a training by a short window."""
     from esmeray.inference.profile import measuring
     from esmeray.monitoring.sampling.peaks import product_flops_per_s
     from esmeray.tools.profile import _training
 
     monkeypatch.setattr(measuring, "product_flops_per_s", lambda *given: product_flops_per_s(*given[:2], 512))
+    monkeypatch.setattr(measuring, "WARMUP_RUNS", 1)
+    monkeypatch.setattr(measuring, "RUNS", 2)
     monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)
     monkeypatch.setattr(_training, "TRACED_STEPS", 1)
 

@@ -75,15 +75,6 @@ def test_resolved_settings_read_back_the_same(file):
     assert load_search(file(dump_config(search))) == search
 
 
-def test_settings_that_were_removed_are_ignored_with_a_line_if_they_had_a_value(file, caplog):
-    of_an_earlier_run = "training:\n  checksum_every_steps: 2\ncheckpoint:\n  memory_every_steps: null\n"
-    assert load(file(of_an_earlier_run)) == load(None)
-    assert caplog.messages == ["setting checksum_every_steps was removed, and is ignored"]
-    recorded = load(None).model_dump()
-    recorded["checkpoint"] |= {"memory_every_steps": 5, "memory_limit_gib": None}
-    assert Config.model_validate(recorded) == load(None)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -118,9 +109,10 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
         (["--tune.space.stage", "5"], r"^--tune\.space\.stage: .*less than or equal to 3, got '5'"),
         (["--training.precision", "fp8"], r"^--training\.precision: .*'fp32', 'bf16' or 'fp16'"),
         (
-            ["--training.deterministic", "true", "--training.cudnn_benchmark", "true"],
-            r"^--training\.cudnn_benchmark --training\.deterministic: cudnn_benchmark chooses",
+            ["--batch.tokens", "4", "--data.max_length", "9000"],
+            r"^--data\.max_length --batch\.tokens: batch\.tokens \(4\) can't",
         ),
+        (["--training.eps", "1e-6"], r"unknown option --training\.eps: was removed; its value is now 1e-08"),
     ],
 )
 def test_mistakes_on_the_command_line_name_the_option(options, message):
@@ -130,9 +122,9 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
 
 
 def test_a_rule_that_an_override_breaks_names_the_override(file):
-    path = file("training:\n  deterministic: true\n")
-    with pytest.raises(ConfigError, match=r"^--training\.cudnn_benchmark: cudnn_benchmark chooses kernels"):
-        load(path, "--training.cudnn_benchmark", "true", "--training.epochs", "3")
+    path = file("data:\n  max_length: 9000\n")
+    with pytest.raises(ConfigError, match=r"^--batch\.tokens: batch\.tokens \(4096\) can't"):
+        load(path, "--batch.tokens", "4096", "--training.epochs", "3")
     with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) can't"):
         load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")
 

@@ -45,7 +45,7 @@ def scripted(monkeypatch, step_s: list[float], best: float | None = None, **meas
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))
-    trial = module._Trial(WorkerContext(), section, best or 0.0, 0.15, ControlGroup(), meter, on_step=lambda: None)
+    trial = module._Trial(WorkerContext(), section, best or 0.0, ControlGroup(), meter, on_step=lambda: None)
     return trial.run(work, OneStepEpochs()), work.steps
 
 

@@ -84,23 +84,3 @@ extern "C" int64_t parse_plain_fasta(const uint8_t* text, int64_t size, Hash has
     totals[3] = stored;
     return n;
 }
-
-// Inserts nonzero hashes into a table of 2^bits buckets of 8 slots. The high bits of hash * odd select the bucket;
-// the hash goes into the first free slot from there on. An attacker who can choose the hashes but doesn't know the odd
-// number can't fill one bucket (Dietzfelbinger et al. 1997, A Reliable Randomized Algorithm for the Closest-Pair
-// Problem, section 2.2). fresh[i] is set if hash i was not in the table.
-extern "C" void insert_hashes(uint64_t* table, int64_t bits, uint64_t odd, const uint64_t* hashes, int64_t count,
-                              uint8_t* fresh) {
-    constexpr int64_t places = 8, ahead = 8;
-    const uint64_t last = (places << bits) - 1;
-    for (int64_t i = 0; i < count; ++i) {
-        if (i + ahead < count) __builtin_prefetch(table + (hashes[i + ahead] * odd >> (64 - bits)) * places, 1);
-        const uint64_t hash = hashes[i];
-        uint64_t place = (hash * odd >> (64 - bits)) * places;
-        while (table[place] && table[place] != hash) {
-            place = (place + 1) & last;
-        }
-        fresh[i] = table[place] == 0;
-        table[place] = hash;
-    }
-}

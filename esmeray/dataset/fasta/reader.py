@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -272,6 +273,12 @@ class FastaSource:
             yield RecordBatch(Records.joined(parts), origins)
         if problem is not None:
             raise problem
+
+    def once_more(self) -> Iterator[RecordBatch]:
+        """Yield the batches again, which are counted nowhere."""
+        again = copy(self)
+        again.finished, again.counts = [], IngestCounts()
+        return again.batches()
 
     def _records(self, path: Path) -> Iterator[Records]:
         with reading(path), ReadAhead(path) as text:

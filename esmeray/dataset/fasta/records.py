@@ -1,18 +1,16 @@
-"""Raw FASTA records in columns, and the compiled code that parses them and detects repeated ids.
+"""Raw FASTA records in columns, and the compiled code that parses them.
 
 Columns avoid one Python object per record. Creating an object takes about 40 ns and each operation on it 40 ns more;
 conversion has several operations per record, and takes 300 ns in all for a record of 350 residues.
 
 ``kernel.cpp`` is compiled once per machine (:mod:`esmeray.common.compiled_code`), in about a second. It parses plain
-FASTA and holds a set of hashes that detects repeated ids. Without a compiler, :mod:`esmeray.dataset.fasta.reader`
-parses by lines and a Python set holds the ids. For a record of 350 residues in lines of 60, the Python loop takes 5 us
-and the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
+FASTA. Without a compiler, :mod:`esmeray.dataset.fasta.reader` parses by lines. For a record of 350 residues in lines of
+60, the Python loop takes 5 us and the kernel 0.17 us, hashes included (a shared core of an AMD EPYC 9004).
 
-Shape legend: N records or hashes, B buckets, S slots of a bucket.
+Shape legend: N records.
 """
 
 import ctypes
-import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,10 +30,6 @@ _HEADER_BYTES = 1 << 20
 """Allowance for header bytes. Text is buffered up to this plus twice the maximum number of residues of a record."""
 
 _LINE_FEED, _HEADER = b"\n>"
-
-_SLOTS = 8
-"""Hashes per bucket. A bucket is one cache line, so a lookup reads memory once."""
-_BUCKETS_AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ class _Columns:
 
 
 class Kernel:
-    """The functions of ``kernel.cpp``. They release the GIL.
+    """The parser of ``kernel.cpp``, which releases the GIL.
 
     XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
     """
@@ -240,23 +234,6 @@ class Kernel:
         """Parse a text that starts with '>' and ends with a line feed. Return None if it is not plain."""
         count = self._library.parse_plain_fasta(text.ctypes, ctypes.c_int64(len(text)), self._hash, *columns.addresses)
         return None if count < 0 else columns.records(count)
-
-    def insert(self, table_BS: np.ndarray, odd: int, hashes_N: np.ndarray) -> np.ndarray:
-        """Insert hashes into the table of a :class:`HashSet64`; return which are new.
-
-        Args:
-            table_BS: uint64 table.
-            odd: odd number that spreads the hashes over the buckets.
-            hashes_N: (N,) uint64, none 0.
-
-        Returns:
-            (N,) bool, True for each hash that was not in the table.
-        """
-        hashes_N = np.ascontiguousarray(hashes_N)  # the kernel ignores strides
-        fresh_N = np.empty(len(hashes_N), dtype=bool)
-        bits, count = map(ctypes.c_int64, (len(table_BS).bit_length() - 1, len(hashes_N)))
-        self._library.insert_hashes(table_BS.ctypes, bits, ctypes.c_uint64(odd), hashes_N.ctypes, count, fresh_N.ctypes)
-        return fresh_N
 
 
 def load_kernel() -> Kernel | None:
@@ -335,48 +312,3 @@ class PlainFasta:
         self._buffer[:rest] = self._buffer[end : self._size]
         self._size = rest
         return records
-
-
-class HashSet64:
-    """Growing set of uint64; thousands are added per call.
-
-    With the kernel it is a hash table whose buckets are one cache line each: 16 to 32 bytes per hash (4 MiB at first).
-    Without the kernel it is a Python set, which takes about 70 bytes per hash.
-    """
-
-    def __init__(self, kernel: Kernel | None = None) -> None:
-        self._kernel = kernel
-        # Random per set: an attacker who knew it could choose ids that all fall into one bucket (quadratic time).
-        self._odd = secrets.randbits(64) | 1
-        self._values: set[int] = set()  # used instead of the table if there is no kernel
-        self._table_BS = np.zeros((1 << 16, _SLOTS) if kernel else (0, _SLOTS), dtype=np.uint64)
-        self._count = 0
-
-    def add(self, hashes_N: np.ndarray) -> np.ndarray:
-        """Add all hashes; return (N,) bool, True if a hash was neither in the set nor earlier in ``hashes_N``."""
-        values_N = np.maximum(hashes_N, np.uint64(1))  # 0 marks an empty slot, so hash 0 is stored as 1
-        if self._kernel is None:
-            return self._add_to_set(values_N)
-        # At most half full, even if all are new: a free slot is then always near.
-        while 2 * (self._count + len(values_N)) > self._table_BS.size:
-            self._grow(self._kernel)
-        fresh_N = self._kernel.insert(self._table_BS, self._odd, values_N)
-        self._count += int(np.count_nonzero(fresh_N))
-        return fresh_N
-
-    def _add_to_set(self, values_N: np.ndarray) -> np.ndarray:
-        fresh_N = np.zeros(len(values_N), dtype=bool)
-        for index, value in enumerate(values_N.tolist()):
-            fresh_N[index] = value not in self._values
-            self._values.add(value)
-        return fresh_N
-
-    def _grow(self, kernel: Kernel) -> None:
-        old_BS = self._table_BS
-        # np.empty + fill, so that NumPy can use huge pages; np.zeros gets pages of 4 KiB.
-        self._table_BS = np.empty((2 * len(old_BS), _SLOTS), dtype=np.uint64)
-        self._table_BS.fill(0)
-        # Move the hashes in parts: selecting the occupied slots makes a copy, in addition to both tables.
-        for start in range(0, len(old_BS), _BUCKETS_AT_ONCE):
-            part_BS = old_BS[start : start + _BUCKETS_AT_ONCE]
-            kernel.insert(self._table_BS, self._odd, part_BS[part_BS != 0])

@@ -54,7 +54,8 @@ def convert(
 ) -> StoreManifest:
     """Convert FASTA files, folders and globs to a store in the folder ``target``.
 
-    Memory does not grow with the files, except for about 60 bytes per record (lengths, hashes, ids).
+    Memory does not grow with the files, except for about 60 bytes per record (lengths, hashes, ids), and 100 more if
+    repeated ids are left out or renamed.
 
     Raises ConfigError if the target exists, DataError if a source or record is refused, ResourceError if the disk is
     full or not writable.
@@ -71,7 +72,7 @@ def convert(
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback = no_progress) -> CheckedData:
     """Read FASTA files as :func:`convert` does, without writing. Also raises DataError if no record is left."""
     source = FastaSource(sources, policies.max_residues)
-    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), ids_at_end=True)
     records = residues = 0
     for block in _blocks(source, ingest, progress):
         records += len(block.lengths)
@@ -143,7 +144,7 @@ def location(data: DataSection, source: Path | None, default: Callable[[], Path]
 def _convert_locked(
     source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback
 ) -> StoreManifest:
-    ingest = Ingest(policies, partial(places_of_ids, source.paths), source.kernel)
+    ingest = Ingest(policies, partial(places_of_ids, source.paths), ids_at_end=True)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
         for block in _blocks(source, ingest, progress):
             writer.add(block)
@@ -154,7 +155,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
     """Yield blocks up to the first refused record. At the end, raise one DataError for all refused records."""
     ingest.counts.files_ignored = source.files_ignored
     source.counts = ingest.counts
-    with ingest.faults.raised_at_end():
+    with ingest.faults.raised_at_end(partial(ingest.check_ids, source.once_more)):
         for batch in source.batches():
             block = ingest.clean(batch)
             # After the first fault nothing is written, but all files are read, to report all faults.

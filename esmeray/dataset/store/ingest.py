@@ -10,10 +10,9 @@ one pass, so that a user can fix all of a file at once.
 Shape legend: N records of the block.
 """
 
-import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -27,7 +26,7 @@ from esmeray.dataset.fasta.alphabet import GAPS, STORE_ALPHABET, STORE_BYTES, Cl
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.locate import places_of_records
 from esmeray.dataset.fasta.reader import RecordBatch
-from esmeray.dataset.fasta.records import HashSet64, Kernel, Lines, hashes_of, lengths_of, pieces
+from esmeray.dataset.fasta.records import Lines, hashes_of, lengths_of, pieces
 from esmeray.dataset.section import IngestSection
 
 NUCLEOTIDES = b"ACGTUNacgtun"
@@ -94,28 +93,29 @@ class CleanBlock:
 class Ingest:
     """Apply the policies to one batch after the other, and remember the ids.
 
-    Ids are compared by XXH3-64, for which different ids with one hash can be constructed. The policy ``error`` looks
-    up the ids before it refuses a record. The other policies would drop or rename a record, so they also compare a
-    second hash with a secret seed. The caller raises ``faults`` at the end, and then discards the blocks.
+    A set holds the ids, of about 100 bytes each. If ``ids_at_end``, ids that repeat are refused at the end, and 8 bytes
+    per id are enough until then: see :meth:`check_ids`. The caller raises ``faults`` at the end, and then discards the
+    blocks.
     """
 
     def __init__(
         self,
         policies: IngestSection,
         places_of_ids: PlacesOfIds = lambda _: {},
-        kernel: Kernel | None = None,
         *,
         content: Literal["protein", "text"] = "protein",
         counts: IngestCounts | None = None,
+        ids_at_end: bool = False,
     ) -> None:
         """Start with no ids seen. ``places_of_ids`` is for messages. Texts are neither checked nor repaired."""
         self.counts = counts or IngestCounts()
         self.faults = Faults(places_of_ids)
         self._policies = policies
         self._is_text = content == "text"
-        self._seen = HashSet64(kernel)
-        self._seen_by_seed = HashSet64(kernel)
-        self._seed = 0 if policies.duplicate_ids == "error" else 1 + secrets.randbits(63)
+        self._ids_at_end = ids_at_end and policies.duplicate_ids == "error"
+        self._id_hashes: list[np.ndarray] = []
+        self._repeated: np.ndarray | None = None
+        self._seen: set[bytes] = set()
         self._next_suffix: dict[bytes, int] = {}
 
     def clean(self, batch: RecordBatch) -> CleanBlock | None:
@@ -131,17 +131,39 @@ class Ingest:
             every_id = records.ids.split()
             ids = [every_id[index] for index in kept]
             # After cleaning: a skipped record must not reserve its id for a later record that is kept.
-            return self._block(batch, kept, ids, sequences, self._are_new(ids))
+            return self._block(batch, kept, ids, sequences, self._are_new(Lines.of(ids), hashes_of(ids)))
         # From here on the batch can be stored as it is, unless an id repeats: no record becomes a Python object.
-        fresh_N = self._are_new(records.ids.split() if self._seed else [], records.id_hashes)
+        fresh_N = self._are_new(records.ids, records.id_hashes)
         if fresh_N.all():
             return CleanBlock(records.ids, records.residues, records.lengths, records.hashes)
         return self._block(batch, range(len(batch)), records.ids.split(), records.sequences, fresh_N)
 
-    def _are_new(self, ids: list[bytes], hashes_N: np.ndarray | None = None) -> np.ndarray:
-        """Return (N,) bool, which ids are new, and remember them. ``ids`` are needed only with a seed."""
-        fresh_N = self._seen.add(hashes_of(ids) if hashes_N is None else hashes_N)
-        return fresh_N | self._seen_by_seed.add(hashes_of(ids, self._seed)) if self._seed else fresh_N
+    def check_ids(self, batches: Callable[[], Iterable[RecordBatch]]) -> None:
+        """Find the ids that repeat, with ``ids_at_end``. If there may be some, the ``batches`` are read once more.
+
+        The faults are then the ones of the second reading, which compares the ids themselves: different ids of one
+        XXH3-64 can be constructed.
+        """
+        hashes = np.sort(np.concatenate([np.empty(0, np.uint64), *self._id_hashes]))
+        again = Ingest(self._policies, self.faults.places_of_ids)
+        again._repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+        if len(again._repeated):
+            self.faults.replace(again.faults)
+            for batch in batches():
+                again.clean(batch)
+
+    def _are_new(self, ids: Lines, hashes_N: np.ndarray) -> np.ndarray:
+        """Return (N,) bool, which ids are new, and remember them."""
+        fresh_N = np.ones(len(hashes_N), dtype=bool)
+        if self._ids_at_end:
+            self._id_hashes.append(hashes_N)
+            return fresh_N
+        compared = fresh_N if self._repeated is None else np.isin(hashes_N, self._repeated)
+        texts = ids.split() if compared.any() else []
+        for index in np.flatnonzero(compared).tolist():
+            fresh_N[index] = texts[index] not in self._seen
+            self._seen.add(texts[index])
+        return fresh_N
 
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
         """Count or refuse records that look like DNA or RNA. To count, a sample of letters is checked first."""
@@ -254,27 +276,23 @@ class Ingest:
                     fresh_N[position] = True
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
-        name = record_id.decode("utf-8")
-        if not self.faults:  # after a fault the records are discarded in any case
-            first = self.faults.places_of_ids({name}).get(name)
-            if first is not None and f"{batch.location(index)},".startswith(f"{first},"):
-                return  # two ids with one hash: this is the first record with its id
         self.faults.add(
             "id{s} that stood before",
             batch,
             index,
             "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
-            repeats=name,
+            repeats=record_id.decode("utf-8"),
         )
 
     def _renamed(self, record_id: bytes) -> bytes:
         # Continue from the last number: otherwise each of thousands of equal ids would try all numbers before its own.
         number = self._next_suffix.get(record_id, 2)
         # The new name must be unique, too: the file may already have such an id.
-        while not self._are_new([b"%b.%d" % (record_id, number)])[0]:
+        while (name := b"%b.%d" % (record_id, number)) in self._seen:
             number += 1
         self._next_suffix[record_id] = number + 1
-        return b"%b.%d" % (record_id, number)
+        self._seen.add(name)
+        return name
 
 
 def _share_of_nucleotides(letters: bytes) -> float:
@@ -322,12 +340,22 @@ class Faults:
         if len(self._first) < SHOWN:
             self._first.append(_Fault(batch, index, problem, residue, repeats))
 
+    def replace(self, others: "Faults") -> None:
+        """Become the other faults, also the ones that are added to them later."""
+        self._counts, self._first = others._counts, others._first
+
     @contextmanager
-    def raised_at_end(self) -> Iterator[None]:
-        """Raise all faults as one DataError at the end of the block, together with a DataError that ended it."""
+    def raised_at_end(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Raise all faults as one DataError at the end of the block, together with a DataError that ended it.
+
+        ``check`` is called before, and may find more.
+        """
         try:
             yield
+            check()
         except DataError as error:
+            with suppress(DataError):  # what ended the reading ends it again
+                check()
             # One message for both, so that a user can fix a file with several problems at once.
             if self:
                 raise DataError(*self._lines(*error.problems)) from error

@@ -67,6 +67,10 @@ _LONGEST_LIST = 10_000
 """Maximum number of categories, columns or encodings in BinaryCIF; values are bytes, not lists."""
 
 
+MAX_BYTES = 1_000_000_000
+"""Maximum bytes of a file, uncompressed; larger files are refused while reading."""
+MAX_ATOMS = 5_000_000
+"""Maximum number of atoms read from a file, twice as many as in the largest entry of the PDB."""
 _Read: TypeAlias = tuple[int, Any, bool]
 """Number of models, atoms of the first model, and whether it is a prediction."""
 
@@ -116,19 +120,19 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
         with reading(path), path.open("rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP) else raw
             # Read one byte more than the limit, to detect longer files. The limit applies to the uncompressed text.
-            content = file.read(section.max_bytes + 1)
-            if len(content) > section.max_bytes:
-                raise _too_large(path, section)
+            content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise _too_large(path)
             # By content: names are often wrong, and a download may be a web page or an archive.
             content = content.removeprefix(codecs.BOM_UTF8).lstrip()
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
             if content.startswith((b"\x82", b"\x83", b"\x84")):
-                models, atoms, predicted = _of_binary_cif(path, content, section)
+                models, atoms, predicted = _of_binary_cif(path, content)
             elif content[:5].lower().startswith((b"data_", b"#")):
-                models, atoms, predicted = _of_cif(path, content, section)
+                models, atoms, predicted = _of_cif(path, content)
             else:
-                models, atoms, predicted = _of_pdb(path, content, section)
+                models, atoms, predicted = _of_pdb(path, content)
             numbers = list(map(packed_number, atoms.res_id.tolist(), atoms.ins_code.tolist()))
             atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
@@ -163,15 +167,15 @@ def _confidence(
     return np.full(len(values), 100.0)
 
 
-def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
+def _of_pdb(path: Path, content: bytes) -> _Read:
     models = 0
     atoms: list[bytes] = []
     for line in io.BytesIO(content):
         models += line.startswith(b"MODEL")
         if models < 2 and line.startswith((b"ATOM", b"HETATM")):
             atoms.append(line.rstrip())
-        if len(atoms) > section.max_atoms:
-            raise _too_large(path, section)
+        if len(atoms) > MAX_ATOMS:
+            raise _too_large(path)
     if not atoms:
         raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
     if min(map(len, atoms)) < _COORDINATES_END:
@@ -195,7 +199,7 @@ def _of_pdb(path: Path, content: bytes, section: StructuresSection) -> _Read:
     return max(models, 1), _atoms(path, fields), predicted is not None
 
 
-def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
+def _of_cif(path: Path, content: bytes) -> _Read:
     columns: list[bytes] = []
     rows: list[bytes] = []
     is_row = predicted = False
@@ -210,8 +214,8 @@ def _of_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
                 columns.append(name)
         elif is_row and name and not name.startswith(b"#"):
             rows.append(line.rstrip())
-        if len(rows) > section.max_atoms:
-            raise _too_large(path, section)
+        if len(rows) > MAX_ATOMS:
+            raise _too_large(path)
     if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
     if len(set(columns)) < len(columns):
@@ -265,13 +269,13 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     return atoms
 
 
-def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _Read:
+def _of_binary_cif(path: Path, content: bytes) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
         """Refuse an encoding by its declared length: a few bytes may declare gigabytes of data."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):
             size = node.get("srcSize")
-            if not isinstance(size, int) or size > 2 * section.max_atoms:  # run-length: a value and a length per run
-                raise _too_large(path, section)
+            if not isinstance(size, int) or size > 2 * MAX_ATOMS:  # run-length: a value and a length per run
+                raise _too_large(path)
         return node
 
     unpacked = msgpack.unpackb(content, object_hook=bounded, max_array_len=_LONGEST_LIST, max_map_len=_LONGEST_LIST)
@@ -281,8 +285,5 @@ def _of_binary_cif(path: Path, content: bytes, section: StructuresSection) -> _R
     return _first_model(_of_columns(path, block["atom_site"]), "ma_qa_metric" in block)
 
 
-def _too_large(path: Path, section: StructuresSection) -> DataError:
-    return DataError(
-        f"{path}: more than {section.max_bytes:,} bytes, uncompressed, or {section.max_atoms:,} atoms; if that is "
-        "right, raise data.structures.max_bytes or max_atoms"
-    )
+def _too_large(path: Path) -> DataError:
+    return DataError(f"{path}: more than {MAX_BYTES:,} bytes, uncompressed, or {MAX_ATOMS:,} atoms: is it a structure?")

@@ -111,7 +111,7 @@ def classify(
         model: folder of a run, or of an export of one.
         input: FASTA file or table, folder or glob, or a URI. For a list of sequences see ``ClassifierPipeline``.
         config: settings that override the run's, by the names of docs/config.md, such as ``data.labels.id_column``.
-        settings: others of the command: ``device``, ``precision``, ``tokens``, ``stream`` and ``weights``.
+        settings: others of the command: ``device``, ``precision`` and ``tokens``.
 
     Returns a row for each record: ``id``, ``label`` and ``probability_NAME`` of each class, an array for labels of
     residues; for regression ``predicted_NAME`` in place of these. Raises EsmerayError for what the command refuses.
@@ -211,9 +211,9 @@ def evaluate(
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
-    classifier = own.model.classifier
-    content = evaluation_of(scored, baselines, trained_N=trained_N, samples=classifier.bootstrap, seed=own.run.seed)
-    best_of = None if classifier.best_metric == "auto" else classifier.best_metric
+    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed)
+    best_metric = own.model.classifier.best_metric
+    best_of = None if best_metric == "auto" else best_metric
     training_known = section.input is None or trained_N is not None
     if section.output is not None:
         facts = {

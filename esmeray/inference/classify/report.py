@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
-from esmeray.common.statistics import SHARE
+from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
@@ -100,7 +100,7 @@ def evaluation_of(
     baselines: Mapping[str, NDArray],
     *,
     trained_N: NDArray[np.bool_] | None = None,
-    samples: int = 1000,
+    samples: int = RESAMPLINGS,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.

@@ -20,27 +20,23 @@ CODE_BYTES = 24
 
 Measured: 61 bytes per row for 320 channels, including 40 bytes of bits.
 """
-AT_ROWS = 1_000_000
-"""Rows of the index that ``compressed_queries_per_s`` was measured with."""
+EXACT_PRODUCTS_PER_S = 2.8e10
+"""Multiply-adds per second and core of an exact search. Measured on AMD Zen 3 (89 queries/s for 1,000,000 vectors of
+320 channels); higher with bf16 products.
+"""
+COMPRESSED_QUERIES_PER_S, AT_ROWS = 1200.0, 1_000_000
+"""Queries per second and core of a compressed index, and the number of its vectors. Measured on AMD Zen 3. The rate
+falls with larger clusters, because a fixed number of clusters is searched.
+"""
 
 
 class EmbeddingAssumptions(Section):
-    """Assumptions about devices and search. Replace them with your own measurements."""
+    """Assumptions about devices. Replace them with your own measurements."""
 
     mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Share of the peak that the forward pass reaches (reported in the table of embed run)."""
     tokens_per_s: PositiveFloat | None = None
     """Tokens per second of a device, instead of peak and mfu: about the residues/s in the table of embed run."""
-    peak_tflops: PositiveFloat | None = None
-    """Peak TFLOP/s of a device in the precision. Default: the peak of a known GPU."""
-    exact_products_per_s: PositiveFloat = 2.8e10
-    """Multiply-adds per second and core of an exact search. Default: measured on AMD Zen 3 (89 queries/s for 1,000,000
-    vectors of 320 channels); higher with bf16 products.
-    """
-    compressed_queries_per_s: PositiveFloat = 1200.0
-    """Queries per second and core of a compressed index of 1,000,000 vectors. Default: measured on AMD Zen 3. The rate
-    falls with larger clusters, because a fixed number of clusters is searched.
-    """
 
 
 class EmbeddingPlanSection(Section):
@@ -112,12 +108,12 @@ def forecast(plan: EmbeddingPlanSection, cost: Cost, rate: float, proteins: floa
     if plan.index == "exact":
         memory_bytes = proteins * 4 * cost.channels
         index_bytes = proteins * 6 * cost.channels  # fp32 and the bf16 filter
-        core_queries = plan.assume.exact_products_per_s / (proteins * cost.channels)
+        core_queries = EXACT_PRODUCTS_PER_S / (proteins * cost.channels)
     else:
         memory_bytes = proteins * (cost.channels / 8 + CODE_BYTES)
         index_bytes = memory_bytes + proteins * 2 * cost.channels  # fp16 values, which score the best rows again
         smaller = _cluster_rows(AT_ROWS, cost.channels) / _cluster_rows(proteins, cost.channels)
-        core_queries = plan.assume.compressed_queries_per_s * smaller
+        core_queries = COMPRESSED_QUERIES_PER_S * smaller
     return Forecast(
         proteins,
         hours,

@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveFloat, PositiveInt
+from esmeray.train_config.section import LargeModelSection, NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class EmbedSection(ComputeSection):
+class EmbedSection(LargeModelSection):
     """Outputs, precision and limits: the settings that the result of a job depends on."""
 
     device: Literal["cpu", "cuda"] | None = None

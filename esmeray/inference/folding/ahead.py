@@ -56,12 +56,12 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
         section.model,
         cache,
         device="cuda" if on_gpu else "cpu",
-        modules=tuple(section.predictor_module),
-        cpus=max(1, section.cpus_per_worker),  # 0 shares training's cores; the predictor still computes on one
+        cpus=1,
         section="data.predictions",
     )
     ended = threading.Event()
-    workers = actors(settings, section.workers, section.cpus_per_worker, section.gpus_per_worker, ended=ended)
+    # No cores are reserved: the predictor shares the ones of training.
+    workers = actors(settings, section.workers, 0, ended=ended)
     folder = cache / workers.loaded
 
     def work() -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_FAILURES = 3
+"""Times that a batch may lose its actor, before it counts as the reason."""
 _MERGED = 256
 """Batches between merges of their shards. Each shard is an open file in every reader."""
 
@@ -36,9 +38,8 @@ class FoldingSettings:
     """Predictor and cache of a folding job.
 
     Attributes:
-        predictor, source: predictor name, and its weights.
+        predictor, source: predictor name, after its module if that is to be imported, and its weights.
         cache: folder shared by all nodes.
-        modules: modules imported in each process to register predictors.
         cpus: cores per process; None for all.
         section: settings section that messages name.
     """
@@ -47,7 +48,6 @@ class FoldingSettings:
     source: str
     cache: Path
     device: str
-    modules: tuple[str, ...] = ()
     cpus: int | None = None
     section: str = "fold"
 
@@ -80,9 +80,10 @@ class Folder:
         settings = self._settings
         if settings.cpus is not None:
             torch.set_num_threads(settings.cpus)
-        for module in settings.modules:  # imported here, because an actor's process lacks the driver's imports
+        module, _, kind = settings.predictor.rpartition(":")
+        if module:  # imported here, because an actor's process lacks the driver's imports
             import_module(module)
-        self._predictor = predictor(settings.predictor, settings.source, settings.device, settings.section)
+        self._predictor = predictor(kind, settings.source, settings.device, settings.section)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
@@ -110,12 +111,10 @@ def actors(
     settings: FoldingSettings,
     count: int,
     cpus: int,
-    gpus: float,
     *,
-    max_failures: int = 3,
     ended: threading.Event | None = None,
 ) -> "ActorPool":
-    """Start prediction actors, each with ``cpus`` cores and, on CUDA, ``gpus`` GPUs. Ray must be connected."""
+    """Start prediction actors, each with ``cpus`` reserved cores and, on CUDA, a GPU. Ray must be connected."""
     from esmeray.cluster.actor_pool import ActorPool  # imported here, because it imports Ray
 
     def same(first: str, other: str) -> None:
@@ -126,9 +125,9 @@ def actors(
         Folder,
         settings,
         count,
-        {"num_cpus": cpus, "num_gpus": gpus if settings.device == "cuda" else 0},
+        {"num_cpus": cpus, "num_gpus": 1 if settings.device == "cuda" else 0},
         at_once=1,
-        max_failures=max_failures,
+        max_failures=MAX_FAILURES,
         log=log,
         ended=ended,
         same=same,

@@ -144,7 +144,7 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     for path in blend.parent.rglob("*"):
         if path.is_file():
             verified(path)
-    return load_config(run / "config.yaml").model.terms, read_json(blend, "train again")
+    return load_config(run / "config.yaml", is_stored=True).model.terms, read_json(blend, "train again")
 
 
 def predict_functions(

@@ -16,7 +16,7 @@ from esmeray.model.device import DTYPES, check_device, choose_device, refuse_for
 from esmeray.model.section import BackboneSection
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.opening import can_be_streamed, open_exported, open_network
-from esmeray.train_config.section import ComputeSection, Precision, Stream, Weights
+from esmeray.train_config.section import LargeModelSection, Precision, Stream, Weights
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def open_model(
     (2, 320)
     """
     refuse_forked(str(source))
-    section = ComputeSection.of(precision=precision, stream=stream, weights=weights)
+    section = LargeModelSection.of(precision=precision, stream=stream, weights=weights)
     precision = section.precision or "fp32"
     if device is not None:  # first, so that a wrong name is reported before gigabytes are read
         check_device(device)

@@ -102,7 +102,7 @@ def config_of(folder: Path, overrides: Overrides | None = None) -> Config:
     """Settings that the model in a folder was trained with, plus overrides; the defaults if the folder has none."""
     path = folder / "config.yaml"
     # The checksum is verified, because a flipped digit of a length or a changed column name would be a valid setting.
-    return load_config(verified(path) if path.is_file() else None, overrides)
+    return load_config(verified(path) if path.is_file() else None, overrides, is_stored=True)
 
 
 def limit_of(data: DataSection) -> Limit:

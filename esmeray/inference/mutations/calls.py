@@ -160,7 +160,7 @@ def fit_mutants(
 
     Raises EsmerayError for what the command refuses.
 
-    >>> fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", measured, "fitted", folds=["random"], bootstrap=5)
+    >>> fit = esmeray.fit_mutants("esm2", "MKTAYIAKQR", measured, "fitted", folds=["random"])
     features of 40 mutants: embeddings; zero-shot scores by esm2 (masked)
     >>> fit
     MutantFit(folder=PosixPath('fitted'))

@@ -21,13 +21,17 @@ from esmeray.inference.mutations.validation import Measured
 PROPOSALS = "proposals"
 PRIOR = "greedy by the zero-shot score"
 RANDOM = "random"
+REPEATS = 3
+"""Campaigns with different seeds, whose range shows the influence of chance."""
+TOP_SHARE = 0.01
+"""Share of all mutants that counts as the best, which campaigns try to find."""
 _COLOURS = {PROPOSALS: BLUE, PRIOR: ORANGE, RANDOM: GREY}
 
 
 def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd.DataFrame:
     """Table with a row per protein, strategy, repeat and round: the share of the best mutants found so far."""
     rows = []
-    runs = [(part, repeat) for part in parts for repeat in range(section.repeats)]
+    runs = [(part, repeat) for part in parts for repeat in range(REPEATS)]
     with record_bar("campaigns") as bar:
         for done, (part, repeat) in enumerate(runs):
             size = len(part.values)
@@ -37,7 +41,7 @@ def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd
             if repeat == 0 or section.strategy == "thompson":
                 proposed = _proposed(part, section, repeat)
             ways = {PROPOSALS: proposed, PRIOR: by_prior, RANDOM: random.permutation(size)}
-            top = np.argsort(-part.values, kind="stable")[: max(1, round(section.top_share * size))]
+            top = np.argsort(-part.values, kind="stable")[: max(1, round(TOP_SHARE * size))]
             for way, order in ways.items():
                 for number in range(1, section.rounds + 1):
                     rows.append(

@@ -8,7 +8,7 @@ Shape legend: N mutants, D channels.
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
@@ -33,6 +33,7 @@ from esmeray.inference.mutations.table import MutantTable, by_row, distinct, rea
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
+from esmeray.train_config.removed import stored_in
 from esmeray.train_config.section import ComputeSection
 
 TASK = "mutations"
@@ -110,7 +111,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
 
     def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
         """Inputs of new mutants. Raises DataError if the underlying model has changed."""
-        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens", "stream"}))
+        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens"}))
 
         # Opened on demand: one-hot features with a column of scores need no model.
         @cache
@@ -153,7 +154,8 @@ def read_fitted(source: str) -> Fitted | None:
     located = find_model(source)
     if located.task != TASK:
         return None
-    fitted = read_settings_of(located.folder / _FILE, "fitted model", Fitted.model_validate)
+    parse = partial(Fitted.model_validate, context=stored_in(located.folder))
+    fitted = read_settings_of(located.folder / _FILE, "fitted model", parse)
     if fitted.section.features != "embeddings":
         return fitted
     ends = np.cumsum([len(part.mutants) for part in fitted.proteins])

@@ -159,15 +159,7 @@ class Scorer:
     """A model that scores the mutants of all proteins in shared passes. Its work is in ``folder``."""
 
     def __init__(self, source: str, section: MutationsSection, folder: Path) -> None:
-        opened = open_model(
-            source,
-            section.precision,
-            section.device,
-            heads=["masked_lm"],
-            random_weights=section.random_weights,
-            stream=section.stream,
-            weights=section.weights,
-        )
+        opened = open_model(source, section.precision, section.device, heads=["masked_lm"])
         self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
         self.facts, self._folder = opened.facts, folder
         self._method = section.method

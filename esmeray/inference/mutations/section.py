@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision, Share
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision
 
 Folds = Literal["random", "modulo", "contiguous", "rest"]
 
@@ -30,8 +30,6 @@ class MutationsSection(ComputeSection):
     """
     precision: Precision = "fp32"
     """Precision of the computation; bf16 rounds log-probabilities."""
-    random_weights: bool = False
-    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
 
 
 class MutantTableSection(MutationsSection):
@@ -55,8 +53,6 @@ class MutantTableSection(MutationsSection):
     """
     not_missing: list[str] = Field(default=[])
     """Texts that are values, although tables use them for missing values, e.g. NA (neuraminidase)."""
-    bootstrap: PositiveInt = 1000
-    """Number of resamplings for the confidence intervals of metrics."""
 
 
 class MutationScoreSection(MutantTableSection):
@@ -108,8 +104,6 @@ class MutationLearningSection(MutantTableSection):
 class MutationFitSection(MutationLearningSection):
     """Measured mutants, features, evaluation, and how the model runs."""
 
-    bootstrap: PositiveInt = 100
-    """Number of resamplings for the confidence intervals of metrics."""
     folds: list[Folds] = Field(default=[])
     """Kinds of five-fold cross-validation: random mutants, mutated positions in turn (modulo), or segments of positions
     (contiguous). rest: no folds; each size is drawn once and predicts the other mutants. Default: the first three, or
@@ -162,7 +156,3 @@ class MutationCampaignSection(MutationLearningSection):
     """Number of mutants per plate."""
     strategy: Strategy = "ucb"
     """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
-    repeats: PositiveInt = 3
-    """Number of campaigns with different seeds."""
-    top_share: Share = 0.01
-    """Share of all mutants that counts as the best, which campaigns try to find."""

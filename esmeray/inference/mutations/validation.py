@@ -22,6 +22,8 @@ from esmeray.inference.mutations.section import Folds, MutationFitSection
 from esmeray.inference.mutations.variants import Mutant, Protein
 
 NUM_FOLDS = 5
+RESAMPLINGS = 100
+"""Resamplings for the intervals: fewer than elsewhere, as each kind of fold and each size has some."""
 ALL = "all"
 """Number of training mutants, in keys, if all mutants of the other folds are used."""
 Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
@@ -141,7 +143,7 @@ def _evaluation(part: Measured, kind: Folds, size: int | None, section: Mutation
             ridge = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train], sample_weight=replicates_N[train])
             ridge_N[test] = ridge.predict(one_hot_ND[test])
         scores["ridge on one-hot"] = ridge_N
-    evaluation = evaluation_of(scores, values_N, samples=section.bootstrap, seed=section.seed)
+    evaluation = evaluation_of(scores, values_N, samples=RESAMPLINGS, seed=section.seed)
     tested_N = np.isfinite(predicted.mean)
     holds_N = (predicted.low <= values_N) & (values_N <= predicted.high)
     evaluation["metrics"]["in 90 % interval"] = float(holds_N[tested_N].mean())

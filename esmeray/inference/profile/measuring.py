@@ -9,7 +9,7 @@ Shape legend: N texts.
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -58,6 +58,8 @@ RANGES = ("pooling", *NOT_COMPUTED)
 """Stages that inference records as profiler ranges."""
 INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
 """Ranges, and inner stages that count separately: an output that reads tokens runs the whole model inside its range."""
+WARMUP_RUNS, RUNS = 3, 20
+"""Batches of each size that are not measured, and batches that are."""
 
 
 class Subject(NamedTuple):
@@ -88,19 +90,11 @@ class Job(NamedTuple):
     batches: int
 
 
-def open_subject(
-    name: str, settings: EmbedSection, device: str, random_weights: bool, outputs: Sequence[str] = ()
-) -> Subject:
+def open_subject(name: str, settings: EmbedSection, device: str, outputs: Sequence[str] = ()) -> Subject:
     """Open a model with the device's defaults. Without ``outputs``, the mean, or the classes of a classifier."""
     precision, tokens = settings.resolved(device == "cuda")
-    model = open_model(
-        name,
-        precision,
-        device,
-        random_weights=random_weights,
-        stream=settings.stream,
-        weights=settings.weights,
-    )
+    # Random weights take the same time.
+    model = open_model(name, precision, device, random_weights=True)
     kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
     return Subject(model, model.outputs(kinds, settings.layers), tokens, Limit(model.facts.longest))
 
@@ -118,9 +112,9 @@ def profile_model(
     """Run the steps of the settings; trace files are written to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
-    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision", "stream", "weights"})
+    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
     embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared)
-    subject = open_subject(name, embed, device, settings.random_weights, settings.outputs)
+    subject = open_subject(name, embed, device, settings.outputs)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
         "model": facts.name,
@@ -156,7 +150,7 @@ def profile_model(
             show("tracing")
             subject.run(texts[:1])  # warm-up
             result |= profile_stages(subject, job, folder)
-        if "batch_sizes" in settings.steps and (settings.token_budgets or settings.batch_sizes):
+        if "batch_sizes" in settings.steps and settings.batch_sizes:
             result["batch_sizes"] = measure_batches(subject, texts, settings, show)
     return result
 
@@ -360,33 +354,33 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
 def measure_batches(
     subject: Subject, texts: Sequence[str], settings: ModelProfileSection, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure the sizes or budgets one after the other, so that each has its own memory peak.
+    """Measure the sizes one after the other, so that each has its own memory peak.
 
     Each run takes different texts of a shuffled list, so that latencies also vary with the data. Times are from texts
     to rows on the host in ms, memory is in MB (1e6 bytes), rates in 1/s. A row may have an ``error``.
     """
-    unit, rows = "tokens" if settings.token_budgets else "batch_size", []
+    rows: list[dict[str, Any]] = []
     device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
     shuffled = [texts[index] for index in np.random.default_rng(0).permutation(len(texts)).tolist()]
-    for value in settings.token_budgets or settings.batch_sizes:
-        show(f"{unit} {value}")
-        batches = _batches(subject, shuffled, unit, value)
+    for size in settings.batch_sizes:
+        show(f"batch size {size}")
+        batches = _batches(shuffled, size)
         try:
-            for _ in range(settings.warmup_runs):
+            for _ in range(WARMUP_RUNS):
                 _measured(subject, next(batches))
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             resident = MemoryMeter(torch.device("cpu"))  # created after the warm-up, to measure this size's peak
-            measured = [_measured(subject, next(batches)) for _ in range(settings.runs)]
+            measured = [_measured(subject, next(batches)) for _ in range(RUNS)]
         except ResourceError:
-            rows.append({unit: value, "error": "out of memory", "runs": []})
+            rows.append({"batch_size": size, "error": "out of memory", "runs": []})
         else:
             memory_mb = {
                 "cpu_memory_peak_mb": resident.peak_bytes() / 1e6,
                 "gpu_memory_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6 if on_cuda else None,
             }
-            rows.append({unit: value, "error": None, **_summary(measured), **memory_mb, "runs": measured})
-    return {"unit": unit, "rows": rows}
+            rows.append({"batch_size": size, "error": None, **_summary(measured), **memory_mb, "runs": measured})
+    return {"unit": "batch_size", "rows": rows}
 
 
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
@@ -420,14 +414,8 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _batches(subject: Subject, texts: Sequence[str], unit: str, value: int) -> Iterator[Sequence[str]]:
-    """Yield batches endlessly: ``value`` texts each, or as many texts as the token budget holds, in order."""
-    costs = subject.token_counts(texts).tolist() if unit == "tokens" else [1] * len(texts)
-    batch: list[str] = []
-    left = value
-    for text, cost in cycle(zip(texts, costs, strict=True)):
-        if batch and cost > left:  # a text above the budget has its own batch
-            yield batch
-            batch, left = [], value
-        batch.append(text)
-        left -= cost
+def _batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Yield batches endlessly, in order."""
+    endless = cycle(texts)
+    while True:
+        yield [*islice(endless, size)]

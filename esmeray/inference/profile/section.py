@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt
+from esmeray.train_config.section import ComputeSection, PositiveInt
 
 
 class ModelProfileSection(ComputeSection):
@@ -30,13 +30,5 @@ class ModelProfileSection(ComputeSection):
     """Maximum residues of a sequence, as in embed.max_length. A classifier has its own limit."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to compute on: cpu or cuda. Default: CUDA if available."""
-    random_weights: bool = False
-    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
     batch_sizes: list[PositiveInt] = Field(default=[1, 4, 8, 16, 32, 64])
     """Batch sizes, in texts, to measure latency and memory for. An empty list skips this step."""
-    token_budgets: list[PositiveInt] = Field(default=[])
-    """Token budgets of a batch, instead of batch_sizes."""
-    warmup_runs: NonNegativeInt = 3
-    """Warm-up batches per size, which are not measured."""
-    runs: PositiveInt = 20
-    """Measured batches per size."""

@@ -7,6 +7,7 @@ with a format version. Nothing here needs torch, so that damage to a folder is r
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from esmeray.common.publishing import made_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.section import ClassifierSection
+from esmeray.train_config.removed import stored_in
 
 FORMAT_VERSION = 1
 REMEDY = "export the model again"
@@ -76,7 +78,8 @@ def read_settings(folder: Path) -> ClassifierSettings:
 
     Raises DataError if the folder has no classifier, another format version, or damage.
     """
-    return read_settings_of(folder / CONFIG_FILE, "classifier", ClassifierSettings.model_validate)
+    parse = partial(ClassifierSettings.model_validate, context=stored_in(folder))
+    return read_settings_of(folder / CONFIG_FILE, "classifier", parse)
 
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.progress import Pace
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, steady_time
 
+UTILIZATION_PERCENT, UTILIZATION_WINDOW_S = 50.0, 120.0
+"""GPU utilisation below which an alert is raised, and seconds that it must last."""
 BAND_PERCENT = 5.0
 """Hysteresis in percentage points, so that a value near the threshold raises one alert only."""
 _GIB = 2.0**30
@@ -70,7 +72,7 @@ class AlertSink:
         percent = values.get("util")
         if percent is None or record["step"] < 1:  # before the first step, data are prepared and kernels compiled
             return
-        threshold, window_s = self._settings.utilization_percent, self._settings.utilization_window_s
+        threshold = UTILIZATION_PERCENT
         if ("low_utilization", gpu) in self._raised:  # hysteresis
             threshold = min(100.0, threshold + BAND_PERCENT)
         if percent > 0:
@@ -81,8 +83,8 @@ class AlertSink:
             return
         # A GPU that never worked belongs to another job.
         since_s = self._idle_since_s.setdefault(gpu, record["time"]) if gpu in self._worked else math.inf
-        if record["time"] - since_s >= window_s:
-            state = f"{gpu}: utilisation under {threshold:g} % for {window_s:g} s, now {percent:.0f} %"
+        if record["time"] - since_s >= UTILIZATION_WINDOW_S:
+            state = f"{gpu}: utilisation under {threshold:g} % for {UTILIZATION_WINDOW_S:g} s, now {percent:.0f} %"
             self._set("low_utilization", gpu, True, f"{state}: {self._reason()}", record)
 
     def _check_memory(self, subject: str, values: Mapping[str, float], remedy: str, record: Record) -> None:

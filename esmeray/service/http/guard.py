@@ -25,6 +25,10 @@ log = logging.getLogger("esmeray.service")
 
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+BODY_S = 20.0
+"""Seconds that a request's body may take to arrive."""
+BODIES = 4
+"""Number of the largest bodies that are held at once."""
 AFTER_END_S = 5
 """Retry-After in seconds while the service ends: until then it may have a successor."""
 _NOT_LOGGED = ("health", "ready", "metrics")
@@ -63,7 +67,7 @@ class Guard:
         headers_out = [(REQUEST_ID, request_id.encode())] if self.adds_request_id else []
         scope["state"]["answer_headers"] = headers_out  # routes may add some
         answer = _Answer(send, request_id, headers_out)
-        body = _Body(receive, self, time.monotonic() + service.limits.body_s)
+        body = _Body(receive, self, time.monotonic() + BODY_S)
         if self.draining and scope["path"] != "/health":  # the process still answers
             # A client that sends it again connects again, and so reaches a successor.
             detail = "the service is ending; send the request again"
@@ -163,7 +167,7 @@ class _Body:
             async with asyncio.timeout(max(0.0, self.until_s - time.monotonic())):
                 message = await self.receive()
         except TimeoutError:
-            raise RefusalError(408, f"the body took more than {limits.body_s:g} s to arrive", limit="body_s") from None
+            raise RefusalError(408, f"the body took more than {BODY_S:g} s to arrive", limit="body_s") from None
         size = len(message.get("body", b""))
         self.arrived_bytes += size
         self.guard.body_bytes += size
@@ -171,7 +175,7 @@ class _Body:
             raise _too_large(limits)
         # Small bodies are accepted beyond the limit, so that a few slow large ones shut nobody out. The number of
         # requests bounds them.
-        if self.guard.body_bytes > limits.bodies_bytes and self.arrived_bytes > SMALL_BYTES:
+        if self.guard.body_bytes > BODIES * limits.body_bytes and self.arrived_bytes > SMALL_BYTES:
             raise RefusalError(
                 503, "the bodies of other requests leave no room for this one; try again later", 1, limit="bodies_bytes"
             )

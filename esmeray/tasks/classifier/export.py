@@ -47,6 +47,7 @@ from esmeray.model.export.sentence_modules import write_sentence_modules
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier, LabelModel
+from esmeray.train_config.removed import stored_in
 
 BASE_FOLDER = "base"
 
@@ -213,5 +214,7 @@ def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:
     """Return the maximum number of tokens used of a text (None for all), and which part of a longer text is used."""
     if resolved_config is None:
         return None, "start"
-    data = DataSection.model_validate((yaml.safe_load(resolved_config) or {}).get("data", {}))
+    data = DataSection.model_validate(
+        (yaml.safe_load(resolved_config) or {}).get("data", {}), context=stored_in(Path("config.yaml"))
+    )
     return data.max_length, fixed_crop(data.crop)

@@ -9,8 +9,7 @@ Examples:
   esmeray design fold --fold.input proteins.fasta --fold.model facebook/esmfold_v1 --fold.cache predictions
   esmeray design fold --fold.input proteins.fasta --fold.predictor esmfold2 --fold.model biohub/ESMFold2 \
 --fold.cache predictions
-  esmeray design fold --fold.input store/ --fold.model esmfold/ --fold.cache predictions --fold.workers 8 \
---fold.gpus_per_worker 0.5
+  esmeray design fold --fold.input store/ --fold.model esmfold/ --fold.cache predictions --fold.workers 8
 """
 
 from pathlib import Path
@@ -27,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.dataset.tokens.model_folder import check_model
 from esmeray.tools.grammar import ClusterSection, command
-from esmeray.train_config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Section
 
 
 class FoldSection(Section):
@@ -38,9 +37,7 @@ class FoldSection(Section):
     model: str
     """Folder or hub name of the predictor's weights."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or a kind registered by predictor_module."""
-    predictor_module: list[str] = Field(default=[])
-    """Python modules to import, which register further kinds of predictors."""
+    """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
     cache: Path
     """Folder to keep predictions in."""
     cache_gb: PositiveFloat = 50.0
@@ -53,12 +50,6 @@ class FoldSection(Section):
     """Device to compute on: cpu or cuda. Default: CUDA if available."""
     workers: PositiveInt | None = None
     """Number of Ray actors that predict. Default: no actors, this process predicts."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores per actor."""
-    gpus_per_worker: PositiveFloat = 1.0
-    """GPUs per actor; with 0.5, two actors share a GPU."""
-    max_failures: NonNegativeInt = 3
-    """Number of times that a batch may lose its actor."""
 
 
 @command("design fold", __doc__)
@@ -69,7 +60,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
-    if not fold.predictor_module:  # a predictor from outside defines what its model may be
+    if ":" not in fold.predictor:  # a predictor from outside defines what its model may be
         check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer sequences would run out of memory.
     sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
@@ -80,10 +71,10 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
 
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
-        device, modules = fold.device or ("cuda" if has_gpu else "cpu"), tuple(fold.predictor_module)
+        device = fold.device or ("cuda" if has_gpu else "cpu")
         if device == "cuda" and not has_gpu:
             raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
-        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, modules, cpus)
+        return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, cpus)
 
     with record_bar("predicting") as bar:
         options: dict[str, Any] = {
@@ -99,14 +90,8 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
 
             with connected(RaySection(address=address)):
                 # Look at the cluster's GPUs: this machine may be a login node without any.
-                on_actors = predictor(any(node.gpus for node in cluster_resources()), fold.cpus_per_worker)
-                workers = actors(
-                    on_actors,
-                    fold.workers,
-                    fold.cpus_per_worker,
-                    fold.gpus_per_worker,
-                    max_failures=fold.max_failures,
-                )
+                on_actors = predictor(any(node.gpus for node in cluster_resources()), 1)
+                workers = actors(on_actors, fold.workers, 1)
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
     removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
     distinct = counted(report.sequences, "distinct sequence{s}")

@@ -31,6 +31,7 @@ from pydantic import Field
 
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
+from esmeray.common.statistics import RESAMPLINGS
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.identifiers import match_ids
@@ -41,7 +42,7 @@ from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import chosen
 from esmeray.inference.retrieval.metrics import METRICS, in_training, means, query_metrics
 from esmeray.tools.grammar import Made, command
-from esmeray.train_config.section import PositiveInt, Section
+from esmeray.train_config.section import Section
 
 
 class RetrievalSection(Section):
@@ -61,8 +62,6 @@ class RetrievalSection(Section):
     """JSON file to write the metrics to. Default: none."""
     name: str | None = None
     """Output in the folder of embeddings. Default: its first."""
-    bootstrap: PositiveInt = 1000
-    """Number of resamplings of queries for the intervals."""
 
 
 @command("embed evaluate", __doc__, made_by="evaluate_embeddings")
@@ -106,7 +105,7 @@ def main(
 
 def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection) -> dict[str, dict[str, Any]]:
     """Print the metrics of each level, and return them by the level's name."""
-    levels = dict(zip(evaluate.level_names, means(values, evaluate.bootstrap, seed=0), strict=True))
+    levels = dict(zip(evaluate.level_names, means(values, RESAMPLINGS, seed=0), strict=True))
     print("".join(f"{title:>23}" for title in ["", *METRICS]))
     for level, metrics in levels.items():
         cells = [f"{level} ({metrics['sensitivity_of_others']['queries']})"]

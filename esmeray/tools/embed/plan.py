@@ -47,12 +47,12 @@ def cost_of(model: str) -> Cost:
 def _peak_tflops(plan: EmbeddingPlanSection) -> float:
     from esmeray.monitoring.sampling.peaks import known_gpus, peak_tflops  # here: it loads torch
 
-    peak = plan.assume.peak_tflops or peak_tflops(plan.gpu, plan.precision)
+    peak = peak_tflops(plan.gpu, plan.precision)
     if peak is None:
         gpus = known_gpus()
         raise ConfigError(
             f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; choose one "
-            f"of {', '.join(gpus)}, or give --plan.assume.tokens_per_s or --plan.assume.peak_tflops"
+            f"of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
         )
     return peak
 

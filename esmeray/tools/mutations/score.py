@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError
+from esmeray.common.statistics import RESAMPLINGS
 from esmeray.common.text import counted
 from esmeray.inference.mutations.calls import job_of
 from esmeray.inference.mutations.section import MutationScoreSection
@@ -90,4 +91,4 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         compared = {"model": scores_N, **{name: table.numbers[name] for name in score.compare}}
         measured_N = table.numbers[score.measured_column]
         proteins = [variant.protein.name for variant in table.variants]
-        print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=score.bootstrap))))
+        print("\n".join(summary_lines(evaluations_of(compared, measured_N, proteins, samples=RESAMPLINGS))))

@@ -47,8 +47,6 @@ class DeviceProfileSection(Section):
     """Number of measurements per device."""
     precision: Precision | None = None
     """Precision on both devices, if there is a GPU. Default: embed's default on each device."""
-    random_weights: bool = False
-    """Accept a model size (esm2_t6_8M), which has random weights, for trying things out."""
 
 
 @command("profile devices", __doc__, made_by="profile devices")
@@ -92,7 +90,7 @@ def compare(
     sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
     subjects = {}
     for device, precision in kinds:
-        subject = open_subject(name, EmbedSection(precision=precision), device, settings.random_weights, ["mean"])
+        subject = open_subject(name, EmbedSection(precision=precision), device, ["mean"])
         subject.run(sample[:1])  # loads kernels before the measurements
         subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
     contenders = {
@@ -113,7 +111,7 @@ def compare(
     slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
     return {
         "model": name,
-        "random_weights": settings.random_weights,
+        "random_weights": any(subject.model.facts.random_weights for subject in subjects.values()),
         "proteins": len(sample),
         "residues": residues,
         "devices": devices,

@@ -62,21 +62,21 @@ def work_of(plan: PlanSection) -> scale.Work:
 
 
 def device_of(plan: PlanSection) -> scale.Device:
-    """Peaks of the GPU; settings override known values. Raises ConfigError if one is missing."""
+    """Peaks of the GPU. Raises ConfigError if they are not known."""
     from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # imported here: loads torch
 
-    names = ("memory_gb", "memory_gb_per_s", "link_gb_per_s")
-    known: dict[str, Any] = {name: getattr(known_peaks(plan.gpu), name, None) for name in names}
-    # Training in fp32 multiplies in TF32 (training.tf32).
-    known["peak_tflops"] = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
-    values = {name: getattr(plan.assume, name) or value for name, value in known.items()}
-    if missing := [f"--plan.assume.{name}" for name, value in values.items() if value is None]:
-        problem = f"has no known peak in {plan.precision}: choose another plan.precision"
-        if known_peaks(plan.gpu) is None:
-            gpus = known_gpus()
-            problem = f"is not known{did_you_mean(plan.gpu, gpus)}: choose one of {', '.join(gpus)}"
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} {problem}, or give {', '.join(missing)}")
-    return scale.Device(1e12 * values["peak_tflops"], *(1e9 * values[name] for name in names))
+    peaks, gpus = known_peaks(plan.gpu), known_gpus()
+    if peaks is None:
+        hint = did_you_mean(plan.gpu, gpus)
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} is not known{hint}: choose one of {', '.join(gpus)}")
+    # Training in fp32 multiplies in TF32.
+    peak = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
+    if peak is None:
+        raise ConfigError(
+            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: choose another plan.precision"
+        )
+    memory = (peaks.memory_gb, peaks.memory_gb_per_s, peaks.link_gb_per_s)
+    return scale.Device(1e12 * peak, *(1e9 * value for value in memory))
 
 
 def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict[str, Any]:
@@ -101,17 +101,17 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     # The baseline is one node, because scaling shows the cost of communication between nodes, without NVLink.
     reference = plan.gpus_per_node if plan.gpus > plan.gpus_per_node else 1
     linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
-    step_s, mtbf_s = sum(parts.values()), 3600 * assume.mtbf_gpu_hours / plan.gpus
+    step_s, mtbf_s = sum(parts.values()), 3600 * scale.MTBF_GPU_HOURS / plan.gpus
     whole, first = scale.checkpoint_bytes(work, plan)
-    write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / (1e9 * assume.host_gb_per_s)
+    write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / scale.HOST_BYTES_PER_S
     # A checkpoint waits until the previous one is written, and there is at most one per step.
     interval_s = max(scale.daly_interval_s(stall_s, mtbf_s), write_s, step_s)
     # A fault costs write_s twice: to read the last checkpoint, and to repeat the work done while the next one was being
     # written.
-    lost = scale.lost_share(interval_s, stall_s, assume.restart_s + 2 * write_s, mtbf_s)
+    lost = scale.lost_share(interval_s, stall_s, scale.RESTART_S + 2 * write_s, mtbf_s)
     if lost > 0.99:
         raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
-    faults = 1 - math.exp(-assume.restart_s / mtbf_s)  # the share lost if checkpoints cost nothing
+    faults = 1 - math.exp(-scale.RESTART_S / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}
     training_s = plan.total_tokens / step_tokens * step_s / (1 - lost)
@@ -169,7 +169,7 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
         f"binds            {scaled['binds']}",
         f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
         f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
-        f"                 network {assume.network:.0%}, overlapping {assume.overlap:.0%} of the backward pass",
+        f"                 network {assume.network:.0%}, overlapping {scale.OVERLAP:.0%} of the backward pass",
     ]
 
 

@@ -28,7 +28,7 @@ class Resumption:
         if not (self.run.config.exists() and self.checkpoints.complete()):
             return self
         # The defaults may have been different at the start: on other processors, or in an earlier version.
-        begun = load_config(self.run.config).training
+        begun = load_config(self.run.config, is_stored=True).training
         config = with_precision(self.config, begun.precision)
         if config.training.warmup_steps is None:
             training = config.training.model_copy(update={"warmup_steps": begun.warmup_steps})
@@ -101,7 +101,7 @@ class Resumption:
 
     @cached_property
     def _changes(self) -> list[Difference]:
-        return differences(load_config(self.run.config).model_dump(), self.config.model_dump())
+        return differences(load_config(self.run.config, is_stored=True).model_dump(), self.config.model_dump())
 
     def _changed(self, nature: OnResume) -> Difference | None:
         return next((change for change in self._changes if on_resume(Config, change.key) is nature), None)

@@ -14,8 +14,9 @@ from esmeray.cluster.collective import ControlGroup
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
-from esmeray.training.section import MemoryGuardSection
 
+MAX_HALVINGS = 3
+"""Maximum number of times that batches are halved in a run: beyond it the steps are slow for other reasons."""
 REMEDY = (
     "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "
     "sequences, under another run.name"
@@ -36,12 +37,11 @@ class MemoryGuard:
 
     def __init__(
         self,
-        section: MemoryGuardSection,
         meter: MemoryMeter,
         path: Path,
         report: Callable[[str, int], None],
     ) -> None:
-        self._section, self._path, self._report = section, path, report
+        self._path, self._report = path, report
         self.meter = meter
         self.parts = 1
 
@@ -72,7 +72,7 @@ class MemoryGuard:
         return ResourceError(f"out of memory on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
 
     def _double(self) -> None:
-        if self.parts >= 2**self._section.max_halvings:
+        if self.parts >= 2**MAX_HALVINGS:
             halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token, estimate_memory
-from esmeray.train_config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Precision, Section, Share, Tokens
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section, Tokens
 
 BUCKET = 50_000_000
 """Elements per bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""
@@ -22,6 +22,18 @@ PRODUCTS, ATTENTION, MEMORY = 0.8, 0.35, 0.83
 """Shares of a GPU's peaks that large products, FlashAttention and fused kernels reach (docs/gpu.md)."""
 LATENCY_S = 1e-5
 """Seconds per round of a collective between nodes."""
+OVERLAP = 0.8
+"""Share of the backward pass (ZeRO-3: of both passes) that ZeRO-2 and 3 can overlap with communication."""
+JITTER = 0.01
+"""Standard deviation of a worker's step time, relative to its mean. All workers wait for the slowest."""
+MEMORY_RESERVE = 0.1
+"""Share of a GPU's memory reserved for the allocator, kernels and NCCL."""
+MTBF_GPU_HOURS = 49_000.0
+"""GPU-hours between two faults; each fault ends all workers."""
+RESTART_S = 180.0
+"""Seconds from a fault to the next step, without reading the checkpoint."""
+HOST_BYTES_PER_S = 6e9
+"""Bandwidth of copies from a GPU to host memory. Steps wait for these copies at a checkpoint."""
 FORWARD_VECTORS, BACKWARD_VECTORS = {True: 21.1, False: 66.4}, {True: 35.3, False: 91.4}
 """Vectors of hidden_size channels that a token moves per layer, excluding products and attention; by whether layers are
 compiled. Counted in the kernels of ESM-2 650M (docs/gpu.md)."""
@@ -35,28 +47,8 @@ class PlanAssumptions(Section):
     the peak, attention at 35 %, everything else at 83 % of the memory bandwidth."""
     network: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the links' bandwidth that collectives of many megabytes reach."""
-    overlap: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Share of the backward pass (ZeRO-3: of both passes) that ZeRO-2 and 3 can overlap with communication."""
-    jitter: NonNegativeFloat = 0.01
-    """Standard deviation of a worker's step time, relative to its mean. All workers wait for the slowest."""
-    memory_reserve: Share = 0.1
-    """Share of a GPU's memory reserved for the allocator, kernels and NCCL."""
-    mtbf_gpu_hours: PositiveFloat = 49_000.0
-    """GPU-hours between two faults; each fault ends all workers."""
-    restart_s: NonNegativeFloat = 180.0
-    """Seconds from a fault to the next step, without reading the checkpoint."""
     storage_gb_per_s: PositiveFloat = 5.0
     """Bandwidth of the checkpoint storage, for all workers together, in GB/s."""
-    host_gb_per_s: PositiveFloat = 6.0
-    """Bandwidth of copies from a GPU to host memory, in GB/s. Steps wait for these copies at a checkpoint."""
-    peak_tflops: PositiveFloat | None = None
-    """Peak of a GPU in the chosen precision, in TFLOP/s. Default, also of the next three: the values of known GPUs."""
-    memory_gb: PositiveFloat | None = None
-    """Memory of a GPU, in GB."""
-    memory_gb_per_s: PositiveFloat | None = None
-    """Memory bandwidth of a GPU, in GB/s."""
-    link_gb_per_s: PositiveFloat | None = None
-    """Bandwidth of the link between GPUs of a node, in one direction, in GB/s."""
 
 
 class PlanSection(Section):
@@ -134,7 +126,7 @@ def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]
 
 def largest_tokens(work: Work, plan: PlanSection, device: Device) -> int:
     """Return the largest token budget, a multiple of 64. It is 0 or less if the state alone does not fit."""
-    free_bytes = device.memory_bytes * (1 - plan.assume.memory_reserve) - sum(memory_parts(work, plan, 0).values())
+    free_bytes = device.memory_bytes * (1 - MEMORY_RESERVE) - sum(memory_parts(work, plan, 0).values())
     return 64 * math.floor(free_bytes / memory_parts(work, plan, 64)["activations"])
 
 
@@ -169,7 +161,7 @@ def step_parts(
         "compute": compute_s + update_s,
         "memory bandwidth": (moved_bytes + update_bytes) / memory_bytes_per_s,
         "interconnect": _exposed_s(work, plan, device, gpus, micro_batches, passes_s),
-        "slowest worker": passes_s * assume.jitter * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)),
+        "slowest worker": passes_s * JITTER * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)),
     }
 
 
@@ -209,7 +201,7 @@ def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_b
     reduced, gathered = seconds(2, trainable), seconds(1, total)
     if plan.stage < 2:
         return reduced + gathered * plan.stage
-    hidden, after = plan.assume.overlap * passes_s, 0.0
+    hidden, after = OVERLAP * passes_s, 0.0
     if plan.stage == 2:
         reduced, hidden, after = micro_batches * reduced, 2 / 3 * hidden, gathered
     else:

@@ -43,7 +43,7 @@ class Worker:
     experiment: Experiment
     engine: TrainingEngine
     control: ControlGroup
-    guard: MemoryGuard | None
+    guard: MemoryGuard
     observers: Observers
     checkpoints: Checkpoints
     training: TrainingSection
@@ -147,15 +147,10 @@ def _manifest(config: Config, store_checksum: str, world_size: int, wandb_run_id
     )
 
 
-def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard | None:
-    section, limit_mib = training.memory_guard, training.cpu_memory_limit_mib
-    if not section.enabled:
-        if limit_mib is None:
-            return None
-        section = section.model_copy(update={"max_halvings": 0})  # no halving: reaching the limit ends the run
+def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard:
+    limit_mib = training.cpu_memory_limit_mib
     observers.meter = MemoryMeter(device, None if limit_mib is None else int(limit_mib * 2**20))
     return MemoryGuard(
-        section,
         observers.meter,
         observers.run.memory_guard,
         report=lambda message, parts: observers.log.event("memory_guard", observers.step, parts=parts, message=message),
@@ -171,9 +166,9 @@ def _sampler(
 ) -> Sampler:
     peak = monitoring.peak_tflops
     if peak is None and context.device.type == "cuda":
-        # TF32 applies to fp32 products only.
-        is_tf32 = training.precision == "fp32" and training.tf32
-        peak = peak_tflops(torch.cuda.get_device_name(context.device), "tf32" if is_tf32 else training.precision)
+        # Products in fp32 are computed in TF32.
+        precision = "tf32" if training.precision == "fp32" else training.precision
+        peak = peak_tflops(torch.cuda.get_device_name(context.device), precision)
     return Sampler(
         path=sample_file(run.monitoring, context.rank),
         worker=context.rank,

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.training.section import MuonSection, TrainingSection
 
+FIRST_MOMENTUM, MOMENTUM_STEPS = 0.85, 300
+"""Muon's momentum at the first step, and the steps until it is the setting's, as in Jordan's own runs."""
+
 
 class Course(NamedTuple):
     """Number of steps of a run, and the step until which wsd can be prolonged; None for other schedules."""
@@ -51,8 +54,8 @@ def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
 
 def muon_momentum(step: int, muon: MuonSection) -> float:
     """Return Muon's momentum at a step (from 0): a linear rise, then constant."""
-    rise = (muon.momentum - muon.warmup_momentum) * step / max(1, muon.momentum_warmup_steps)
-    return muon.warmup_momentum + rise if step < muon.momentum_warmup_steps else muon.momentum
+    rise = (muon.momentum - FIRST_MOMENTUM) * step / MOMENTUM_STEPS
+    return FIRST_MOMENTUM + rise if step < MOMENTUM_STEPS else muon.momentum
 
 
 def _warmup_steps(total_steps: int, training: TrainingSection) -> int:

@@ -69,7 +69,7 @@ def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
     if observers.hung is not None:
         message = f"started again, as there was no progress for too long; stacks of the workers: {observers.hung}"
         log.event("hung", step, message=message)
-    if guard is not None and guard.restore(worker.control):
+    if guard.restore(worker.control):
         message = f"out of memory before: every batch is taken in {guard.parts} parts ({worker.run.memory_guard})"
         log.event("memory_guard", step, parts=guard.parts, message=message)
     if resized is not None:

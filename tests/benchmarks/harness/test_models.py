@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness.models import random_network, save_weights
+from benchmarks.harness.inputs import random_network, save_weights
 from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning
-from benchmarks.programs.training_workload import TOY
+from benchmarks.programs.trainings import TOY
 from esmeray.dataset.tokens.esm import pack_sequences
 
 SEQUENCES = ["MKTAYIAKQR", "GAVLX", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ", "M"]

@@ -1,9 +1,9 @@
-"""The stage of evaluating functions holds both programs to the same curves."""
+"""The stage of evaluating functions compares the curves of both programs."""
 
 import pytest
 
 from benchmarks.harness.stage import WrongWorkError
-from benchmarks.stages.function_evaluation import _difference
+from benchmarks.stages.function_evaluation import require_agreement
 
 
 def test_other_curves_are_no_comparison(tmp_path):
@@ -11,4 +11,4 @@ def test_other_curves_are_no_comparison(tmp_path):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(f"ns\tf\nx\t{value}\n")
     with pytest.raises(WrongWorkError, match=r"curves differ by 0\.1"):
-        _difference(tmp_path)
+        require_agreement(tmp_path)

@@ -4,7 +4,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import dnaio
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
-from esmeray.dataset.fasta.records import HashSet64, Kernel, Records, load_kernel
+from esmeray.dataset.fasta.records import Kernel, Records, load_kernel
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
@@ -71,38 +70,3 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
         with dnaio.open(path) as reader:
             expected = [(record.name.encode(), record.sequence.encode()) for record in reader]
         assert [row[:2] for row in found] == expected
-
-
-# Few distinct values with equal low bits, so that probing and duplicates inside one call are met often.
-colliding = st.integers(0, 5).map(lambda high: high << 40) | st.integers(0, 2**64 - 1)
-
-
-@pytest.fixture(scope="module", params=["set", "compiled"])
-def set_kernel(request, kernel) -> Kernel | None:
-    return None if request.param == "set" else kernel
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(colliding, max_size=40), max_size=6))
-def test_a_hash_is_fresh_exactly_once(set_kernel, calls):
-    table, seen = HashSet64(set_kernel), set()
-    for values in calls:
-        fresh = table.add(np.array(values, dtype=np.uint64))
-        expected = []
-        for value in (max(value, 1) for value in values):  # 0 and 1 are one hash to it
-            expected.append(value not in seen)
-            seen.add(value)
-        assert fresh.tolist() == expected
-
-
-@pytest.mark.parametrize("shift", [17, 32, 47])
-def test_chosen_hashes_do_not_crowd_a_bucket_and_growth_forgets_none(kernel, shift):
-    table = HashSet64(kernel)
-    hashes = (np.arange(100_000, dtype=np.uint64) << np.uint64(shift)) + np.uint64(5)
-    assert table.add(hashes).all()
-    is_full = (table._table_BS != 0).all(axis=1)
-    ends = np.flatnonzero(~is_full)
-    assert np.diff(ends, prepend=-1, append=is_full.size).max() < 500, "as many buckets to look through"
-    others = np.random.default_rng(0).integers(1, 2**64 - 1, size=300_000, dtype=np.uint64)
-    assert table.add(others).all()
-    assert not table.add(np.concatenate([hashes, others])).any()

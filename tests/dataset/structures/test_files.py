@@ -127,16 +127,18 @@ def test_a_file_that_is_parsed_in_parts_reads_the_same(tmp_path: Path, monkeypat
     np.testing.assert_array_equal(of_parts.coordinates, whole.coordinates)
 
 
-@pytest.mark.parametrize("bound", ["max_bytes", "max_atoms"])
+@pytest.mark.parametrize("bound", ["MAX_BYTES", "MAX_ATOMS"])
 @pytest.mark.parametrize("suffix", [".pdb", ".cif", ".bcif"])
-def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, suffix: str, bound: str):
+def test_a_file_beyond_a_bound_is_refused_before_it_is_parsed(tmp_path: Path, suffix: str, bound: str, monkeypatch):
     path = write_models(tmp_path / f"fold{suffix}", pdb_lines(FOLD))
-    size = {"max_bytes": path.stat().st_size, "max_atoms": 4 * len(FOLD.residues)}[bound]
+    size = {"MAX_BYTES": path.stat().st_size, "MAX_ATOMS": 4 * len(FOLD.residues)}[bound]
     packed = tmp_path / "packed.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert read(packed, **{bound: size})[0][0].residues == FOLD.residues
-    with pytest.raises(DataError, match=r"packed\.gz: more than .*; if that is right, raise data.structures.max_bytes"):
-        read(packed, **{bound: size // 5})
+    monkeypatch.setattr(files, bound, size)
+    assert read(packed)[0][0].residues == FOLD.residues
+    monkeypatch.setattr(files, bound, size // 5)
+    with pytest.raises(DataError, match=r"packed\.gz: more than .* atoms: is it a structure\?"):
+        read(packed)
 
 
 def test_a_length_that_binary_cif_claims_is_no_room_that_it_gets(tmp_path: Path):

@@ -10,8 +10,8 @@ from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.run_folder.metrics_log import Record, RecordTail
 from tests.monitoring.samples import GIB, sample, train
 
-INTERVAL_S = 5.0
-SETTINGS = AlertsSection(utilization_percent=50, utilization_window_s=60, memory_percent=90)
+INTERVAL_S = 10.0  # so that twelve samples are the window of an idle GPU
+SETTINGS = AlertsSection(memory_percent=90)
 
 
 @pytest.fixture

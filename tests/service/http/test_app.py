@@ -25,6 +25,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.service.contract import Reply
 from esmeray.service.http import app as application
+from esmeray.service.http import guard
 from esmeray.service.http.models import Call
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel
@@ -270,8 +271,9 @@ def begun_body(client: httpx.Client) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_a_slow_body_is_refused(serving: Serving):
-    with serving.client(limits={"body_s": 0.05}) as client:
+def test_a_slow_body_is_refused(serving: Serving, monkeypatch):
+    with monkeypatch.context() as patch, serving.client() as client:
+        patch.setattr(guard, "BODY_S", 0.05)
         with begun_body(client) as connection:
             assert connection.recv(10_000).startswith(b"HTTP/1.1 408")
         assert client.post("/v1/encode", json=ONE).status_code == 200

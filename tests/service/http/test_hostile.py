@@ -11,13 +11,13 @@ import httpx
 import numpy as np
 import pytest
 
-from esmeray.service.http import answers, bodies
+from esmeray.service.http import answers, bodies, guard
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.routes import native
 from tests.service.serving import Serving, npy, problem
 
 SIZE = 2_000_000
-LARGE: dict[str, Any] = {"body_bytes": SIZE, "bodies_bytes": 2 * SIZE, "sequences": 1024, "residues": 200_000}
+LARGE: dict[str, Any] = {"body_bytes": SIZE, "sequences": 1024, "residues": 200_000}
 ALLOWANCE = 8_000_000
 """Bytes for what does not grow with the body."""
 JSON, FASTA, NPY = "application/json", "text/plain", "application/x-npy"
@@ -135,7 +135,7 @@ def test_a_large_answer_is_built_off_the_event_loop(client, monkeypatch, path: s
     assert ("content-length" not in large.headers) == has_arrays
 
 
-def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: Serving):
+def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: Serving, monkeypatch):
     large, half = b'{"sequences":["MK"]}'.ljust(150_000), asyncio.Event()
 
     async def slow() -> Any:
@@ -157,7 +157,8 @@ def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: 
             while app.body_bytes:  # the client has its answer before the guard has counted the body off
                 await asyncio.sleep(0.01)
 
-    app = serving.app(limits={"body_bytes": 200_000, "bodies_bytes": 200_000})
+    monkeypatch.setattr(guard, "BODIES", 1)
+    app = serving.app(limits={"body_bytes": 200_000})
     with serving.address(app) as address:
         asyncio.run(ask(address))
 

@@ -80,7 +80,7 @@ def test_the_report_of_a_run_is_replaced_only_when_asked(command, model, protein
     folder = run / "evaluations" / "proteins"
     printed = command.done(*EVALUATE, run, "--evaluate.input", proteins).out
     found = json.loads((folder / "evaluation.json").read_text())
-    assert (found["records"], found["bootstrap"]["samples"]) == (9, 5)
+    assert (found["records"], found["bootstrap"]["samples"]) == (9, 1000)
     report = folder / "report.md"
     for words in ("accuracy", f"{found['metrics']['accuracy']:.3f} [", "mcc"):
         assert words in printed and words in report.read_text(), words

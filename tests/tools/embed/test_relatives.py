@@ -40,7 +40,7 @@ def labels(tmp_path: Path, monkeypatch) -> Path:
 def evaluated(command, source: str) -> dict:
     command.done(
         f"embed evaluate {source} --evaluate.labels labels.tsv --evaluate.level_names family superfamily fold "
-        "--evaluate.queries queries.txt --evaluate.output result.json --evaluate.bootstrap 10 --overwrite"
+        "--evaluate.queries queries.txt --evaluate.output result.json --overwrite"
     )
     levels = json.loads(Path("result.json").read_text())["levels"]
     return {level: {name: metric["value"] for name, metric in metrics.items()} for level, metrics in levels.items()}

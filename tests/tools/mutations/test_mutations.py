@@ -87,7 +87,7 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
     singles = [name(place, letter) for place in range(12) for letter in AMINO_ACIDS if letter != WILD[place]]
     rows = [(text, *random.normal(size=2)) for text in singles]
     write("measured.csv", [*rows, (MUTANTS[2], "", "")], "mutant", "score", "other")
-    options = "--table measured.csv --measured_column score --compare other --more_models model1 --bootstrap 5"
+    options = "--table measured.csv --measured_column score --compare other --more_models model1"
     outcome = mutations("score", "model0", options, "--output scores.parquet")
     table = pq.read_table("scores.parquet").to_pydict()
     assert [*table] == ["mutant", "score", "other", "model_score", "model_score_1", "model_score_2"]
@@ -137,7 +137,7 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
-    options = "--features embeddings --bootstrap 5 --sizes 60"
+    options = "--features embeddings --sizes 60"
     outcome = mutations("fit", "model0", "--table measured.csv --output fitted", options)
     assert "features of 114 mutants: embeddings; zero-shot scores by model0 (masked)\n" in outcome.out
     assert outcome.out.count("## Folds") == 6 and "## Folds contiguous, 60 training mutants" in outcome.out
@@ -178,7 +178,7 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
         whole = [wild[:n] + letter + wild[n + 1 :] for n, letter in pairs]
         write(f"assays/{protein}.csv", [(*row, text) for row, text in zip(found, whole, strict=True)], *GYM)
     write("both.csv", rows, "protein", "mutant", "DMS_score")
-    options = "--measured_column DMS_score --bootstrap 5"
+    options = "--measured_column DMS_score"
     outcome = mutations("score", "model0", "--table both.csv --sequence both.fasta --output both_scores.csv", options)
     found = read("both_scores.csv")
     assert [(row["protein"], row["mutant"]) for row in found] == [row[:2] for row in rows]
@@ -209,7 +209,7 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     outcome = mutations("score", "model0", "--table assays --sequence none --output stops.csv", options)
     assert "  1 row without a score: a stop\n" in outcome.out
     write("assays/a.csv", [row[1:] for row in rows if row[0] == "a"], *GYM[:2])
-    fit = "--features one_hot --folds rest --sizes 20 --bootstrap 5 --measured_column DMS_score"
+    fit = "--features one_hot --folds rest --sizes 20 --measured_column DMS_score"
     outcome = mutations("fit", "model0", "--table assays --sequence both.fasta --output fitted", fit)
     evaluation = json.loads(Path("fitted/evaluation.json").read_text())
     assert [*evaluation["Folds rest, 20 training mutants"]] == ["a", "b"] and "| mean " in outcome.out
@@ -229,7 +229,7 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
     # The column has all singles, of which every third is measured.
     table = [(text, value if n % 3 == 0 else "", prior) for n, (text, value, prior) in enumerate(rows)]
     write("measured.csv", table, "mutant", "score", "published")
-    fit = "--zero_shot_column published --features one_hot --folds rest --bootstrap 5"
+    fit = "--zero_shot_column published --features one_hot --folds rest"
     outcome = mutations("fit", "", "--table measured.csv --output fitted", fit)
     assert f"  {len(table) - 76} mutants left out, without a value in column 'score'\n" in outcome.out
     mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
@@ -261,18 +261,19 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
         mutations("propose", "fitted", f"--output no.csv --exclude_{wrong}", refused=refused)
 
 
-def test_a_campaign_finds_more_than_chance(mutations):
+def test_a_campaign_finds_more_than_chance(mutations, monkeypatch):
+    monkeypatch.setattr("esmeray.inference.mutations.campaign.TOP_SHARE", 0.1)
     random = np.random.default_rng(0)
     by_position = random.normal(size=12)
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
     values = [by_position[n] + 0.3 * random.normal() for n, _ in singles]
     rows = [(name(*pair), value, value + random.normal()) for pair, value in zip(singles, values, strict=True)]
     write("assay.csv", rows, "mutant", "score", "published")
-    options = "--zero_shot_column published --features one_hot --rounds 3 --number 20 --repeats 2 --top_share 0.1"
+    options = "--zero_shot_column published --features one_hot --rounds 3 --number 20"
     outcome = mutations("campaign", "nowhere/at_all", "--table assay.csv --output campaign", options)
     found = {(row["way"], row["round"], row["repeat"]): float(row["found"]) for row in read("campaign/campaign.csv")}
     ours, chance = found["proposals", "3", "0"], found["random", "3", "0"]
-    assert len(found) == 3 * 3 * 2 and ours > max(2 * chance, 0.6) and "| proposals" in outcome.out
+    assert len(found) == 3 * 3 * 3 and ours > max(2 * chance, 0.6) and "| proposals" in outcome.out
     assert Path("campaign/campaign.png").exists()
 
 
@@ -297,7 +298,7 @@ def respelled(text: str, number: int) -> str:
     return spellings[number % len(spellings)]
 
 
-FIT = "--zero_shot_column zs --features one_hot --bootstrap 5"
+FIT = "--zero_shot_column zs --features one_hot"
 
 
 def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
@@ -333,13 +334,11 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
     mutations("fit", "", "--table once.csv --output once --folds random rest --sizes 40", FIT)
     for key, part in json.loads(Path("once/evaluation.json").read_text()).items():
         assert part["metrics"] == pytest.approx(evaluation[key]["metrics"], abs=0.02), key
-    outcome = mutations("campaign", "", tables, f"--output campaign --rounds 2 --number {size // 2 + 1}", FIT[:-12])
+    outcome = mutations("campaign", "", tables, f"--output campaign --rounds 2 --number {size // 2 + 1}", FIT)
     found = [float(row["found"]) for row in read("campaign/campaign.csv") if row["round"] == "2"]
     assert found and {*found} == {1.0}, "two plates of half of the mutants have them all"
     for model in ("model0",):
-        mutations(
-            "score", model, tables, "--measured_column score --bootstrap 5 --output scores.csv --method wild_type"
-        )
+        mutations("score", model, tables, "--measured_column score --output scores.csv --method wild_type")
     assert len(read("scores.csv")) == len(rows)
 
 

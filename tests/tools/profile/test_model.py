@@ -21,7 +21,7 @@ STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activat
 NUMBERS = {"esmeray.json", "profile.json", "report.txt"}
 TRACE = {"stacks.txt", "trace.json"}
 BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
-QUICK = ("--profile.runs", 2, "--profile.warmup_runs", 1, "--profile.batches", 3, "--profile.device", "cpu")
+QUICK = ("--profile.batches", 3, "--profile.device", "cpu")
 QUICK += ("--profile.precision", "fp32")  # a processor without bf16 takes minutes for the products that measure it
 
 
@@ -105,10 +105,10 @@ def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, mon
     outcome, profile = profiled("model", "--profile.steps", "stages", *windows, proteins="labelled.fasta")
     assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # of crops it is one
     assert profile["stages"]["read"]["share"] > 0 and "batch_sizes" not in profile
-    batches = ("--profile.steps", "batch_sizes", "--profile.token_budgets", 100, 150, "--overwrite")
+    batches = ("--profile.steps", "batch_sizes", "--profile.batch_sizes", 3, "--overwrite")
     outcome, profile = profiled("classifier", *batches)
     assert outcome.code == 0 and not {"stages", "accuracy"} & set(profile), outcome.err
-    assert [row["tokens"] for row in profile["batch_sizes"]["rows"]] == [100, 150]
+    assert [row["batch_size"] for row in profile["batch_sizes"]["rows"]] == [3]
 
 
 def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):

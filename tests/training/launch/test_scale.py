@@ -140,4 +140,4 @@ def test_llama_3s_interruptions_and_effective_time():
     assert 54 * 86400 / scaled["mtbf_s"] == pytest.approx(419, rel=WITHIN)
     assert 0.9 < 1 - scaled["lost_share"] < 1
     # BLOOM: one or two failures of a GPU a week on 384 A100 (huggingface.co/blog/bloom-megatron-deepspeed).
-    assert 1 < 7 * 24 * 384 / plan.assume.mtbf_gpu_hours < 2
+    assert 1 < 7 * 24 * 384 / scale.MTBF_GPU_HOURS < 2

@@ -40,7 +40,7 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
         training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.5, "evaluate_every_steps": 100}
         checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}
         # What else follows the steps: the global batch, the share of masks, Muon's momentum.
-        training |= {"optimizer": "muon", "muon": {"momentum_warmup_steps": 10}}
+        training |= {"optimizer": "muon"}
         config = tiny_config(
             tmp_path / name,
             training=training,

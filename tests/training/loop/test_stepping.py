@@ -10,10 +10,10 @@ from esmeray.dataset.packed_batch import TARGETS, PackedBatch
 from esmeray.model.device import HostCopy
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
+from esmeray.training.engine import memory_guard
 from esmeray.training.engine.memory_guard import MemoryGuard, NewStartError
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.stepping import BatchCopies, Stepper, every_step
-from esmeray.training.section import MemoryGuardSection
 from tests.model.support import batch_of_lengths, masked_batch, no_waiting, random_sequences
 
 
@@ -75,10 +75,9 @@ class Others:
         return here or self.asked in self.runs_out, tokens
 
 
-def stepper_of(engine, folder, control=None, max_halvings=3) -> Stepper:
+def stepper_of(engine, folder, control=None) -> Stepper:
     meter = MemoryMeter(torch.device("cpu"))
-    section = MemoryGuardSection(max_halvings=max_halvings)
-    guard = MemoryGuard(section, meter, folder / "guard.json", lambda message, parts: None)
+    guard = MemoryGuard(meter, folder / "guard.json", lambda message, parts: None)
     return Stepper(engine, control or Others(), StepClock(1), guard)
 
 
@@ -104,20 +103,22 @@ def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduce
     assert others.asked == asked
 
 
-def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path):
+def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 0)
     engine = Engine(world_size=2, reduces="early")
-    stepper = stepper_of(engine, tmp_path, Others(1), max_halvings=0)
+    stepper = stepper_of(engine, tmp_path, Others(1))
     with pytest.raises(ResourceError):
         stepper.forward_backward(STEP, 32)
     assert engine.collectives == 0
 
 
-def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_halvings_end_it(tmp_path):
+def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_halvings_end_it(tmp_path, monkeypatch):
     for engine in (Engine(forward_fits=10), Engine(backward_fits=10)):
         with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
             stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
+    monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 1)
     with pytest.raises(ResourceError, match="also with batches in 2 parts"):
-        stepper_of(Engine(forward_fits=3), tmp_path, max_halvings=1).forward_backward(STEP, 32)
+        stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
 
 
 def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_collective(tmp_path):

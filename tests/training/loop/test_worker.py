@@ -318,13 +318,12 @@ def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_prod
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     monkeypatch.setattr(building, "Sampler", SimpleNamespace)
     context = WorkerContext(0, 2, 0, torch.device("cuda"))
-    for precision, tf32, own_tflops, expected in (
-        ("bf16", True, None, 2 * 312.0),
-        ("fp32", True, None, 2 * 156.0),
-        ("fp32", False, None, 2 * 19.5),
-        ("fp32", False, 10.0, 20.0),
+    for precision, own_tflops, expected in (
+        ("bf16", None, 2 * 312.0),
+        ("fp32", None, 2 * 156.0),
+        ("fp32", 10.0, 20.0),
     ):
-        training = {"precision": precision, "tf32": tf32}
+        training = {"precision": precision}
         config = tiny_config(tmp_path, training=training, monitoring={"peak_tflops": own_tflops})
         sampler = building._sampler(config.training, config.monitoring, context, run_folder(config), 1e9)
         assert sampler.peak_tflops == expected

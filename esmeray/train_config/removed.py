@@ -1,0 +1,105 @@
+"""Settings of earlier versions that are constants now.
+
+Runs, exports, fitted models and files of settings that were written before still name them. ``Section`` applies this
+list to whatever it is built from. A line stays as long as such files may exist.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+REMOVED: Mapping[str, Mapping[str, Any]] = {
+    "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
+    "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
+    "ClassifierSection": {"bootstrap": 1000},
+    "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DeviceProfileSection": {"random_weights": False},
+    "EmbeddingAssumptions": {
+        "compressed_queries_per_s": 1200.0,
+        "exact_products_per_s": 2.8e10,
+        "peak_tflops": None,
+    },
+    "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
+    "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
+    "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
+    "MutantTableSection": {"bootstrap": 1000},
+    "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
+    "MutationFitSection": {"bootstrap": 100},
+    "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},
+    "MutationsSection": {"random_weights": False},
+    "PlanAssumptions": {
+        "host_gb_per_s": 6.0,
+        "jitter": 0.01,
+        "link_gb_per_s": None,
+        "memory_gb": None,
+        "memory_gb_per_s": None,
+        "memory_reserve": 0.1,
+        "mtbf_gpu_hours": 49_000.0,
+        "overlap": 0.8,
+        "peak_tflops": None,
+        "restart_s": 180.0,
+    },
+    "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
+    "RetrievalSection": {"bootstrap": 1000},
+    "SearchSection": {"prune_margin": 0.15},
+    "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "TrainingSection": {
+        "checksum_every_steps": None,
+        "cudnn_benchmark": False,
+        "eps": 1e-8,
+        "memory_guard": {"enabled": True, "max_halvings": 3},
+        "tf32": True,
+    },
+}
+"""Former defaults, which are the values now, by the section's class (or a base class of it) and the setting's name."""
+
+_STORED = "stored"
+
+
+def stored_in(file: Path | None) -> dict[str, Any]:
+    """Return pydantic's validation context for a file of a run or an export, whose removed settings may have any value;
+    None is a file of a user."""
+    return {_STORED: file}
+
+
+@cache
+def removed_settings(section: type) -> Mapping[str, Any]:
+    """Return the former defaults of the settings that a section had, by their names."""
+    bases = reversed(section.__mro__)  # so that a section's own default overrides the one of its base class
+    former = {name: value for base in bases for name, value in REMOVED.get(base.__name__, {}).items()}
+    return {name: value for name, value in former.items() if name not in getattr(section, "model_fields", {})}
+
+
+def without_removed(section: type, values: dict[str, Any], context: dict[str, Any] | None) -> dict[str, Any]:
+    """Drop the removed settings that have their former default, and with a warning all of a stored file.
+
+    Others stay, for the section to refuse them.
+    """
+    former, stored = removed_settings(section), (context or {}).get(_STORED)
+    changed = {name: value for name, value in values.items() if name in former and not _is(value, former[name])}
+    if changed and stored:
+        now = {name: former[name] for name in changed}
+        _warn(f"{stored}: settings that were removed are ignored: {changed}; their values are now {now}")
+    kept = {} if stored else changed
+    return {name: value for name, value in values.items() if name not in former or name in kept}
+
+
+def removal_of(section: type, name: str) -> str | None:
+    """Return what a message says of a removed setting; None for other names."""
+    former = removed_settings(section)
+    return f"was removed; its value is now {json.dumps(former[name])}" if name in former else None
+
+
+def _is(value: Any, former: Any) -> bool:
+    # A file may name a part of the settings of a removed section.
+    return bool(value == former or (isinstance(former, dict) and isinstance(value, dict) and former | value == former))
+
+
+@cache  # a run's file is opened several times
+def _warn(text: str) -> None:
+    log.warning("%s", text)
