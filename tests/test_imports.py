@@ -37,11 +37,11 @@ MISTAKES = [
 ]
 
 # Refused where the model is counted: what builds one is then loaded.
-MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split over 7 heads")]
+MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split into 7 heads")]
 
 TOOLS = [
     ("tune tokens --config esm2ae --data.source none.fasta --run.storage_path refused", 3, "none.fasta"),
-    ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: exists"),
+    ("classify predict model --predict.input a.csv --predict.output there.csv", 2, "there.csv: already exists"),
     ("classify predict model --predict.input a.csv --predict.output b.csv", 3, "model"),
     ("classify evaluate model --evaluate.input a.csv", 3, "model"),
     ("train export absent", 2, "absent"),
@@ -97,7 +97,7 @@ def test_help_of_every_experiment_imports_nothing_heavy(replies):
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 2
     for code, heavy, said in replies["plans"]:
         assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
-        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "memory a device"):
+        for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "device memory"):
             assert f"\n{line}  " in said
 
 

@@ -27,7 +27,7 @@ MAX_RESIDUES = 1022
 """Length that ESM-2 was trained with; every contender crops longer proteins at their start to this."""
 
 _UNIREF90 = DEVELOPMENT_DATA / "uniref90_10k.fasta.gz"
-LEAST_COSINE = 0.999
+MIN_COSINE = 0.999
 
 
 def read_proteins(setting: Setting) -> list[str]:
@@ -93,5 +93,5 @@ def require_agreement(reference: str, vectors: Mapping[str, NDArray[np.float32]]
     units = {name: own_ND / np.linalg.norm(own_ND, axis=1, keepdims=True) for name, own_ND in vectors.items()}
     for name, units_ND in units.items():
         cosine = float((units_ND * units[reference]).sum(axis=1).min())
-        if not cosine >= LEAST_COSINE:  # also true for NaN
+        if not cosine >= MIN_COSINE:  # also true for NaN
             raise WrongWorkError(f"the embeddings of {name} have a cosine of {cosine:.5f} with {reference}")

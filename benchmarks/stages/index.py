@@ -39,7 +39,7 @@ EMBEDDED = 2000
 RESIDUES = 64
 """Residues that are embedded of each protein."""
 QUICK_VECTORS = 2000
-MOST_HNSW = 100_000
+MAX_HNSW = 100_000
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _peers(vectors: Values) -> dict[str, Built]:
         return {}
     units = _unit(vectors)
     peers = {"faiss Flat": _faiss(faiss.IndexFlatIP(CHANNELS), units, 4 * CHANNELS)}
-    if len(vectors) <= MOST_HNSW:
+    if len(vectors) <= MAX_HNSW:
         hnsw = faiss.IndexHNSWFlat(CHANNELS, 32, faiss.METRIC_INNER_PRODUCT)
         hnsw.hnsw.efSearch = 64
         # The lowest level has 64 neighbours of 4 bytes per vector, all levels above about 2.

@@ -149,9 +149,7 @@ class Scoring:
         # Checked after the translation in one scan of bytes, which is faster than a check per letter.
         index = known.find(0)
         if index >= 0:
-            raise DataError(
-                f"residue {index + 1} is {chr(residues[index])!r}, which is no amino acid; fix the sequence"
-            )
+            raise DataError(f"residue {index + 1}, {chr(residues[index])!r}, is not an amino acid; fix the sequence")
         return known
 
 
@@ -167,11 +165,11 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
     elif Path(matrix).is_file():
         # BLAST's defaults fit its own matrices; scores in a file may be on another scale.
         if gap_open is None or gap_extend is None:
-            raise ConfigError(f"align.matrix {matrix}: give gap_open and gap_extend with a matrix from a file")
+            raise ConfigError(f"align.matrix {matrix}: a matrix from a file needs gap_open and gap_extend; set both")
         letters, scores = read_matrix(Path(matrix))
     else:
         raise ConfigError(
-            f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; there are "
+            f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; available: "
             f"{', '.join(MATRICES)}"
         )
     ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
@@ -199,10 +197,10 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
         try:
             scores[index] = [int(value) for value in row[1:]]
         except (ValueError, OverflowError):
-            raise DataError(f"{path}, line {number}: {len(letters)} whole numbers have to follow the letter") from None
+            raise DataError(f"{path}, line {number}: expected {len(letters)} integers after the letter") from None
     if missing := sorted(set(AMINO_ACIDS + "X") - set(letters)):
-        raise DataError(f"{path}: has no column {missing[0]}; a matrix of proteins has the 20 amino acids and X")
+        raise DataError(f"{path}: column {missing[0]} is missing; a protein matrix has the 20 amino acids and X")
     if (scores != scores.T).any() or abs(scores).max() > 127:
-        raise DataError(f"{path}: is not symmetric, or has a score beyond 127; give a matrix in NCBI's format")
+        raise DataError(f"{path}: is not symmetric, or has a score above 127; give a matrix in NCBI's format")
     kept = [index for index, letter in enumerate(letters) if letter != "*"]
     return "".join(letters[index] for index in kept), scores[np.ix_(kept, kept)]

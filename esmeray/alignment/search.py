@@ -71,14 +71,14 @@ class EmbeddingNeighbours:
         self._queries, records = open_vectors(queries), open_vectors(vectors)
         self._queries.refuse_other_space(records)
         if [store.id(record) for record in range(len(store))] != records.ids:
-            raise DataError(f"{vectors}: has other proteins than {store.path}, or another order; embed the store")
+            raise DataError(f"{vectors}: its proteins or their order differ from {store.path}; embed the store")
         records.refuse_other_sequences(np.arange(len(store)), store.sequence_keys(np.arange(len(store))), store.path)
         self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Return the records with the largest cosines. Raises DataError for a query without a vector."""
         if query_id not in self._queries.numbers:
-            raise DataError(f"{self._queries.source}: has no protein {query_id!r}; embed the queries")
+            raise DataError(f"{self._queries.source}: no vector for query {query_id!r}; embed the queries")
         number_1 = np.array([self._queries.numbers[query_id]])
         self._queries.refuse_other_sequences(number_1, keys_of([query]), "align.queries")
         return _largest(self._vectors_NC @ _unit(self._queries[query_id][None])[0], count)
@@ -129,7 +129,7 @@ class Search:
         self, store: Store, scoring: Scoring, *, threads: int | None = None, scores: Scores | None = None
     ) -> None:
         if store.is_text:
-            raise DataError(f"{store.path}: holds texts, which are not aligned; give a store of proteins")
+            raise DataError(f"{store.path}: is a store of texts, which can't be aligned; give a store of proteins")
         self.store, self.scoring = store, scoring
         self.threads = threads or usable_cpus()
         self._all_scores = scores

@@ -37,10 +37,11 @@ def authentication_mode(address: str) -> str:
     token = own_token()
     if token and _accepted(address, token):
         return "token"
-    token_here = "the one found here is not its" if token else "none was found here"
+    token_here = "the token on this machine is not valid for it" if token else "no token was found on this machine"
     raise ResourceError(
-        f"ray.address: the cluster at {address} asks for Ray's token, and {token_here}: put what 'ray get-auth-token' "
-        "prints on its head node into ~/.ray/auth_token here; RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH come before it"
+        f"ray.address: the cluster at {address} requires a token, but {token_here}: run 'ray get-auth-token' on "
+        "its head node and save the output as ~/.ray/auth_token on this machine (RAY_AUTH_TOKEN and "
+        "RAY_AUTH_TOKEN_PATH override the file)"
     )
 
 
@@ -52,7 +53,7 @@ def own_token() -> dict[str, str]:
     """
     file = Path.home() / ".ray" / "auth_token"
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and file.exists():
-        check_private(file, f"make a new token, or if nobody has read it: chmod 600 {file}")
+        check_private(file, f"create a new token, or if nobody has read this one, run: chmod 600 {file}")
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()  # the token may have been created since the last call
     try:
@@ -77,9 +78,7 @@ def _accepted(address: str, header: dict[str, str]) -> bool:
             channel.unary_unary(question)(b"", timeout=_TIMEOUT_S, metadata=tuple(header.items()))
         except grpc.RpcError as error:
             if error.code() in _NO_ANSWER:
-                raise NoAnswerError(
-                    f"ray.address: no Ray cluster can be used at {address} (nothing answers there)"
-                ) from error
+                raise NoAnswerError(f"ray.address: no Ray cluster answers at {address}") from error
             # Any other error comes from a cluster that accepted the token.
             return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
     return True

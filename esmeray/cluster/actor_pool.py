@@ -82,8 +82,8 @@ class ActorPool:
                         tries[number] += 1
                         if tries[number] > self._max_failures:
                             raise ResourceError(
-                                f"task {number} of {len(tasks)} lost its worker {tries[number]} times ({result}); "
-                                "lower the token budget, or look into Ray's logs"
+                                f"task {number} of {len(tasks)} lost its worker {tries[number]} times "
+                                f"({result}); lower the token budget, or check Ray's logs"
                             )
                     # An actor that was lost during a task had loaded.
                     self._replace(actor, number is not None, result)
@@ -137,6 +137,6 @@ class ActorPool:
         # the failures of a task.
         self._not_loaded = 0 if was_loaded else self._not_loaded + 1
         if self._not_loaded > self._max_failures:
-            raise ResourceError(f"workers end before the model is loaded ({reason}); give them more memory")
-        self._log.warning("a worker was lost and is replaced: %s", reason)
+            raise ResourceError(f"workers die before the model is loaded ({reason}); give them more memory")
+        self._log.warning("a worker died and is being replaced: %s", reason)
         self._start()

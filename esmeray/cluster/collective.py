@@ -103,7 +103,7 @@ class ControlGroup:
         targets, tokens, stops, failures = (int(value) for value in sums)
         return StepAgreement(targets, tokens, stops > 0, failures > 0)
 
-    def ran_out(self, here: bool, tokens: int) -> tuple[bool, int]:
+    def any_out_of_memory(self, here: bool, tokens: int) -> tuple[bool, int]:
         """Return whether any worker was out of memory, and the maximum ``tokens`` of these workers."""
         # Workers with enough memory pass 0 tokens.
         most = torch.tensor([int(here), tokens], dtype=torch.int64)

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from esmeray.cluster.access import authentication_mode, own_token
 from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
-from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, find, in_words, local_resources
+from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, described_nodes, find, local_resources
 from esmeray.cluster.private_folder import ray_folder
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import kept_from_children
@@ -37,7 +37,7 @@ START_TIMEOUT_S = 300
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Size of a local cluster's object store. Batches do not pass through it, so it can be small."""
 
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 """Maximum length of Ray's reason in an error. If the dashboard fails to start, the reason has twenty lines of a log,
 whose path comes first."""
 
@@ -76,11 +76,11 @@ def capacity(workers: Workers) -> Capacity:
         for machine in staying
     ]
     leaving = tuple(machine.address for machine in machines if machine.draining and machine.workers)
-    return Capacity(workers.largest(now), workers.largest(whole), in_words(whole), leaving)
+    return Capacity(workers.largest(now), workers.largest(whole), described_nodes(whole), leaving)
 
 
 @contextmanager
-def asked_for(workers: Workers) -> Iterator[None]:
+def requested_machines(workers: Workers) -> Iterator[None]:
     """Request machines for the maximum number of workers from the cluster's autoscaler, if any, during the block.
 
     Ray requests resources for waiting tasks itself. Additional workers are not waiting tasks, so they need a request.
@@ -157,15 +157,15 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
         return
     address = find(section)
     variables = _authentication(address)
-    remark = " (for its token, run 'ray get-auth-token --generate' before)" if "RAY_AUTH_TOKEN" in variables else ""
+    remark = " (dashboard login: run 'ray get-auth-token --generate' first)" if "RAY_AUTH_TOKEN" in variables else ""
     with _environment(variables):
         try:
             try:
                 context = _start_local(section) if address == LOCAL else _join(address)
             except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
-                where = "can be started here" if address == LOCAL else f"can be used at {address}"
+                where = "could be started" if address == LOCAL else f"could be used at {address}"
                 raise ResourceError(
-                    f"ray.address: no Ray cluster {where} ({shorten(str(error), MOST_CHARACTERS)})"
+                    f"ray.address: no Ray cluster {where} ({shorten(str(error), MAX_CHARACTERS)})"
                 ) from error
             check_nodes(worker_environment(), shared)
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""

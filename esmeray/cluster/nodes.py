@@ -55,7 +55,7 @@ def check_nodes(environment: dict[str, Any], shared: Path | None) -> None:
         replies = {_start(task, identity, environment, mark): address for identity, address in others.items()}
         done, _ = ray.wait(list(replies), num_returns=len(replies), timeout=TIMEOUT_S)
         for reply in done:
-            if lacks := _lacks(reply, here, shared):
+            if lacks := _differences(reply, here, shared):
                 raise ResourceError(f"ray.address: the node {replies[reply]} {'; '.join(lacks)}")
 
 
@@ -98,7 +98,7 @@ def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any
     return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=environment).remote(*mark)
 
 
-def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
+def _differences(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     try:
         there = NodeFacts(*ray.get(reply))
     except RayTaskError as error:  # a missing package, or a version of Esmeray without this module
@@ -106,9 +106,9 @@ def _lacks(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     except RayError:
         return []
     differing = [name for name, version in here.versions.items() if there.versions.get(name) != version]
-    lacks = [f"has {name} {there.versions.get(name)} ({here.versions[name]} here)" for name in differing]
+    lacks = [f"has {name} {there.versions.get(name)} (this machine: {here.versions[name]})" for name in differing]
     if there.code != here.code:
-        lacks.append("has other code of Esmeray ('ray job submit --working-dir' sends it)")
+        lacks.append("has different Esmeray code (to send yours, use 'ray job submit --working-dir')")
     if not there.sees:
-        lacks.append(f"sees another folder at {shared}, or can't write to it (mount the same one on every node)")
+        lacks.append(f"has another folder at {shared}, or can't write to it (mount the same folder on every node)")
     return lacks

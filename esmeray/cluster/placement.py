@@ -49,7 +49,7 @@ class Workers:
         return self.sizes or (self.count,)
 
     @property
-    def each(self) -> str:
+    def per_worker(self) -> str:
         """Resources per worker, in words."""
         return f"{counted(self.cpus_each, 'CPU core{s}')}{' and a GPU' if self.use_gpu else ''}"
 
@@ -87,32 +87,35 @@ def place_workers(section: RaySection, nodes: list[NodeResources]) -> Workers:
     """
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     use_gpu = gpus > 0
-    has = in_words(nodes)
+    has = described_nodes(nodes)
     if isinstance(section.num_workers, tuple):
         least = 1 if section.cpus_per_worker == "auto" else section.cpus_per_worker
         count = _largest(section.sizes, _room_for(nodes, least, use_gpu))
         if not count:
-            raise ResourceError(f"ray.num_workers: at least {section.sizes[0]} workers asked, but {has}: ask for fewer")
+            raise ResourceError(
+                f"ray.num_workers: at least {section.sizes[0]} workers requested, but {has}: request fewer"
+            )
     else:
         count = section.num_workers if section.num_workers != "auto" else gpus if use_gpu else min(2, max(1, cpus))
         available = _room_for(nodes, 1, use_gpu)
         if count > available:
             unit = "GPU and CPU core" if use_gpu else "CPU core"
             raise ResourceError(
-                f"ray.num_workers: {count} workers asked, one {unit} each, but {has}: ask for at most {available}"
+                f"ray.num_workers: {count} workers with one {unit} each requested, but {has}: request at most "
+                f"{available}"
             )
     # Counted per machine: a worker can't use spare cores of two machines.
     most_cpus_each = max(cores for cores in range(1, cpus + 1) if _room_for(nodes, cores, use_gpu) >= count)
     cpus_each = section.cpus_per_worker if section.cpus_per_worker != "auto" else most_cpus_each
     if cpus_each > most_cpus_each:
         raise ResourceError(
-            f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each asked, but {has}: "
-            f"ask for at most {most_cpus_each}"
+            f"ray.cpus_per_worker: {count} workers with {cpus_each} CPU cores each requested, but {has}: "
+            f"request at most {most_cpus_each}"
         )
     return Workers(count, cpus_each, use_gpu, section.sizes)
 
 
-def in_words(nodes: list[NodeResources]) -> str:
+def described_nodes(nodes: list[NodeResources]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return f"the cluster has {cpus} CPU cores and {gpus} GPUs on {counted(len(nodes), 'machine{s}')}"
 
@@ -143,9 +146,7 @@ def check_interface() -> None:
     named = os.environ.get("GLOO_SOCKET_IFNAME", "")
     there = psutil.net_if_addrs().keys()
     if {*filter(None, named.split(","))} - there:
-        raise ResourceError(
-            f"GLOO_SOCKET_IFNAME: {named}: no such network interface here; there are {', '.join(there)}"
-        )
+        raise ResourceError(f"GLOO_SOCKET_IFNAME: {named}: no such network interface; available: {', '.join(there)}")
 
 
 def find(section: RaySection) -> str:
@@ -169,13 +170,13 @@ def find(section: RaySection) -> str:
         except NoAnswerError as error:
             if is_given:
                 raise ResourceError(
-                    f"{source}: no Ray cluster answers at {address}; start it, correct the address (HOST:PORT or "
-                    "ray://HOST:PORT), or remove it: a cluster is then started here"
+                    f"{source}: no Ray cluster answers at {address}; start it, correct the address (HOST:PORT "
+                    "or ray://HOST:PORT), or remove it to start a local cluster"
                 ) from error
-            _warn_once(f"{address_file()}: no cluster answers at {address} any more, so it is not joined")
+            _warn_once(f"{address_file()}: no cluster answers at {address} any more, so a local cluster is used")
             address = ""
     if not address and AUTO in (section.address, wanted):
-        raise ResourceError(f"{source}: auto, and no cluster runs here: start one by 'ray start --head'")
+        raise ResourceError(f"{source}: auto, but no cluster runs on this machine: start one with 'ray start --head'")
     return address or LOCAL
 
 
@@ -188,7 +189,7 @@ def _started_here() -> str:
         # Ray's folder has mode 0777: another user could redirect the token and the code to their own cluster.
         if os.fstat(file.fileno()).st_uid in (0, os.geteuid()):
             return file.read().strip()
-        _warn_once(f"{address_file()} is another user's, so the cluster that it names is not joined")
+        _warn_once(f"{address_file()} belongs to another user, so its cluster is not used")
     return ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from esmeray.common.own_folders import is_private, own_folder
 
 _OF_LOGINS = Path("/run/user")
-_LONGEST_BYTES = 39
+_MAX_PATH_BYTES = 39
 """Maximum length of Ray's folder: a socket's path has at most 107 bytes, and session_*/sockets/dash_MetricsHead below
 the folder takes 68."""
 
@@ -29,7 +29,7 @@ def ray_folder() -> Path:
         if parent
     ]
     # /tmp is always short enough.
-    folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _LONGEST_BYTES)
+    folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _MAX_PATH_BYTES)
     return own_folder(folder.parent) / "ray"
 
 

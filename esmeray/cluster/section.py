@@ -34,7 +34,7 @@ class RaySection(Section):
     def _some_number_of_workers(self) -> "RaySection":
         if isinstance(self.num_workers, tuple) and not self.sizes:
             least, most = self.num_workers
-            raise ValueError(f"num_workers: allowed_workers has no number from {least} to {most}")
+            raise ValueError(f"num_workers: allowed_workers contains no number from {least} to {most}")
         return self
 
     @property

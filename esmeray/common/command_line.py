@@ -56,7 +56,7 @@ class _LogFile(logging.FileHandler):
     """A log file whose write errors don't end the command: the first one is a warning, and later lines are dropped."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        warn(f"{self.baseFilename}: can't be written any more: {sys.exc_info()[1]}")
+        warn(f"{self.baseFilename}: writing failed, so the log file ends here: {sys.exc_info()[1]}")
         self.setLevel(logging.CRITICAL + 1)
 
 
@@ -144,7 +144,10 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return error.exit_code
     except UnicodeEncodeError as error:  # a file name; files themselves are written as UTF-8
         name = ascii(error.object[max(0, error.start - 60) : error.end])
-        print(f"error: {name}: the end can't be encoded as {error.encoding}; rename the file", file=sys.stderr)
+        print(
+            f"error: {name}: the rest of the name can't be encoded as {error.encoding}; rename the file",
+            file=sys.stderr,
+        )
         return ConfigError.exit_code
     except OSError as error:
         if error.errno not in _DISK:

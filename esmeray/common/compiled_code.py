@@ -35,7 +35,7 @@ def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL
     """
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        _LOG.warning("no C++ compiler was found, so %s takes a slower way; install g++ or clang++", source.stem)
+        _LOG.warning("no C++ compiler found, so %s uses slower Python code; install g++ or clang++", source.stem)
         return None
     try:
         library = cache_folder("kernels") / f"{source.stem}-{_fingerprint(source, compiler, openmp, constants)}.so"
@@ -43,7 +43,7 @@ def load(source: Path, *, openmp: bool = False, **constants: int) -> ctypes.CDLL
             _compile(compiler, source, library, openmp, constants)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("%s could not be compiled, so a slower way is taken: %s", source.name, _reason(error))
+        _LOG.warning("%s could not be compiled, so slower Python code is used: %s", source.name, _reason(error))
         return None
 
 

@@ -26,7 +26,7 @@ class EsmerayError(Exception):
 
     def __init__(self, *problems: str) -> None:
         # Messages of libraries have line breaks, and may quote long text from a file.
-        self.problems = tuple(shortened(" ".join(problem.splitlines()), _LONGEST_PROBLEM) for problem in problems)
+        self.problems = tuple(shortened(" ".join(problem.splitlines()), _MAX_PROBLEM_LENGTH) for problem in problems)
         super().__init__("; ".join(self.problems))
 
     def __reduce__(self) -> tuple[type["EsmerayError"], tuple[str, ...], dict[str, object]]:
@@ -56,14 +56,14 @@ class ForkedError(ConfigError, RuntimeError):
     """Use of a store, a model or a client in a process that was forked after it was opened."""
 
 
-FORKED = "opened before this process was forked: open it after the fork, or spawn the process"
+FORKED = "opened before this process was forked; open it after the fork, or use the spawn start method"
 """Message of a :class:`ForkedError`, after the name of the store, model or client."""
 
 
 def check_path(path: object, name: str) -> None:
     """Raise ConfigError if an argument can't be a path, e.g. None."""
     if not isinstance(path, (str, PathLike)):
-        raise ConfigError(f"{name}: a path is needed, not {type(path).__name__}")
+        raise ConfigError(f"{name}: expected a path, found {type(path).__name__}")
 
 
 def expanded(path: str | PathLike[str]) -> Path:
@@ -71,7 +71,7 @@ def expanded(path: str | PathLike[str]) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{path}: this machine knows no such user; write the path without ~") from error
+        raise ConfigError(f"{path}: unknown user; write the path without ~") from error
 
 
 @contextmanager
@@ -89,7 +89,9 @@ def naming_variables() -> Iterator[None]:
         variables = " or ".join(name for name in os.environ if name.lower() in names)
         # httpx quotes the supposed port, which may be part of a password.
         reason = (
-            "no URL; in no_proxy, addresses have no []" if isinstance(error, httpx.InvalidURL) else first_line(error)
+            "not a URL; in no_proxy, write IPv6 addresses without []"
+            if isinstance(error, httpx.InvalidURL)
+            else first_line(error)
         )
         raise ConfigError(f"{variables}: can't be used ({reason}); correct or unset it") from error
 
@@ -103,7 +105,7 @@ def refuse_special(path: Path | str) -> None:
     if path.is_file() or path.is_dir() or not path.exists():  # the caller reports missing files and opens URIs
         return
     if not path.is_fifo() or path.resolve().exists():
-        raise OSError(errno.EINVAL, "a named pipe, a socket or a device, not a file", str(path))
+        raise OSError(errno.EINVAL, "a named pipe, socket or device, not a regular file", str(path))
 
 
 @contextmanager
@@ -119,8 +121,8 @@ def reading(path: Path | str, remedy: str | None = None) -> Iterator[None]:
 
 # Exceptions that parsers raise on unexpected bytes, deep nesting (RecursionError) and lengths beyond memory included.
 _UNREADABLE = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-_LONGEST_PROBLEM = 1500
-_LONGEST_REASON = 200
+_MAX_PROBLEM_LENGTH = 1500
+_MAX_REASON_LENGTH = 200
 """Maximum length in characters: some parsers quote their input."""
 
 
@@ -135,7 +137,7 @@ def parsing(path: Path | str, remedy: str, *others: type[Exception]) -> Iterator
         with reading(path, remedy):  # inside: an OSError means unreadable, not damaged
             yield
     except unreadable as error:
-        raise DataError(f"{path}: damaged ({first_line(error)[:_LONGEST_REASON]}); {remedy}") from error
+        raise DataError(f"{path}: damaged ({first_line(error)[:_MAX_REASON_LENGTH]}); {remedy}") from error
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     with parsing(path, remedy):
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):  # otherwise each caller would fail differently at the first key
-            raise ValueError(f"a {type(content).__name__} where a dictionary belongs")
+            raise ValueError(f"expected a dictionary, found a {type(content).__name__}")
     return content
 
 

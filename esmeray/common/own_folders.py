@@ -36,14 +36,14 @@ def own_folder(parent: str | Path) -> Path:
     folder = Path(parent).absolute() / f"esmeray-{os.geteuid()}"
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_private(folder, "remove it, or name another folder by TMPDIR, and for Ray by RAY_TMPDIR")
+    check_private(folder, "remove it, or set TMPDIR (for Ray: RAY_TMPDIR) to another folder")
     return folder
 
 
 def check_private(path: Path, remedy: str) -> None:
     """Refuse a folder or file that another user could have made or changed, or can read."""
     if not is_private(path):
-        raise ResourceError(f"{path}: is a link, or another user owns it or has access to it; {remedy}")
+        raise ResourceError(f"{path}: is a symbolic link, or another user owns it or has access to it; {remedy}")
 
 
 def is_private(path: Path) -> bool:

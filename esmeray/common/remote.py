@@ -58,7 +58,7 @@ VARIABLE = "ESMERAY_STORAGE"
 """Environment variable that passes this process's settings to its child processes, which read it once."""
 AT_ONCE_S = 20.0
 """How long to retry, in seconds, if a user waits for a command to start."""
-REPORTED_S, LONGEST_WAIT_S = 4.0, 30.0
+REPORTED_S, MAX_WAIT_S = 4.0, 30.0
 """Waits between retries, in seconds: the wait that is reported, and the longest."""
 VERSION_FILE = "esmeray-version.txt"
 """File that names the folder of the current version of a replaced output."""
@@ -109,7 +109,7 @@ def uri_of(path: str | Path) -> str | None:
     rest = rest.strip("/")
     if ".." in rest.split("/") or ":" in rest.partition("@")[0].partition("/")[0]:
         # The message leaves out the rest: a password must not get into logs and manifests.
-        raise ConfigError(f"{protocol}://...: an address with a password or '..' in it; leave these out")
+        raise ConfigError(f"{protocol}://...: the address contains a password or '..'; remove it")
     return f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
 
 
@@ -129,7 +129,7 @@ def local_path(source: str | Path, wanted: Callable[[str], bool] = lambda name: 
         return expanded(source)
     items = {name: item for name, item in retried(lambda: listing(uri), uri).items() if wanted(name)}
     if not items:
-        raise DataError(f"{uri}: nothing is there; check the address")
+        raise DataError(f"{uri}: not found; check the address")
     size = sum(item["size"] for item in items.values())
 
     def fetch(building: Path) -> None:
@@ -174,7 +174,9 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
                 folder.with_suffix(".used").unlink()
                 del sizes[folder]
     if sum(sizes.values()) > room:
-        raise ResourceError(f"{uri}: {needed / 1e9:.3g} GB have no place in {root}: raise storage.cache_gb")
+        raise ResourceError(
+            f"{uri}: {needed / 1000000000.0:.3g} GB do not fit into the cache {root}: raise storage.cache_gb"
+        )
 
 
 def listing(uri: str) -> Items:
@@ -221,7 +223,7 @@ def download(uri: str, items: Items, target: Path, *, afresh: bool = False) -> N
             with atomic_file(path) as temporary:
                 files.get_file(item["name"], str(temporary))
                 if (size := temporary.stat().st_size) != item["size"]:
-                    raise OSError(f"{name or uri}: {size:,} of {item['size']:,} bytes came")
+                    raise OSError(f"{name or uri}: received {size:,} of {item['size']:,} bytes")
 
     with ThreadPoolExecutor(8) as pool:  # stores answer slowly, but many requests at once
         list(pool.map(fetch, items))
@@ -293,13 +295,15 @@ def target_path(target: Path, overwrite: bool = False) -> Path:
         return resolved(target)
     work = work_path(uri)
     items = retried(lambda: listing(uri), uri)
-    leave(target)
+    discard_work(target)
     work.parent.mkdir(parents=True, exist_ok=True)
     # A file's manifest is next to it. A folder contains its manifest, or has a record of unfinished work.
     evidence = _manifest_uri(uri) if "" in items else f"{uri}{PARTIAL}/{RECORD_FILE}"
     is_ours = bool(MADE_FILE in items or listing(evidence))
     if items and not (is_ours and (overwrite or "" not in items)):
-        raise ConfigError(f"{uri}: exists and was {'' if is_ours else 'not '}made by Esmeray; choose another name")
+        raise ConfigError(
+            f"{uri}: already exists and was {'' if is_ours else 'not '}written by Esmeray; choose another name"
+        )
     retried(lambda: _discard_finished(uri, items), uri)
     # A folder without its manifest is an incomplete upload.
     settled = {name: item for name, item in items.items() if MADE_FILE in items and name.endswith(".json")}
@@ -335,10 +339,10 @@ def publish(target: Path) -> None:
             _publish_folder(work, uri)
 
     retried(replace, uri, _storage.patience_s, log.warning)
-    leave(target)
+    discard_work(target)
 
 
-def leave(target: Path) -> None:
+def discard_work(target: Path) -> None:
     """Remove the local path that :func:`target_path` returned for a URI."""
     if (uri := uri_of(target)) is not None:
         shutil.rmtree(work_path(uri), ignore_errors=True)
@@ -416,11 +420,11 @@ def retried(
             if is_disk_full(error):
                 raise disk_full(_cache(), reason) from error
             if isinstance(error, PermissionError) or time.monotonic() + wait_s > deadline_s:
-                raise ResourceError(f"{reason}; check address, credentials and the store") from error
+                raise ResourceError(f"{reason}; check the address, the credentials and the object store") from error
             if wait_s == REPORTED_S:
-                report(f"{reason}; it is tried again for up to {patience_s:g} s")
+                report(f"{reason}; retrying for up to {patience_s:g} s")
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        wait_s = min(2 * wait_s, MAX_WAIT_S)
 
 
 def _cache() -> Path:
@@ -438,6 +442,6 @@ def _opened(uri: str) -> tuple[Any, str]:
         return fsspec.url_to_fs(uri, **({"auto_mkdir": True} if protocol == "file" else {}))
     except ImportError as error:
         package = known_implementations[protocol]["class"].partition(".")[0]
-        raise ConfigError(f"{uri}: needs the package {package}: pip install {package}") from error
+        raise ConfigError(f"{uri}: the package {package} is not installed; run: pip install {package}") from error
     except ValueError as error:
-        raise ConfigError(f"{uri}: no such kind of address ({first_line(error)}); give s3, gs, hf or file") from error
+        raise ConfigError(f"{uri}: unsupported protocol ({first_line(error)}); use s3, gs, hf or file") from error

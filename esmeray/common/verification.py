@@ -29,14 +29,14 @@ def check_file(path: Path, remedy: str, *, num_bytes: int | None = None, xxh128:
         status = path.stat()
         if num_bytes is not None and num_bytes != status.st_size:
             raise DataError(
-                f"{path}: {status.st_size:,} bytes where the manifest says {num_bytes:,}: truncated or replaced; "
+                f"{path}: {status.st_size:,} bytes, but the manifest says {num_bytes:,}: truncated or replaced; "
                 f"{remedy}"
             )
         identity = (xxh128, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if xxh128 is None or _verified.get(path) == identity:
             return
         if xxh128 != file_xxh128(path):  # last, since it reads the whole file
-            raise DataError(f"{path}: damaged: its checksum is not the manifest's; {remedy}")
+            raise DataError(f"{path}: damaged: its checksum differs from the manifest; {remedy}")
     if time.time() - status.st_mtime > _SETTLED_S:
         _verified[path] = identity
 
@@ -51,7 +51,7 @@ def verified(path: Path) -> Path:
         manifest = folder / MADE_FILE
         if not manifest.is_file() or whole == manifest:
             continue
-        remedy = f"make or copy {folder} again; if you changed it yourself, remove its {MADE_FILE}"
+        remedy = f"build or copy {folder} again; if you changed it yourself, remove its {MADE_FILE}"
         status = manifest.stat()
         name = str(whole.relative_to(folder))
         files, replaced = _checksums(manifest, status.st_mtime_ns, status.st_size)
@@ -68,7 +68,7 @@ def _checksums(manifest: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, st
 
     Cached while the manifest is unchanged, since it may list thousands of shards.
     """
-    remedy = f"make or copy {manifest.parent} again, or remove this file, which has the checksums of the others"
+    remedy = f"build or copy {manifest.parent} again, or remove this file, which lists the checksums of the others"
     made = read_json(manifest, remedy)
     with parsing(manifest, remedy):
         files = {str(name): str(checksum) for name, checksum in made["files"].items()}

@@ -83,8 +83,8 @@ def match_ids(
         several = [record_id for record_id in unmatched if len(candidates[record_id]) > 1]
         if several:
             raise DataError(
-                f"{source}: id {several[0]!r} matches {_shown(sorted(candidates[several[0]]))} of {known_source}; "
-                "write the same id on both sides"
+                f"{source}: id {several[0]!r} matches {_shown(sorted(candidates[several[0]]))} of "
+                f"{known_source}; use the same id in both"
             )
         matches |= {record_id: same[0] for record_id, same in candidates.items() if same}
     last = {known_id: record_id for record_id, known_id in matches.items()}
@@ -97,8 +97,8 @@ def match_ids(
     # One side suffices: a database's annotations may be used with a few sequences, and a few labels with a database.
     if len(matches) < share * len(distinct) and len({*matches.values()}) < share * len(known_ids):
         raise DataError(
-            f"{source}: only {len(matches):,} of {len(distinct):,} ids match {known_source}: {_shown(distinct)} on one "
-            f"side, {_shown(sorted(known_ids))} on the other; make the ids agree, or remove those without a match"
+            f"{source}: only {len(matches):,} of {len(distinct):,} ids match {known_source}: {_shown(distinct)} "
+            f"compared with {_shown(sorted(known_ids))}; use the same ids in both, or remove the unmatched ones"
         )
     return matches
 

@@ -159,7 +159,7 @@ class PackedBatch:
         ends = [*self.cu_seqlens.tolist(), *fillers]
         fits = T <= shape.num_tokens == ends[-1] and N <= shape.num_sequences == len(ends) - 1
         if not fits or self.max_seqlen > shape.max_seqlen:
-            raise ValueError(f"a batch of {T} tokens in {N} sequences can't be filled to {shape}")
+            raise ValueError(f"a batch of {T} tokens in {N} sequences can't be padded to {shape}")
         more_tokens, more_sequences = shape.num_tokens - T, shape.num_sequences - N
         return replace(
             self,

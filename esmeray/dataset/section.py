@@ -119,35 +119,36 @@ class LabelsSection(Section):
             (len(header) > 1, "header_pattern and header_field can't both be set: remove one"),
             (
                 self.labels_file is not None and self.kind != "per_residue",
-                f"labels_file is for kind per_residue, not for {self.kind}",
+                f"labels_file needs kind per_residue, not {self.kind}",
             ),
             (
                 self.labels_file is not None and header,
-                "labels_file and a place in the headers can't both be set: remove one",
+                "labels_file can't be combined with header_field or header_pattern: remove one",
             ),
             (
                 self.mask_file is not None and self.labels_file is None,
-                "mask_file goes with labels_file: set that, too, or remove it",
+                "mask_file needs labels_file: set labels_file too, or remove mask_file",
             ),
             (
                 self.mask_file is not None and not self.unknown_letters,
-                "mask_file needs a letter that means 'not known': set unknown_letters, as '.'",
+                "mask_file needs a letter that means unknown: set unknown_letters, e.g. '.'",
             ),
             (
                 (self.split == "column") != (self.split_column is not None),
-                "split column and split_column go together: set both or neither",
+                "split column needs split_column, and split_column needs split column: set both or neither",
             ),
             (
                 (self.split == "files") != bool(self.validation_source),
-                "split files and validation_source go together: set both or neither (none empties the list)",
+                "split files needs validation_source, and validation_source needs split files: set both or neither "
+                "(none empties the list)",
             ),
             (
                 self.group_column is not None and self.split not in ("hash", "stratified"),
-                f"group_column is for split hash or stratified, not for {self.split}: remove one",
+                f"group_column needs split hash or stratified, not {self.split}: remove one",
             ),
             (
                 len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"),
-                f"label_columns: several are for regression and multilabel, not for {self.kind}",
+                f"label_columns: several columns need kind regression or multilabel, not {self.kind}",
             ),
         ):
             if is_wrong:
@@ -183,9 +184,9 @@ class TermsDataSection(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "TermsDataSection":
         if bool(self.annotations) != bool(self.ontology):
-            raise ValueError("annotations and ontology go together: set both, or none for the sample")
+            raise ValueError("annotations and ontology must both be set, or neither to use the sample")
         if sum(map(bool, (self.validation, self.since, self.clusters))) > 1:
-            raise ValueError("validation, since and clusters exclude each other: set one of them")
+            raise ValueError("validation, since and clusters are mutually exclusive: set only one")
         return self
 
 
@@ -230,9 +231,9 @@ class PredictionsSection(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":
         if self.folder is None and (self.on_miss != "error" or self.model is not None):
-            raise ValueError("on_miss and model need a folder that keeps predictions: set folder, too")
+            raise ValueError("on_miss and model need a folder to store predictions in: set folder too")
         if self.on_miss == "error" and self.model is not None:
-            raise ValueError("with a predictor that runs next to training, set on_miss to wait or null")
+            raise ValueError("a predictor that runs during training needs on_miss wait or null")
         return self
 
 

@@ -23,7 +23,7 @@ def checked_list(values: Iterable[Any], name: str, items: str = "str") -> Iterab
     # Also iterable, but surely a mistake: letters of a str, keys of a dict, columns of a table.
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, bytearray, Mapping, Set))
     if not is_list or getattr(values, "ndim", 1) != 1:
-        raise ConfigError(f"{name}: a list of {items} is needed, not {values!r:.40}; give a single one as a list")
+        raise ConfigError(f"{name}: expected a list of {items}, found {values!r:.40}; wrap a single value in a list")
     return values
 
 
@@ -36,7 +36,7 @@ def checked_paths(values: str | Path | Iterable[Any], name: str) -> list[str]:
 def checked_text(value: Any, name: str) -> str:
     """Return the value if it is a str. Raises DataError otherwise, e.g. for None or NaN of a Series."""
     if not isinstance(value, str):
-        raise DataError(f"{name}: a str is needed, not {value!r:.40}; fill in or remove what is missing")
+        raise DataError(f"{name}: expected a str, found {value!r:.40}; fill in or remove missing values")
     return str(value)  # converts NumPy's str to a plain one
 
 
@@ -55,7 +55,9 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
         texts = ["".join(map(str.strip, io.StringIO(text, newline=None))) for text in texts]
     policies = IngestSection()
     for index in [index for index, text in enumerate(texts) if len(text) > policies.max_residues]:
-        raise DataError(f"{name}[{index}]: {len(texts[index]):,} residues, more than {policies.max_residues:,}")
+        raise DataError(
+            f"{name}[{index}]: {len(texts[index]):,} residues, more than the maximum of {policies.max_residues:,}"
+        )
     names = [f"{name}[{index}]".encode() for index in range(len(texts))]
     # Characters outside Latin-1 are never residues. For texts only the length matters here.
     records = Records.of(names, [text.encode("latin-1", "replace") for text in texts])

@@ -75,7 +75,7 @@ def missing_note(value: Any, setting: str = "") -> str:
     The note is empty if the value is blank.
     """
     text = "" if value is None or value != value else str(value).strip()  # NaN is not a text that could be kept
-    keeps = f"; if it is a name, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
+    keeps = f"; if it is a real value, give --{setting} {shlex.quote(text)}" if setting and is_missing(text) else ""
     verb = "means" if is_missing(text) else "has"
     return f" ({text!r:.60} {verb} a missing value{keeps})" if text else ""
 
@@ -118,7 +118,7 @@ class Table:
                 yield first_row, {name: list(map(self._value, values)) for name, values in part.items()}
                 first_row += num_rows
         if first_row == 1:
-            raise DataError(f"{self._path}: holds no rows; give a table with a header and records")
+            raise DataError(f"{self._path}: the table has no rows; give a header and at least one record")
 
     def columns(self) -> Columns:
         """Return all rows of a small table at once; raises as :meth:`parts`."""
@@ -177,7 +177,7 @@ class Table:
                     batch.validate(full=True)  # detects texts that are not UTF-8, among others
                     yield batch.num_rows, batch.to_pydict()
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            remedy = kind_of(self._path, "Parquet") or "make it or copy it again"
+            remedy = kind_of(self._path, "Parquet") or "build or copy it again"
             raise DataError(f"{self._path}: not Parquet, or damaged ({first_line(error)}); {remedy}") from error
         self.finished = [SourceFile.of(self._path)]  # hashed separately, because Parquet is not read sequentially
 
@@ -189,7 +189,7 @@ class Table:
             setting = self.wanted[name]
             if header.count(name) > 1:
                 where = f" ({setting})" if setting else ""
-                raise DataError(f"{self._path}: {header.count(name)} columns are called {name!r}{where}; rename them")
+                raise DataError(f"{self._path}: {header.count(name)} columns are named {name!r}{where}; rename them")
             if name not in header:
                 raise DataError(f"{self._path}: {self._without(name, setting or '', header)}")
         return columns
@@ -205,7 +205,7 @@ class Table:
         # For labels there is no clue which column is meant.
         likely = free if setting.endswith(("id_column", "text_column")) else []
         near = difflib.get_close_matches(name, free, n=1) or likely
-        example = f", as --{setting} {shlex.quote(near[0])}" if near else ""
+        example = f", e.g. --{setting} {shlex.quote(near[0])}" if near else ""
         remedy = f": set {setting}{example}" if setting else "; rename one"
         if any(map(_DATA.fullmatch, header)):
             remedy = "; its first row looks like values: add a row of names above it"
@@ -230,13 +230,13 @@ def csv_rows(text: IO[bytes], path: Path, separator: str) -> Iterator[list[str]]
             length = length or len(row)
             if len(row) != length:
                 raise DataError(
-                    f"{path}, row {number}: {len(row)} fields where the header has {length}; complete the row or its "
-                    "quotes, or put a text that holds the separator in quotes"
+                    f"{path}, row {number}: {len(row)} fields, but the header has {length}; complete the row, "
+                    "or quote fields that contain the separator"
                 )
             yield row
     except csv.Error as error:
         raise DataError(
-            f"{path}, row {number + 1}: not CSV: {error}; put a text that holds quotes in quotes and double its own"
+            f"{path}, row {number + 1}: not CSV: {error}; quote fields that contain quotes, and double the inner ones"
         ) from error
 
 
@@ -257,10 +257,10 @@ def _decoded(text: IO[bytes], path: Path, newline: str | None = None) -> Iterato
     lines = io.TextIOWrapper(text, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     for line in iter(partial(lines.readline, _LONGEST_TEXT), ""):
         if len(line) == _LONGEST_TEXT:
-            raise DataError(f"{path}: a line of {_LONGEST_TEXT:,} characters or more; is it the right file?")
+            raise DataError(f"{path}: a line has {_LONGEST_TEXT:,} characters or more; is it the right file?")
         yield line
 
 
 def _check_utf8(text: str, place: str) -> None:
     if not text.isascii() and _SURROGATE.search(text):
-        raise DataError(f"{place}: not UTF-8; save the file as UTF-8")
+        raise DataError(f"{place}: not UTF-8 text; save the file as UTF-8")

@@ -115,7 +115,7 @@ def read_annotations(
             leaves = csr_array((np.ones(len(entries), bool), np.array(entries).T), shape=shape)
             annotations[name] = Annotations(tuple(rows), leaves @ ontology.aspects[name].ancestors)
     if not annotations:
-        raise DataError(f"{path}: no annotation is left; check terms, evidence codes and dates")
+        raise DataError(f"{path}: no annotations left; check terms, evidence codes and dates")
     return annotations
 
 
@@ -153,7 +153,7 @@ def read_scores(
         for name, column in lines.located(row, row.words[0]):
             if row.id not in matches:
                 lines.miss(
-                    row, f"the protein {row.id!r} has no annotation to evaluate it by", "lines of other proteins"
+                    row, f"the protein {row.id!r} has no annotation to evaluate against", "lines for other proteins"
                 )
             elif matches[row.id] in numbers.get(name, ()):
                 for values, value in zip(triples[name], (numbers[name][matches[row.id]], column, score), strict=True):
@@ -233,15 +233,15 @@ class _Lines:
         """Return aspect and column of each term of a row that passes the filters."""
         self._expect(row, 1)
         if row.date is None and (since or before):
-            raise self._refusal(row, "a table has no dates; give GAF, or remove the dates")
+            raise self._refusal(row, "tables have no dates; give a GAF file, or remove the dates")
         words = {word.upper() for word in row.words}
         date = row.date or ""
         reasons = {
             "lines without terms": row.words[0] in MISSING,
             # Dates compare as text; an annotation without a date is outside every range.
-            "annotations of other dates": not since <= date < (before or "99999999"),
+            "annotations outside the dates": not since <= date < (before or "99999999"),
             "annotations with NOT": "NOT" in words,
-            "annotations of other evidence": words & EVIDENCE and words.isdisjoint(evidence),
+            "annotations with other evidence codes": words & EVIDENCE and words.isdisjoint(evidence),
         }
         holding = [reason for reason, holds in reasons.items() if holds]
         if holding:
@@ -254,18 +254,18 @@ class _Lines:
         if place and word.upper() in self._labels:
             return []
         if place and word not in self._ontology.positions and not _TERM.fullmatch(word):
-            raise self._refusal(row, f"{word!r} is no term, aspect, evidence code or score of 1; remove its column")
+            raise self._refusal(row, f"{word!r} is not a term, aspect, evidence code or score of 1; remove its column")
         return self.located(row, word)
 
     def located(self, row: Row, term: str) -> list[tuple[str, int]]:
         """Return aspect and column of a term; empty if it is unknown and left out."""
         aspect, column = self._ontology.positions.get(term, ("", -1))
         if column < 0:
-            self.miss(row, f"the term {term!r} is not in the ontology, or obsolete", "unknown terms")
+            self.miss(row, f"the term {term!r} is obsolete or not in the ontology", "unknown terms")
             return []
         if self._aspect not in (None, aspect):
             # Refused whatever ``unknown`` says: the term is known, so this is probably the wrong file.
-            problem = f"{term} is a term of {aspect}, and only {self._aspect} was asked for; remove the other aspects"
+            problem = f"{term} belongs to {aspect}, but only {self._aspect} was requested; remove the other aspects"
             raise self._refusal(row, problem)
         return [(aspect, column)]
 
@@ -281,7 +281,7 @@ class _Lines:
     def _expect(self, row: Row, words: int, *others: str) -> None:
         if row.id in MISSING or len(row.words) < words or any(word.upper() not in self._labels for word in others):
             got = " ".join((row.id, *row.words))[:60]
-            raise self._refusal(row, f"{words + 1} columns were expected, got {got!r}")
+            raise self._refusal(row, f"expected {words + 1} columns, found {got!r}")
 
     def _refusal(self, row: Row, problem: str) -> DataError:
         return DataError(f"{self._path}, line {row.number}: {problem}")

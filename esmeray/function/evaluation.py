@@ -94,7 +94,7 @@ def evaluate_functions(
     shape = len(truth.proteins), len(aspect.terms)
     is_share = np.abs(scores.data - 0.5) <= 0.5 + 1e-6  # sums of shares may exceed 1 by rounding; NaN fails
     if not scores.shape == truth.terms.shape == shape or not is_share.all():
-        raise DataError(f"scores: values in 0 to 1 of {shape[0]:,} proteins by {shape[1]:,} terms are needed")
+        raise DataError(f"scores: expected values from 0 to 1 for {shape[0]:,} proteins by {shape[1]:,} terms")
     settings = settings or EvaluationSection()
     weights = {"": (settings.orphans | (aspect.levels > 0)).astype(float)}
     if accretion_V is not None:

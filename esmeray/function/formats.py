@@ -15,7 +15,7 @@ from esmeray.dataset.table import numbered_lines
 _OTHERS = {
     "GPAD": r"!\s*gpad?-version|(?:[^\t]*\t){5}\s*ECO:",
     "GPI": r"!\s*gpi-version",
-    "GAF of another version": r"!\s*gaf-version(?!:?\s*(?:1\.0|2\.[0-2])\s*$)",
+    "GAF in an unsupported version": r"!\s*gaf-version(?!:?\s*(?:1\.0|2\.[0-2])\s*$)",
 }
 """First lines of unsupported formats. GAF 1.0 to 2.2 have the same columns: before 2.2 the fourth is often empty or
 NOT, and 1.0 lacks the last two."""
@@ -48,7 +48,7 @@ def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
         other = None if is_gaf else _OTHER.match(line)
         if other:
             name = [*_OTHERS][int(other.lastindex or 1) - 1]
-            raise DataError(f"{path}: is {name} ({line[:20].strip()!r}); get the GAF of the same annotations")
+            raise DataError(f"{path}: is {name} ({line[:20].strip()!r}); download the same annotations as GAF 2")
         cells = [cell.strip() for cell in line.split("\t")]
         # GAF without its version line is recognised by its columns.
         is_gaf = is_gaf or line[:4].lower() == "!gaf" or (len(cells) >= 15 and cells[12].startswith("taxon:"))
@@ -58,7 +58,9 @@ def annotation_rows(path: Path, known: Container[str]) -> Iterator[Row]:
             yield from table_rows(path, known)
             return
         if len(cells) < 15:
-            raise DataError(f"{path}, line {number}: GAF has 17 columns, got {len(cells)}; get the file again")
+            raise DataError(
+                f"{path}, line {number}: expected the 17 columns of GAF, found {len(cells)}; download the file again"
+            )
         words = [cells[4], cells[6].upper(), *["NOT"] * bool(_NOT.search(cells[3]))]
         yield Row(number, cells[1], words, cells[13].replace("-", ""))
 

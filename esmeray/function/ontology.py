@@ -35,7 +35,7 @@ _UPWARDS = ("is_a", "part_of", "BFO:0000050")
 """Relations that propagate annotations upwards; the last is part_of in files converted from OWL."""
 _LINE = re.compile(r"!|\[\w+\]|[^:]+:")
 """A comment, the start of a stanza, or a key with its value."""
-_CUT_OFF = ": the file may be cut off; get it again"
+_CUT_OFF = ": the file may be truncated; download it again"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class Ontology:
         """Return the aspect of this name. Raises DataError if there is none."""
         if name not in self.aspects:
             known = ", ".join(self.aspects)
-            raise DataError(f"the ontology has no aspect {name!r}{did_you_mean(name, self.aspects)}; it has {known}")
+            raise DataError(
+                f"the ontology has no aspect {name!r}{did_you_mean(name, self.aspects)}; available: {known}"
+            )
         return self.aspects[name]
 
 
@@ -117,31 +119,33 @@ def read_ontology(path: Path) -> Ontology:
         term = stanza.get("id", "")
         namespace = stanza.get("namespace") or default
         if not term or not namespace:
-            raise DataError(f"{path}: term {term!r} has no id or no namespace, and the header no default{_CUT_OFF}")
+            raise DataError(
+                f"{path}: term {term!r} has no id, or no namespace although the header has no default{_CUT_OFF}"
+            )
         definition = (namespace, _parents(stanza), sorted({*stanza.get("alt_id", [])}))
         if stanza.get("is_obsolete", "").lower() == "true":
             obsolete.add(term)  # a relation to an obsolete term is left out, one to an unknown term is an error
         # Identical repeats are common in files put together from parts of a release.
         elif definition != terms.setdefault(term, definition):
-            raise DataError(f"{path}: term {term} is defined twice, differently; remove one")
+            raise DataError(f"{path}: term {term} has two different definitions; remove one")
     if not terms:
-        raise DataError(f"{path}: holds no terms; an ontology in OBO format was expected")
+        raise DataError(f"{path}: contains no terms; expected an ontology in OBO format")
     parents_of: dict[str, dict[str, list[str]]] = {namespace: {} for namespace, *_ in terms.values()}
     alternatives: dict[str, str] = {}
     for term, (namespace, parents, others) in terms.items():
         lost = [parent for parent in parents if parent not in terms and parent not in obsolete]
         if lost:
             raise DataError(
-                f"{path}: {lost[0]}, a parent of {term}, is not in the file: the file may be cut off, or lack what it "
-                "imports; get it whole"
+                f"{path}: {lost[0]}, a parent of {term}, is not in the file: the file may be truncated, or "
+                "import another one; download the complete ontology"
             )
         # Aspects are evaluated separately: a relation between two of them propagates no score.
         parents_of[namespace][term] = [parent for parent in parents if terms.get(parent, ("",))[0] == namespace]
         for other in others:
             if other in terms or alternatives.get(other, term) != term:
                 raise DataError(
-                    f"{path}: {other}, an alternative id of {term}, is a term itself, or an alternative id of another "
-                    "term; remove one"
+                    f"{path}: {other}, an alternative id of {term}, is also a term or an alternative id of "
+                    "another term; remove one"
                 )
             alternatives[other] = term
     return Ontology({name: _aspect(path, name, parents_of[name]) for name in parents_of}, alternatives)
@@ -153,7 +157,9 @@ def _stanzas(path: Path) -> tuple[list[dict[str, Any]], str]:
     for number, line in numbered_lines(path):
         text = line.strip()
         if text and not _LINE.match(text):
-            raise DataError(f"{path}, line {number}: {text[:40]!r} is no 'key: value' of OBO; get the file again")
+            raise DataError(
+                f"{path}, line {number}: {text[:40]!r} is not a 'key: value' line of OBO; download the file again"
+            )
         # obonet 1.3 ends a stanza at any blank line, and reads a stanza after a comment as the header.
         if text and text[0] != "!":
             lines.append(text)
@@ -198,7 +204,7 @@ def _aspect(path: Path, name: str, parents_of: dict[str, list[str]]) -> Aspect:
             levels[term] = 1 + max((levels[parent] for parent in parents_of[term]), default=-1)
     except CycleError as error:
         circle = " to ".join(error.args[1])
-        raise DataError(f"{path}: is_a and part_of of {name} run in a circle: {circle}; remove one of them") from error
+        raise DataError(f"{path}: is_a and part_of of {name} form a cycle: {circle}; remove one of them") from error
     terms = sorted(parents_of, key=levels.__getitem__)
     index = {term: number for number, term in enumerate(terms)}
     pairs = [(index[term], index[parent]) for term in terms for parent in parents_of[term]]

@@ -88,8 +88,8 @@ def location(data: DataSection, root: Path) -> Path:
     terms = data.terms
     if (data.source == [SAMPLE]) != (terms.annotations is None):
         raise ConfigError(
-            "data.terms.annotations: data.source, data.terms.annotations and data.terms.ontology go together: set all "
-            "three, or none for the sample"
+            "data.terms.annotations: data.source, data.terms.annotations and data.terms.ontology must all be "
+            "set, or none of them to use the sample"
         )
     # Without min_count: the learnt terms are chosen when the folder is read, so that runs can share it.
     settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
@@ -102,7 +102,7 @@ def location(data: DataSection, root: Path) -> Path:
         if name
     ]
     if missing := next((path for path in paths if not path.is_file()), None):
-        raise DataError(f"{missing}: no such file; check data.terms")
+        raise DataError(f"{missing}: file not found; check data.terms")
     return root / name_of_content(
         f"{paths[0].name}-terms", [settings, str(store_location(data, root)), file_identities(paths)]
     )
@@ -154,7 +154,7 @@ def read(folder: Path) -> FunctionData:
         training_M = np.array([protein not in held_out for protein in annotated.proteins])
         # Per aspect: none of the held-out proteins may have an annotation in it.
         if training_M.all() or not training_M.any():
-            log.warning("%s is left out: it needs proteins to train with and held-out ones; see data.terms", name)
+            log.warning("%s is left out because all or none of its proteins are held out; see data.terms", name)
             continue
         aspects[name] = AspectData(
             ontology.aspects[name],
@@ -164,7 +164,9 @@ def read(folder: Path) -> FunctionData:
             training_M,
         )
     if not aspects:
-        raise DataError(f"{folder}: no aspect has proteins to train with and held-out ones; hold out others, or more")
+        raise DataError(
+            f"{folder}: no aspect has both training and held-out proteins; hold out a different or larger set"
+        )
     return FunctionData(store, ids, aspects)
 
 
@@ -278,7 +280,11 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
         listed = {line.strip() for _, line in numbered_lines(path)} - {""}
         held_out = match_ids(sorted(listed), ids, path, "the sequences")
         if len(held_out) < len(listed):
-            log.warning("%s: %s without a sequence left out", path, counted(len(listed) - len(held_out), "protein{s}"))
+            log.warning(
+                "%s: %s without a sequence left out",
+                path,
+                counted(len(listed) - len(held_out), "protein{s}"),
+            )
         return {*held_out.values()}
     if terms.since:
         # As in CAFA: proteins without annotation in any aspect before the date.
@@ -289,7 +295,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
         clusters = {row[1]: row[0] for row in rows if len(row) > 1}
         members = match_ids(ids, clusters, "the sequences", terms.clusters)
         if lost := next((name for name in ids if name not in members), None):
-            raise DataError(f"{terms.clusters}: has no cluster of {lost}; cluster all sequences")
+            raise DataError(f"{terms.clusters}: no cluster contains {lost}; cluster all sequences")
         # Hash of the cluster's name: a cluster is held out as a whole.
         hashes = np.array([xxhash.xxh3_64_intdigest(clusters[members[name]].encode()) for name in ids], np.uint64)
     _, chosen = split_records(hashes, data.validation_share)

@@ -21,9 +21,9 @@ from scipy.stats import rankdata
 from esmeray.function.ontology import Aspect, propagate
 from esmeray.function.predictors import pruned
 
-_MOST = 300
+_MAX_CANDIDATES = 300
 """Maximum number of candidates per protein."""
-_LEAST = 8e-3
+_MIN_SCORE = 8e-3
 """Minimum blend score of a candidate: lower ones seldom reach CAFA's first threshold, 0.01."""
 _FOLDS = 4
 _TREES = 80
@@ -58,8 +58,8 @@ def candidates(
     columns = []
     for row in range(blend.shape[0]):
         scores = np.stack([part[[row]].toarray()[0] for part in (*parts.values(), blend)])
-        best = np.sort(np.argsort(-scores[-1], kind="stable")[:_MOST])
-        best = best[scores[-1, best] >= _LEAST]
+        best = np.sort(np.argsort(-scores[-1], kind="stable")[:_MAX_CANDIDATES])
+        best = best[scores[-1, best] >= _MIN_SCORE]
         scores = scores[:, best]
         # A score alone says little, since proteins differ in their number of candidates; the rank is comparable.
         ranks = rankdata(-scores, method="min", axis=1)

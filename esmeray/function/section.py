@@ -10,7 +10,7 @@ from esmeray.train_config.natures import PATH, PATH_OR_NAME
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
 COMPOSITION = "composition"
-MOST_TERMS = 1500
+MAX_TERMS = 1500
 """Maximum number of terms of a protein, over all aspects, in CAFA 6."""
 
 Normalisation = Literal["cafa", "pred", "gt"]
@@ -34,7 +34,7 @@ class EmbeddingsSection(Section):
     @model_validator(mode="after")
     def _names_the_model(self) -> "EmbeddingsSection":
         if self.store is not None and self.model == COMPOSITION:
-            raise ValueError("store has vectors of a model: set model to the one that computed them")
+            raise ValueError("store contains vectors of a model: set model to the model that computed them")
         return self
 
 
@@ -55,13 +55,13 @@ class PredictTermsSection(Section):
 
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
-        if self.format == "cafa6" and self.most_terms > MOST_TERMS:
-            raise ValueError(f"terms: cafa6 takes {MOST_TERMS:,} of a protein: lower it")
+        if self.format == "cafa6" and self.most_terms > MAX_TERMS:
+            raise ValueError(f"terms: cafa6 allows at most {MAX_TERMS:,} per protein: lower it")
         return self
 
     @property
     def most_terms(self) -> int:
-        return self.terms or (MOST_TERMS if self.format == "cafa6" else 500)
+        return self.terms or (MAX_TERMS if self.format == "cafa6" else 500)
 
 
 class EvaluationSection(Section):

@@ -11,7 +11,7 @@ from pathlib import Path
 from esmeray.common.errors import DataError
 from esmeray.dataset.table import numbered_lines
 from esmeray.function.ontology import Ontology
-from esmeray.function.section import MOST_TERMS
+from esmeray.function.section import MAX_TERMS
 
 _LINE = re.compile(r"\S+\t(\S+)\t(?!0\.0+$)(?:0\.\d{1,3}|1(?:\.0{1,3})?)")
 
@@ -35,11 +35,12 @@ def check_submission(path: Path, ontology: Ontology) -> None:
             match = _LINE.fullmatch(line)
             term = match[1] if match else ""
             problems = {
-                "is not protein, term and score above 0, at most 1, with at most three digits, and tabs": not match,
-                "has no term of the ontology below its roots": term not in allowed,
-                "has a term again": term in terms,
-                f"is of more than {MOST_TERMS:,} terms of a protein": len(terms) == MOST_TERMS,
-                "stands apart from others of its protein": protein in proteins,
+                "is not PROTEIN, TERM and SCORE separated by tabs (score above 0, at most 1, at most three "
+                "digits)": not match,
+                "has a term that is a root or not in the ontology": term not in allowed,
+                "repeats a term of the protein": term in terms,
+                f"exceeds {MAX_TERMS:,} terms for the protein": len(terms) == MAX_TERMS,
+                "is separated from the protein's other lines": protein in proteins,
             }
             broken = [problem for problem, holds in problems.items() if holds]
             if broken:

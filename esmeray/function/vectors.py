@@ -53,7 +53,7 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
     # Matched by id, not by order: the folder may also hold other proteins, e.g. the sequences to predict.
     matches = match_ids(ids, embeddings.numbers, "the sequences", folder)
     if lost := next((name for name in ids if name not in matches), None):
-        raise DataError(f"{folder}: has no embedding of {lost}; embed all sequences of the run")
+        raise DataError(f"{folder}: no embedding for {lost}; embed all sequences of the run")
     numbers_R = np.array([embeddings.numbers[matches[name]] for name in ids])
     embeddings.refuse_other_sequences(numbers_R, store.sequence_keys(np.arange(len(store))), store.path)
     return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]

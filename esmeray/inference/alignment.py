@@ -126,7 +126,9 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
     refuse_file(section.output, MADE_BY, overwrite)
     embeddings = [section.query_embeddings, section.store_embeddings]
     if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
-        raise ConfigError("align.prefilter: embedding takes query_embeddings and store_embeddings, and no other does")
+        raise ConfigError(
+            "align.prefilter: embedding needs query_embeddings and store_embeddings; the other prefilters need neither"
+        )
     # The job records the manifest of every part: an added part changes the candidates.
     vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
     if section.device == "cuda" and section.prefilter != "none":
@@ -138,7 +140,7 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
     by = scoring(section.matrix, section.gap_open, section.gap_extend)
     # Karlin-Altschul parameters come from tables, which BLAST has only for its own combinations of matrix and gaps.
     if by.statistics is None and section.evalue < math.inf:
-        raise ConfigError("BLAST has no E-values for this matrix with these gap penalties; give --align.evalue inf")
+        raise ConfigError("no E-value statistics for this matrix and these gap penalties; give --align.evalue inf")
     with unfinished(section.output, MADE_BY) as folder:
         queries = job_store([section.queries], ingest, folder)
         job = {
@@ -194,7 +196,7 @@ def _on_gpu(store: Store, by: "Scoring") -> Any:
     from esmeray.model.kernels.smith_waterman import SmithWaterman
 
     if not torch.cuda.is_available():
-        raise ConfigError("--align.device cuda: no GPU is seen; see esmeray profile gpu")
+        raise ConfigError("--align.device cuda: no GPU found; see esmeray profile gpu")
     sequences = (by.codes[store.sequence(record)] for record in range(len(store)))
     scores_of = SmithWaterman(sequences, by.scores, by.first, by.gap_extend, "cuda")
     return lambda query: scores_of(by.codes[list(query)])  # residue letters to rows of the matrix

@@ -32,11 +32,12 @@ def check_device(device: torch.device | str) -> None:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device {device}: torch knows none of this name; use cpu, cuda or cuda:1") from error
+        raise ConfigError(f"device {device}: unknown device; use cpu, cuda or cuda:N") from error
     # Only CPU and CUDA devices are supported.
     if wanted.type != "cpu" and (wanted.type != "cuda" or (wanted.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
-            f"device {device}: torch sees {torch.cuda.device_count()} CUDA devices here; use another, or cpu"
+            f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices on this machine; use "
+            "another, or cpu"
         )
 
 
@@ -51,8 +52,8 @@ def refuse_forked(name: str) -> None:
     """
     if _computing_process() != os.getpid():
         raise ForkedError(
-            f"{name}: a model was opened before this process was forked, which has no threads of torch: fork before "
-            "any model is opened, or spawn the process"
+            f"{name}: a model was opened before this process was forked, and torch's threads do not survive a "
+            "fork: fork before opening a model, or use the spawn start method"
         )
 
 

@@ -81,8 +81,8 @@ class ForwardLoop:
         (indices,) = group
         if len(indices) == 1:
             raise ResourceError(
-                f"{self._name(int(indices[0]))}: out of memory on a single sequence ({reason}); crop it, take it in "
-                "windows, or use a device with more memory"
+                f"{self._name(int(indices[0]))}: out of memory on a single sequence ({reason}); crop it, split "
+                "it into windows, or use a device with more memory"
             )
         self.splits += 1
         # Halves that are still too large are halved again, because free memory can't be predicted.
@@ -90,7 +90,7 @@ class ForwardLoop:
         return self._launched([indices[:half]]) + self._launched([indices[half:]])
 
 
-def each(
+def one_by_one(
     launch: Callable[[Indices], Mapping[str, Tensor]],
 ) -> Callable[[Sequence[Indices]], Sequence[Mapping[str, Tensor]]]:
     """Return a function that launches batches one after the other."""

@@ -140,7 +140,7 @@ def use_fp8(backbone: PackedBackbone, *, emulate: bool = False) -> None:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise ConfigError("training.fp8 needs torchao: pip install torchao") from error
+        raise ConfigError("training.fp8: the package torchao is not installed; run: pip install torchao") from error
 
     def takes(module: nn.Module, name: str) -> bool:
         # FP8 kernels need both dimensions of a weight to be divisible by 16.

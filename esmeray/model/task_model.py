@@ -90,7 +90,7 @@ class TaskModel(nn.Module, ABC):
         # Compare names and shapes first. Loading needs strict=False, because the backbone is missing in the file, and
         # would ignore any difference.
         if {name: tensor.shape for name, tensor in state.items()} != own_shapes:
-            raise DataError(f"{path} does not fit the settings next to it; export the model again")
+            raise DataError(f"{path} does not match the settings in its folder; export the model again")
         self.load_state_dict(state, strict=False)
 
 

@@ -92,7 +92,7 @@ def advise(facts: Facts) -> list[Advice]:
     return sorted(_by_rule(facts), key=lambda advice: -advice.cost)
 
 
-def what_limits(facts: Facts) -> Advice | None:
+def limiting_factor(facts: Facts) -> Advice | None:
     """Return the finding on what limits the speed of a step: loading, communication or compute."""
     by_topic = {advice.topic: advice for advice in _by_rule(facts)}
     # Waits are fixed first: more compute would only wait longer.
@@ -117,7 +117,7 @@ _CHECKPOINTING = "model.backbone.gradient_checkpointing"
 _BF16 = Action(
     "training.precision",
     # The log may be read on another machine, so the run's hardware is unknown here.
-    "set training.precision: bf16 on a GPU or a processor that computes it",
+    "set training.precision: bf16 if the GPU or processor supports it",
     lambda facts: facts.precision == "fp32",
 )
 _COMPILE = Action("training.compile", "set training.compile: true on a GPU", lambda facts: facts.compile is False)
@@ -134,7 +134,8 @@ _SAVE_MEMORY = (
 RULES = {
     "loading": Rule(
         "data_wait",
-        "Loading limits: {:.0%} of a step is waiting for batches; without it, it would be up to {gain:.0%} faster",
+        "Loading is the bottleneck: {:.0%} of a step is spent waiting for batches; without the waits, steps would "
+        "be up to {gain:.0%} faster",
         (
             Action("data.num_workers", "raise data.num_workers while cores are free"),
             # Without loader processes nothing is fetched ahead.
@@ -147,7 +148,8 @@ RULES = {
     ),
     "communication": Rule(
         "communication",
-        "Communication limits: {:.0%} of a step is exchanging gradients and waiting for the slowest worker",
+        "Communication is the bottleneck: {:.0%} of a step is spent exchanging gradients and waiting for the "
+        "slowest worker",
         (
             _GLOBAL_TOKENS,
             Action("deepspeed.stage", "lower deepspeed.stage if memory allows it", lambda facts: bool(facts.stage)),
@@ -158,32 +160,32 @@ RULES = {
     ),
     "checkpoints": Rule(
         "checkpoint",
-        "{:.0%} of a step is writing checkpoints",
+        "{:.0%} of a step is spent writing checkpoints",
         (Action("checkpoint.every_steps", "set checkpoint.asynchronous: true or raise checkpoint.every_steps"),),
         least=0.05,
     ),
-    "update": Rule("optimizer", "The optimizer's update is {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),
+    "update": Rule("optimizer", "The optimizer's update takes {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),
     "compute": Rule(
         "busy",
-        "Compute limits: {:.0%} of a step is the model's own work",
+        "Compute is the bottleneck: {:.0%} of a step is spent in the model's forward and backward pass",
         (
             _BF16,
             Action(_CHECKPOINTING, f"set {_CHECKPOINTING}: false", lambda facts: facts.gradient_checkpointing is True),
             _COMPILE,
-            Action("ray.num_workers", "use more devices (ray.num_workers), a faster one or a smaller backbone"),
+            Action("ray.num_workers", "use more devices (ray.num_workers), a faster device or a smaller backbone"),
         ),
         weight=0.0,  # not a loss: this line comes last
     ),
     "idle": Rule(
         "idle",
-        "The GPU does nothing in {:.0%} of its time at work",
-        (Action("", "see data_wait_s, communication_s and checkpoint_s in metrics.jsonl for what it waits for"),),
+        "The GPU is idle for {:.0%} of the run",
+        (Action("", "see data_wait_s, communication_s and checkpoint_s in metrics.jsonl for the cause"),),
         least=0.05,
     ),
     "utilisation": Rule("utilisation", "GPU utilisation is {:.0%}", (_MORE_TOKENS, _COMPILE), below=0.7),
     "light load": Rule(
         "power",
-        "The GPU draws {:.0%} of its power limit while it is busy: most of the chip idles",
+        "The GPU draws only {:.0%} of its power limit while busy: most of the chip is idle",
         (_MORE_TOKENS, _BF16),
         below=0.4,
         weight=0.0,
@@ -191,7 +193,7 @@ RULES = {
     ),
     "memory full": Rule(
         "memory",
-        "Peak memory is {:.0%}, so that one longer batch may be out of memory",
+        "Peak memory is {:.0%}, so a longer batch may run out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
         least=0.95,
         weight=0.0,  # a risk, no lost time
@@ -199,32 +201,32 @@ RULES = {
     "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
     "heat": Rule(
         "thermal",
-        "Too hot in {:.0%} of its busy time",
-        (Action("", "improve its cooling, or lower its power limit (nvidia-smi -pl)"),),
+        "Thermal throttling in {:.0%} of the busy time",
+        (Action("", "improve the cooling, or lower the power limit (nvidia-smi -pl)"),),
         least=0.01,
     ),
     "power limit": Rule(
         "power_capped",
-        "Held by its power limit in {:.0%} of its busy time",
+        "Throttled by the power limit in {:.0%} of the busy time",
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
         weight=0.1,  # a power limit lowers clocks by a few percent only
     ),
     "model waits": Rule(
         "model_waits",
-        "In {:.0%} of the time the model waits for tokenizing, copies and files",
-        (Action("", "raise --embed.tokens; put two workers on a GPU; ask for fewer outputs or --embed.dtype fp16"),),
+        "The model waits for tokenization, copies and files for {:.0%} of the time",
+        (Action("", "raise --embed.tokens, run two workers per GPU, or request fewer outputs or --embed.dtype fp16"),),
         least=0.15,
     ),
     "attention": Rule(
         "attention",
-        "Attention, which grows with the square of the length, is {:.0%} of the time",
-        (Action("", "limit long sequences by --embed.max_length with --embed.long crop or window"),),
+        "Attention, whose cost grows with the square of the length, takes {:.0%} of the time",
+        (Action("", "shorten long sequences with --embed.max_length and --embed.long crop or window"),),
         least=0.4,
     ),
     "products": Rule(
         "products_of_peak",
-        "Matrix products reach {:.0%} of the device's peak",
+        "Matrix products reach only {:.0%} of the device's peak",
         (Action("", "raise --embed.tokens"),),
         below=0.5,
         weight=0.5,  # the peak itself is out of reach

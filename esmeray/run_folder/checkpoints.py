@@ -108,10 +108,10 @@ class CheckpointFolder:
         except ValidationError as error:
             raise CheckpointError(
                 f"{path}: damaged, or not of format version {FORMAT_VERSION} ({_first(error)}): resume with the "
-                "version of Esmeray that wrote it, or start again under another run.name"
+                "version of Esmeray that wrote it, or restart with another run.name"
             ) from error
         if manifest.digest != manifest.sealed().digest:
-            raise CheckpointError(f"{path}: damaged (its digest does not match)")
+            raise CheckpointError(f"{path}: damaged (checksum mismatch)")
         return manifest
 
     def settings(self, schema: type[Settings]) -> Settings:
@@ -135,7 +135,7 @@ class CheckpointFolder:
                 if not path.exists():
                     raise CheckpointError(f"{path}: missing")
                 if path.stat().st_size != entry.size_bytes or sha256_of(path) != entry.sha256:
-                    raise CheckpointError(f"{path}: damaged (its size or SHA-256 is not the manifest's)")
+                    raise CheckpointError(f"{path}: damaged (size or SHA-256 differs from the manifest)")
         return manifest
 
 
@@ -245,7 +245,7 @@ def check_data(run: RunFolder, sources: list[str], checksum: str) -> None:
         return
     before, now = ", ".join(earlier.config["data"]["source"]), ", ".join(sources)
     raise CheckpointError(
-        f"data.source: the run {run.path.name} was trained on {before} (checksum {earlier.store_checksum[:12]}), not "
-        f"on {now}{' as it is' if now == before else ''} (checksum {checksum[:12]}): "
-        "restore that data, or choose another run.name"
+        f"data.source: the run {run.path.name} was trained on {before} (checksum "
+        f"{earlier.store_checksum[:12]}), not on {'its current version' if now == before else now} (checksum "
+        f"{checksum[:12]}): restore the earlier data, or choose another run.name"
     )

@@ -90,9 +90,7 @@ def held(folder: Path) -> Iterator[None]:
             lock = take_lock(path, PATIENCE_S)
         except BlockingIOError as error:
             holder = path.read_text(errors="replace").strip()
-            raise ResourceError(
-                f"{folder}: process {holder} works on it: wait for it, or choose another name"
-            ) from error
+            raise ResourceError(f"{folder}: in use by process {holder}: wait for it, or choose another name") from error
     try:
         with writing(folder):
             lock.write(f"{os.getpid()} on {socket.gethostname()}")
@@ -143,7 +141,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
     if folder.is_dir():
         refuse_foreign(folder, [path.name for path in folder.iterdir()], RECORD_FILE)
     if record.is_file() and record.read_text(errors="replace") != made_by:
-        raise other_job(folder, f"of {record.read_text(errors='replace')}, this is {made_by}", REMEDY)
+        raise other_job(folder, f"of {record.read_text(errors='replace')}, not {made_by}", REMEDY)
     with held(folder):
         # Check under the lock: a process that just ended may have removed the folder, or left its work.
         is_new = not (record.exists() or RECORD_FILE in shared_names)
@@ -160,7 +158,7 @@ def unfinished(output: Path, made_by: str, uri: str | None = None) -> Iterator[P
             if not (isinstance(error, DiskFullError) and _has_pieces(folder)):
                 raise
             raise DiskFullError(
-                f"{error}; what is done stays in {folder}, and the same command resumes once there is room"
+                f"{error}; finished work is kept in {folder}; free some space, then resume with the same command"
             ) from error
         finally:
             is_accepted = any([*folder.glob(JOB_FILE), *folder.glob(f"*/{JOB_FILE}")])
@@ -180,7 +178,9 @@ def refuse_foreign(folder: Path | str, names: Collection[str], record: str) -> N
     # A process that was killed at its start leaves only these files.
     others = [name for name in names if not name.startswith((LOCK_FILE, f".{RECORD_FILE}."))]
     if others and record not in names:
-        raise ConfigError(f"{folder}: is in the way, and was not made by Esmeray; move it away, or choose another name")
+        raise ConfigError(
+            f"{folder}: already exists and was not written by Esmeray; move it away, or choose another name"
+        )
 
 
 def _has_pieces(folder: Path) -> bool:
@@ -194,7 +194,7 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     path = folder / name
     text = json.dumps(job, indent=1) + "\n"
     if path.is_file():
-        before = read_json(path, f"remove {path.parent}, the unfinished work")
+        before = read_json(path, f"remove the unfinished work in {path.parent}")
         # Compare both after a JSON round trip: otherwise a tuple in a setting would differ from the list that is read.
         if changes := differences(before, json.loads(text)):
             raise other_job(folder, changes[0], REMEDY)
@@ -205,7 +205,7 @@ def accept(folder: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
 
 def other_job(folder: Path, difference: Difference | str, remedy: str) -> ConfigError:
     """Return the error for a folder that holds the work of another job."""
-    return ConfigError(f"{folder}: holds the work of another job ({difference}); {remedy}")
+    return ConfigError(f"{folder}: contains the work of another job ({difference}); {remedy}")
 
 
 class Journal:
@@ -224,7 +224,7 @@ class Journal:
             end = file.tell()
         rest = file.seek(0, os.SEEK_END) - end
         if rest:
-            log.warning("%s: %d bytes behind piece %d are computed again", path, rest, self.done)
+            log.warning("%s: %d damaged bytes after piece %d; the rest is computed again", path, rest, self.done)
         file.seek(end)
         file.truncate()
 
@@ -247,7 +247,7 @@ class Journal:
                 yield from (line.decode() for line in lines)
                 done += 1
         if done < self.done:
-            raise DataError(f"{self.path}: damaged in piece {done + 1}; start the same command again")
+            raise DataError(f"{self.path}: damaged in piece {done + 1}; run the same command again")
 
 
 def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:

@@ -98,10 +98,10 @@ def decode_record(line: bytes) -> Record:
     content, _, checksum = line.rpartition(_CHECKSUM)
     # Check before parsing: JSON with a flipped bit may still be valid, with another number.
     if checksum != b"%d}\n" % zlib.crc32(content):
-        raise ValueError("damaged: its checksum does not hold")
+        raise ValueError("damaged: checksum mismatch")
     record = json.loads(content + b"}")
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)):
-        raise ValueError("not an object with kind and step")
+        raise ValueError("not a JSON object with kind and step")
     if record["kind"] in _TIMED and not isinstance(record.get("time"), int | float):
         raise ValueError("no time")
     return record
@@ -225,7 +225,7 @@ class RecordTail:
                     try:
                         record = decode_record(line)
                     except ValueError as error:
-                        self.problem = f"{self.path}: {line[:60]!r} is passed over: {error}"
+                        self.problem = f"{self.path}: skipped {line[:60]!r}: {error}"
                         continue
                     time_s = record.get("time") or 0.0
                     self._last_s = max(self._last_s, time_s)

@@ -146,9 +146,7 @@ class RunMirror:
             return
         self.ask()
         if not self._idle.wait(ENDING_S):
-            self._report(
-                f"{self._uri} does not have all of the run yet, which is in {self.run.path}: this waits for it"
-            )
+            self._report(f"waiting for the upload of {self.run.path} to {self._uri}")
             self._idle.wait(patience_s or storage().patience_s)
         if patience_s is None and not (self._idle.is_set() and self._error is None):
             raise self._error or ResourceError(f"{self._uri}: another node has not uploaded its part of a checkpoint")

@@ -125,12 +125,12 @@ class RunFolder:
             checksum = content.pop("crc32")
             outcome = Outcome(**content)
             if checksum != _checksum(outcome):  # a flipped bit in a digit would change the exit code
-                raise ValueError("its checksum does not hold")
+                raise ValueError("checksum mismatch")
             return outcome
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            logger.warning("%s is damaged (%s) and passed over", self.outcome, error)
+            logger.warning("%s is damaged (%s) and ignored", self.outcome, error)
             return None
 
 
@@ -153,6 +153,6 @@ def sample_files(folder: Path) -> list[Path]:
 
 def no_space(where: object) -> str:
     return (
-        f"the disk is full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
+        f"disk full, {where} could not be written: free some space, or lower checkpoint.keep_last; the same "
         "command then resumes from the last complete checkpoint"
     )

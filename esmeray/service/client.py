@@ -50,7 +50,7 @@ CONNECT_RETRIES = 5
 _AGAIN = (429, 503)
 _LOST = "Internal Server Error"
 """Ray Serve's own answer with 500, if a machine was lost with the process that handled the request."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
+_FIRST_WAIT_S, _MAX_WAIT_S = 0.25, 30.0
 
 GivenSequence = str | tuple[str, str]
 """Sequence, or pair of id and sequence."""
@@ -267,7 +267,7 @@ class Client:
                 raise refusal
             # Add random time: otherwise clients that were refused together would come back together.
             await asyncio.sleep(max(retry_after_s, wait_s) * random.uniform(1.0, 1.3))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
             tries += 1
 
 

@@ -61,9 +61,7 @@ class TrainedState:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if unexpected or trained & set(missing):
             names = ", ".join([*unexpected, *sorted(trained & set(missing))][:3])
-            raise CheckpointError(
-                f"{self.run.path}: the trained state does not fit model.* of its config ({names} ...)"
-            )
+            raise CheckpointError(f"{self.run.path}: the checkpoint does not match model.* of its config ({names} ...)")
         return model
 
 

@@ -50,8 +50,8 @@ def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Wei
         return Opened(backbone, EsmSequenceTokenizer(), {task: fitted})
     if task not in task_names():
         raise DataError(
-            f"{folder}: a model of task {task}, which is not installed here{did_you_mean(task, ())}; install its "
-            "package, or choose another model"
+            f"{folder}: the model's task {task} is not installed{did_you_mean(task, ())}; install its package, "
+            "or choose another model"
         )
     opener = task_named(task).opener
     # A plain transformers folder: the model needs no file of Esmeray's.

@@ -167,10 +167,10 @@ def check_length(data: DataSection, positions: int | None, special: int, longest
     # The default is no user's choice: with short texts it crops nothing and is accepted.
     is_chosen = data.max_length != DataSection.model_fields["max_length"].default
     if data.max_length > limit and (is_chosen or longest > limit):
-        texts = f", and the longest text has {longest}" if longest else ""
+        texts = f" (the longest text has {longest})" if longest else ""
         raise ConfigError(
-            f"data.max_length {data.max_length}: this backbone takes at most {limit} tokens of a text{texts}; set it "
-            f"to at most {limit}"
+            f"data.max_length {data.max_length}: this backbone supports at most {limit} tokens per text{texts}; "
+            f"set it to at most {limit}"
         )
 
 

@@ -18,15 +18,15 @@ from esmeray.common.text import did_you_mean
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),
     "train": ("run", "Train a model, or resume it; show the state of a run, compare runs, export."),
-    "tune": ("run", "Search for the fastest settings of an experiment by Ray Tune, and for its batch size."),
+    "tune": ("run", "Search for the fastest settings of an experiment with Ray Tune, and for its batch size."),
     "embed": ("run", "Compute embeddings; search, evaluate, plot them."),
-    "classify": ("predict", "Predict labels by a trained classifier, and evaluate it."),
+    "classify": ("predict", "Predict labels with a trained classifier, and evaluate it."),
     "mutations": ("score", "Score mutants, scan them all, fit measured ones, propose the next."),
     "design": ("generate", "Generate and score sequences for a structure; predict structures."),
     "function": ("predict", "Predict functions (GO terms) of proteins, and evaluate predictions as CAFA does."),
-    "align": ("run", "Align proteins with all of a store, exactly, and write the best hits as BLAST does."),
+    "align": ("run", "Exact Smith-Waterman search against a sequence store, with hits in BLAST's format."),
     "serve": ("run", "Serve embeddings, classes and mutation scores over HTTP; send a file, make API keys."),
-    "profile": ("model", "Find out what is slow; compare devices; check and record GPUs, analyse a log."),
+    "profile": ("model", "Profile models; compare devices; check and record GPUs, analyse GPU logs."),
 }
 """Commands in the order in which a new user needs them.
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         # `esmeray export` is a subcommand without its command: suggest the commands that have it.
         complete = [f"{name} {command}" for name in COMMANDS if command in subcommands(name)]
         hint = f" (did you mean {' or '.join(complete)}?)" if complete else did_you_mean(command, COMMANDS)
-        raise ConfigError(f"there is no command {command!r}{hint}; there are {', '.join(COMMANDS)}")
+        raise ConfigError(f"unknown command {command!r}{hint}; available: {', '.join(COMMANDS)}")
     names = subcommands(command)
     if names and arguments[:1] in (["-h"], ["--help"]):
         print(_command_overview(command, names))
@@ -77,9 +77,9 @@ def _module(command: str, names: list[str], arguments: list[str]) -> tuple[str, 
     is_option = first.startswith("-") or not first
     if command in ALONE and (is_option or not names):
         return "run", arguments  # run reports what is missing
-    problem = "name a subcommand" if is_option else f"there is no subcommand {first!r}{did_you_mean(first, names)}"
+    problem = "a subcommand is missing" if is_option else f"unknown subcommand {first!r}{did_you_mean(first, names)}"
     raise ConfigError(
-        f"{program_of(command)}: {problem}; there are {', '.join(names)}; for example: {example(command)}"
+        f"{program_of(command)}: {problem}; available: {', '.join(names)}; for example: {example(command)}"
     )
 
 
@@ -109,7 +109,10 @@ def _command_overview(command: str, names: list[str]) -> str:
             f"  {name:<{width}}  {_docstring(command, name).splitlines()[0]}",
             f"  {'':<{width}}  {example(command, name)}",
         ]
-    end = f"{program_of(command)} SUBCOMMAND --help explains one.{' Without one:' if command in ALONE else ''}"
+    end = (
+        f"{program_of(command)} SUBCOMMAND --help explains a "
+        f"subcommand.{' Without a subcommand:' if command in ALONE else ''}"
+    )
     return "\n".join([usage, "", *lines, "", end, ""])
 
 

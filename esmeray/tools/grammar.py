@@ -52,7 +52,7 @@ class Command(Section):
 
 
 @dataclass(frozen=True)
-class Made:
+class OutputWriter:
     """Writer of a command's outputs, which replaces earlier outputs of the same command if ``overwrite`` is set.
 
     ``made_by`` is the name of the command in the manifests of its outputs.
@@ -87,9 +87,11 @@ class Made:
 
 OPTIONAL_TARGET = "optional target"
 """Metadata that makes a word with a default a target instead of an option."""
-Overwrite = Annotated[bool, Field(description="Replace what this command made and nobody changed since.")]
-OfModel = Annotated[Path, Field(description="Folder of a run, or of an export of one.")]
-OfRun = Annotated[Path, Field(description="Folder of the run.")]
+Overwrite = Annotated[
+    bool, Field(description="Replace an existing output of this command if it has not been modified.")
+]
+ModelPath = Annotated[Path, Field(description="Folder of a run or of its export.")]
+RunPath = Annotated[Path, Field(description="Folder of the run.")]
 
 
 class IngestedSection(Section):
@@ -127,8 +129,8 @@ class Main:
             run = Config
         arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
         values = dict(arguments)
-        if "made" in parameters:
-            values["made"] = Made(self.made_by, values.pop("overwrite"))
+        if "writer" in parameters:
+            values["writer"] = OutputWriter(self.made_by, values.pop("overwrite"))
         if "overrides" in parameters:
             values["overrides"] = overrides
         from esmeray.common.progress import working  # imported here: not needed if the arguments are wrong
@@ -142,7 +144,7 @@ def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callabl
 
     The parameters of the function are the sections and words of the command. Two parameters have a special meaning:
 
-    - ``made`` is the :class:`Made` that writes the outputs; it adds the flag ``--overwrite``.
+    - ``writer`` is the :class:`OutputWriter` that writes the outputs; it adds the flag ``--overwrite``.
     - ``overrides`` holds settings of an experiment, not validated yet, which override the settings of a run.
 
     ``text`` is the docstring of the command's module.
@@ -152,9 +154,9 @@ def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callabl
 
 def _schema_of(work: Callable[..., int | None]) -> type[Command]:
     parameters = signature(work).parameters
-    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "made" in parameters else {}
+    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "writer" in parameters else {}
     for key, parameter in parameters.items():
-        if key not in ("made", "overrides"):
+        if key not in ("writer", "overrides"):
             default = ... if parameter.default is parameter.empty else parameter.default
             # A section has a default if all its settings have one.
             if is_section(parameter.annotation) and not any(
@@ -183,7 +185,7 @@ def parse(
         # Flags are refused in a file: a forgotten line ``overwrite`` would replace outputs in every later call.
         for key, line in read_file(words.config)[1].items():
             if key in own_settings(schema):
-                raise ConfigError(f"{words.config}:{line}: {key[0]}: no such setting, but {_option(*key)} is an option")
+                raise ConfigError(f"{words.config}:{line}: {key[0]}: not a setting; use the option {_option(*key)}")
     try:
         return load_settings(schema, words.config, own), of_run
     except MissingError as error:
@@ -268,7 +270,9 @@ class _Parser(argparse.ArgumentParser):
             else:
                 self.add_argument(_option(name), dest=name, metavar="FILE", default=field.default, help=_help(field))
         if groups:
-            self.add_argument("--config", metavar="FILE", help="YAML file of the settings below, which override it.")
+            self.add_argument(
+                "--config", metavar="FILE", help="YAML file with the settings below; options override the file."
+            )
         # With --config, the help shows the values of the file as defaults.
         values = read_file(file)[0] if file else {}
         for path, section in groups.items():

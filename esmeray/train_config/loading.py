@@ -80,13 +80,13 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         settings = yaml.load(text, Loader=BoundedLoader)
     except OSError as error:
         hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
-        raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; {SHIPPED} has examples") from error
+        raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; for examples see {SHIPPED}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: no valid YAML ({getattr(error, 'problem', error)})") from error
+        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
     if not settings or not isinstance(settings, dict):
-        raise ConfigError(f"{path}: holds no settings, which stand in sections like 'batch:'")
+        raise ConfigError(f"{path}: contains no settings; write them in sections such as 'batch:'")
     lines: dict[KeyPath, int] = {}
     _collect_lines(node, (), lines, path)
     return settings, lines
@@ -99,7 +99,7 @@ def _collect_lines(node: yaml.Node | None, prefix: KeyPath, lines: dict[KeyPath,
         key = (*prefix, str(key_node.value))
         line = key_node.start_mark.line + 1
         if key in lines:  # PyYAML would silently use the last one
-            raise ConfigError(f"{path}:{line}: {'.'.join(key)} is set twice, first in line {lines[key]}: remove one")
+            raise ConfigError(f"{path}:{line}: {'.'.join(key)} is set twice, first on line {lines[key]}: remove one")
         lines[key] = line
         _collect_lines(value_node, key, lines, path)
 
@@ -138,9 +138,9 @@ class _Problems:
                 return f"{where}: {removal}; delete the line"
             # Include sections: in `traning:` the section's name is misspelled.
             known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
-            return f"{where}: no such setting{did_you_mean(name, known)}"
+            return f"{where}: unknown setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
-            return f"{where}: is empty: leave it out or name settings below it"
+            return f"{where}: is empty: remove it, or add settings below it"
         return f"{where}: {message}" if name or overridden else message
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:

@@ -46,10 +46,11 @@ def _is_folder_name(name: str) -> str:
     # The name becomes part of paths, URIs and printed commands.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
-            f"{name!r} is no name of a folder: use letters, digits, '.', '_' and '-', with a letter or digit first"
+            f"{name!r} is not a valid folder name: use letters, digits, '.', '_' and '-', starting with a "
+            "letter or digit"
         )
     if name == STORES:  # this folder is next to the runs
-        raise ValueError(f"{name!r} is the folder of the stores that runs make: choose another name")
+        raise ValueError(f"{name!r} is reserved for the stores that runs create: choose another name")
     return name
 
 

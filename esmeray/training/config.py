@@ -41,8 +41,8 @@ class Config(Section):
     def _muon_has_matrices(self) -> "Config":
         if self.training.optimizer == "muon" and self.model.backbone.frozen:
             raise ValueError(
-                "training.optimizer muon is for matrices of the backbone's layers, and model.backbone.frozen trains "
-                "none: set it to adamw"
+                "training.optimizer muon updates the backbone's weight matrices, but model.backbone.frozen "
+                "trains none: set it to adamw"
             )
         return self
 
@@ -51,9 +51,9 @@ class Config(Section):
         needed = self.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
         if self.batch.tokens < needed:
             raise ValueError(
-                f"batch.tokens ({self.batch.tokens}) can't hold one sequence of data.max_length "
-                f"({self.data.max_length}) and its {SPECIAL_TOKENS_PER_SEQUENCE} special tokens: "
-                f"raise batch.tokens to at least {needed} or lower data.max_length"
+                f"batch.tokens ({self.batch.tokens}) is too small for one sequence of data.max_length "
+                f"({self.data.max_length}) and its {SPECIAL_TOKENS_PER_SEQUENCE} special tokens: raise "
+                f"batch.tokens to at least {needed} or lower data.max_length"
             )
         return self
 

@@ -97,7 +97,9 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _warm_up_of_any_length(self) -> "TrainingSection":
         if self.schedule == "wsd" and self.warmup_steps is None:
-            raise ValueError("schedule wsd: set warmup_steps, as a tenth of the steps would change with their number")
+            raise ValueError(
+                "schedule wsd: set warmup_steps, because the default, a tenth of the steps, would change with max_steps"
+            )
         return self
 
 

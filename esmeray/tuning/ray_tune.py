@@ -46,7 +46,7 @@ class Progress(tune.Callback):
             self._idle_since = now
         # Ray Tune would wait forever for resources that others hold.
         elif now - self._idle_since > connection.START_TIMEOUT_S:
-            raise ResourceError("no trial could start: is the cluster busy?")
+            raise ResourceError("no trial could start; is the cluster busy?")
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if sys.stdout.isatty():
@@ -87,7 +87,7 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         say("\n".join(space_lines(space, search)))
         trials = read_trials(folder.trials)
         if trials:
-            say(f"resumes from {len(trials)} trials")
+            say(f"resuming after {len(trials)} trials")
         return space, _run_trials(job, space, nodes, signals)
 
 
@@ -151,5 +151,5 @@ def _check_hardware(folder: SearchFolder) -> None:
     here = connection.hardware()
     before = folder.hardware.read_text().strip() if folder.hardware.exists() else here
     if folder.trials.exists() and before != here:
-        raise ConfigError(f"{folder.path} was measured on {before}, this is {here}: choose another --tune.name")
+        raise ConfigError(f"{folder.path} was measured on {before}, but this is {here}: choose another --tune.name")
     write_atomically(folder.hardware, f"{here}\n")

@@ -25,7 +25,7 @@ _SETTINGS = {
     "precision": ("training.precision", "precision"),
     "num_workers": ("data.num_workers", "loader processes"),
     "compile": ("training.compile", "compile"),
-    "batch_size": ("batch.batch_size", "sequences a batch"),
+    "batch_size": ("batch.batch_size", "sequences per batch"),
     "stage": ("deepspeed.stage", "ZeRO stage"),
     "prefetch": ("data.prefetch", "prefetched batches"),
     "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
@@ -124,7 +124,7 @@ class SearchFolder(RunFolder):
         super().__init__(storage_path, name)
         if self.uri is not None:
             # The driver resumes from the file of trials in it, and Ray Tune writes to it as well.
-            raise ConfigError(f"run.storage_path: a search needs a folder that every node sees, not {storage_path}")
+            raise ConfigError(f"run.storage_path: a search needs a folder that all nodes share, not {storage_path}")
         self.tune = self.path / "tune.yaml"
         self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials.jsonl"

@@ -14,7 +14,7 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
-from esmeray.monitoring.advice import Facts, what_limits
+from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.train_config.loading import dump_config
 from esmeray.train_config.natures import absolute_path
 from esmeray.tuning.records import (
@@ -58,7 +58,7 @@ class Results:
 
     def outcomes(self) -> str:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
-        return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none was measured"
+        return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
 
     def against_own(self, best: Trial) -> Iterator[str]:
         """Yield the speed relative to the experiment's own configuration, if that was measured."""
@@ -78,16 +78,17 @@ def write_best(best: Trial, results: Results, job: Job) -> None:
     run = job.config.run.model_copy(update={"name": f"{job.config.run.name}-fastest", "resume": "allow"})
     runnable = fastest.model_copy(update={"run": run, "data": _from_any_folder(fastest.data)})
     lines = [
-        f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} configurations tried of "
-        f"{len(results.space)},",
-        f"by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, {datetime.now(UTC):%Y-%m-%d}): "
-        f"trial {best.number} of {job.folder.path}.",
+        f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} tried configurations (of "
+        f"{len(results.space)}),",
+        f"found by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
+        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
         *results.against_own(best),
-        "Forward passes alone were measured, without gradients."
+        "Only forward passes were measured, without gradients."
         if search.inference
-        else "The optimizer's step has the tokens that it had before."
+        else "The global batch is unchanged."
         if search.keep_global_tokens
-        else "A step is one batch of each worker, so training may come to another result.",
+        else "A step is one batch per worker, so the global batch has changed and training may give a different "
+        "result.",
         f"  python train_ray.py --config {job.folder.best}",
     ]
     write_atomically(job.folder.best, "".join(f"# {line}\n" for line in lines) + "\n" + dump_config(runnable))
@@ -116,14 +117,14 @@ def make_table(results: Results) -> Table:
 def summary(best: Trial, results: Results) -> Iterator[str]:
     """Yield lines on the fastest configuration, and on what limits it."""
     seconds = sum(trial.measurement.seconds for trial in results.trials)
-    tried = f"{len(results.trials)} configurations tried of {len(results.space)} in {seconds / 60:.1f} min"
+    tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
     yield from results.against_own(best)
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
     searched = frozenset(KEYS[name] for name in results.space.varied)
-    limit = what_limits(Facts(**shares, tried=searched))
+    limit = limiting_factor(Facts(**shares, tried=searched))
     if limit is not None:
         yield f"{limit}."
 
@@ -132,17 +133,18 @@ def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig
     """Return the largest token budget that fits, and for a search over budgets alone the options to set."""
     # Reported even if it is slow: it shows the capacity of the memory.
     largest = max(filter(results.speed, results.trials), key=lambda trial: trial.settings.tokens)
-    lines = [f"Largest budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
+    lines = [f"Largest token budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
     # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
     if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
         lines.append(
-            "No larger one was tried: --tune.search.max_trials or time_budget_s ended the search, or it would not fit."
+            "No larger budget was tried: --tune.search.max_trials or time_budget_s ended the search, or it "
+            "would not fit."
         )
     # For other searches best.yaml contains all settings.
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines
     if search.inference:
-        return [*lines, f"To set where a model predicts: {best.settings.tokens} tokens a batch."]
+        return [*lines, f"For inference, set {best.settings.tokens} tokens per batch."]
     at_once = best.settings.tokens * best.settings.workers
     # A global batch holds whole micro-batches of all workers: round to the nearest multiple.
     steps = max(1, round(global_tokens / at_once))
@@ -155,9 +157,9 @@ def nothing_fits(results: Results) -> ResourceError:
     # The first failure belongs to the experiment's own settings, or to the nearest valid ones.
     reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
     return ResourceError(
-        f"no configuration of {len(tried)} fits and leaves {results.margin:.0%} of the memory free "
-        f"({results.outcomes()}{reason}): offer smaller budgets by --tune.space.tokens with a lower data.max_length, "
-        "gradient checkpointing or a higher ZeRO stage, or take a smaller backbone"
+        f"none of {len(tried)} configurations fits and leaves {results.margin:.0%} of the memory free "
+        f"({results.outcomes()}{reason}): add smaller budgets to --tune.space.tokens with a lower "
+        "data.max_length, gradient checkpointing or a higher ZeRO stage, or use a smaller backbone"
     )
 
 

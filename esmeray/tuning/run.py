@@ -50,7 +50,9 @@ def tune(job: Job) -> int:
 
 def dry_run_tune(job: Job) -> int:
     """Print the resolved search and the space; measure nothing."""
-    job = _as_begun(replace(job, config=with_absolute_paths(job.config)))  # recorded configs have absolute paths too
+    job = _with_first_precision(
+        replace(job, config=with_absolute_paths(job.config))
+    )  # recorded configs have absolute paths too
     data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
     space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
@@ -59,7 +61,7 @@ def dry_run_tune(job: Job) -> int:
 
 
 def _tune_locked(job: Job, signals: StopSignals) -> int:
-    job = _as_begun(job)
+    job = _with_first_precision(job)
     folder = job.folder
     if find(job.config.ray) == LOCAL:
         make_space(job, [*local_resources()])  # checks as much as possible before anything is prepared
@@ -77,14 +79,14 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     return _conclude(job, results, signals, error)
 
 
-def _as_begun(job: Job) -> Job:
+def _with_first_precision(job: Job) -> Job:
     """Return the job with the precision of the search that it resumes, if it sets none.
 
     Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.
     """
     folder = job.folder
     if (folder.path / "trials").is_dir():
-        raise ConfigError(f"{folder.path}: a search of an earlier version: choose another --tune.name")
+        raise ConfigError(f"{folder.path}: contains a search of an earlier version; choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return job
     begun = load_config(folder.config, is_stored=True)
@@ -95,8 +97,8 @@ def _as_begun(job: Job) -> Job:
         # Searched settings may differ, since each trial records its own.
         if change.within(CHANGES_SPEED) and change.key not in KEYS.values():
             raise ConfigError(
-                f"{change}, and the trials of {folder.path} were measured before: set it back, or "
-                "choose another --tune.name"
+                f"{change}, but {folder.path} already has trials: change the setting back, or choose another "
+                "--tune.name"
             )
     return job
 
@@ -110,7 +112,7 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
         write_table(results, folder.table)
         draw(results, folder.picture)
     if signals.received:
-        fastest = f", {folder.best} has the fastest so far" if best is not None else ""
+        fastest = f", fastest so far: {folder.best}" if best is not None else ""
         say(f"stopped after {len(results.trials)} trials{fastest}; the same command resumes it")
         return signals.exit_code
     if error is not None:

@@ -174,7 +174,7 @@ def read_trials(path: Path) -> list[Trial]:
     try:
         return _ended(optuna.load_study(study_name=STUDY, storage=_open_storage(path)))
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: no trials of this version ({error!r}); choose another --tune.name") from error
+        raise DataError(f"{path}: not trials of this version ({error!r}); choose another --tune.name") from error
 
 
 def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Sequence[int]) -> int | None:

@@ -46,9 +46,9 @@ class SpaceSection(Section):
     @classmethod
     def _different_values(cls, values: list[Any] | None) -> list[Any] | None:
         if values is not None and not values:
-            raise ValueError("has no value: name at least one, or leave it out to keep the experiment's")
+            raise ValueError("is empty: give at least one value, or remove it to keep the experiment's")
         if values is not None and len(set(values)) < len(values):
-            raise ValueError(f"names a value twice: {', '.join(map(str, values))}")
+            raise ValueError(f"lists a value twice: {', '.join(map(str, values))}")
         return values
 
 

@@ -18,7 +18,7 @@ from esmeray.tuning.section import SearchSection, TuneConfig
 ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
 """Settings whose values are ordered."""
 
-LEAST_TRIALS = 12
+MIN_TRIALS = 12
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
         else:
             valid.append(settings)
     if not valid:
-        reasons = "; ".join(f"{count} because of {reason}" for reason, count in left_out.items())
-        raise ConfigError(f"space: no configuration is left of {left_out.total()}: {reasons}")
+        reasons = "; ".join(f"{count} excluded for {reason}" for reason, count in left_out.items())
+        raise ConfigError(f"space: none of {left_out.total()} configurations is valid: {reasons}")
     # Values without a valid configuration are removed: a sampler would suggest them in vain.
     occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
     space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
@@ -125,7 +125,7 @@ def most_trials(search: SearchSection, size: int) -> int:
     """Return the number of configurations to measure in a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
-    return size if search.algorithm == "grid" else min(size, max(LEAST_TRIALS, size // 5))
+    return size if search.algorithm == "grid" else min(size, max(MIN_TRIALS, size // 5))
 
 
 def _refusal(
@@ -140,9 +140,9 @@ def _refusal(
     prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
     checkpoints_frozen = settings.gradient_checkpointing and config.model.backbone.frozen
     refusals = {
-        f"a budget under the {needed} tokens of the longest sequence": settings.tokens < needed,
-        "more workers than the cluster holds": settings.workers not in workers,
-        f"budgets, times workers, that do not divide the {global_tokens} tokens of the global batch": (
+        f"a budget below the longest sequence ({needed} tokens)": settings.tokens < needed,
+        "more workers than the cluster can run": settings.workers not in workers,
+        f"budgets times workers that do not divide batch.global_tokens ({global_tokens})": (
             job.search.keep_global_tokens and not divides
         ),
         "fp16, which needs a GPU": settings.precision == "fp16"
@@ -150,10 +150,10 @@ def _refusal(
         "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3": (
             settings.stage == 0 and config.deepspeed.offload_optimizer
         ),
-        "prefetching, which makes no difference without loader processes": (
+        "prefetching, which has no effect without loader processes": (
             settings.num_workers == 0 and settings.prefetch != prefetch
         ),
-        "checkpointing, which makes no difference to a frozen backbone": (
+        "checkpointing, which has no effect on a frozen backbone": (
             checkpoints_frozen and len(values["gradient_checkpointing"]) > 1
         ),
     }
@@ -200,6 +200,6 @@ def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
     lines += [f"{'left out':<21} {count:,}: {reason}" for reason, count in space.left_out.items()]
     trials = most_trials(search.search, len(space))
     budget_s = search.search.time_budget_s
-    until = f", and none after {budget_s:g} s" if budget_s is not None else ""
+    until = f", for at most {budget_s:g} s" if budget_s is not None else ""
     lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
     return lines

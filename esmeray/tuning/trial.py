@@ -238,7 +238,7 @@ class _Trial:
         if status == "pruned":
             reason += ", too slow to win"
         elif len(self.windows) > 1 and not self._agree():
-            reason += f", though no two of {len(self.windows)} windows agreed within {self.settings.agreement:.0%}"
+            reason += f", but no two of {len(self.windows)} windows agreed within {self.settings.agreement:.0%}"
         return Measurement(
             status, reason, tokens_per_s=rate, windows=self.windows, shares=self._shares(clock), **self._memory()
         )

@@ -68,7 +68,7 @@ class WorkerGroup:
                 ray.get([actor.stage.remote(*staging) for actor in self._actors])
         except RayError as error:
             self.close()
-            raise ResourceError(f"the workers that measure did not start: {last_line(error)}") from error
+            raise ResourceError(f"the measuring workers did not start: {last_line(error)}") from error
 
     def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
         """Measure these settings as :func:`esmeray.tuning.trial.measure_on_worker`. Failures are results as well.
@@ -195,10 +195,12 @@ def _reply(reference: Any) -> Measurement:
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        return Measurement("out_of_memory", f"out of memory: Ray ended the worker ({last_line(error)})", reusable=False)
+        return Measurement(
+            "out_of_memory", f"out of memory: Ray killed the worker ({last_line(error)})", reusable=False
+        )
     except (RayActorError, RayTaskError) as error:
         if NODE_DIED in str(error):  # not caused by any setting
-            raise ResourceError("a machine of the cluster was lost: the same command resumes the search") from error
+            raise ResourceError("a machine of the cluster was lost; resume the search with the same command") from error
         return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})", reusable=False)
 
 
@@ -207,7 +209,7 @@ def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement
     known = [reply for reply in replies if reply is not None]
     failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
     if not failed:
-        hung = Measurement("timeout", f"a worker did not end within {timeout_s:g} s")
+        hung = Measurement("timeout", f"a worker did not finish within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung
     # If a process ended, the others lost their peer and report a crash without its cause.
     worst = max(failed, key=lambda reply: (FAILURES.index(reply.status), reply.reason.startswith(PROCESS_ENDED)))

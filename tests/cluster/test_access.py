@@ -95,16 +95,18 @@ def refusal(code: int, said: str, line: str) -> str:
 def test_a_wrong_token_is_one_line_and_so_is_a_missing_one(ray_address: str, replies):
     for reply in replies["wrong token"]:
         line = refusal(*reply)
-        assert line.startswith(f"error: ray.address: the cluster at {ray_address} asks for Ray's token, and the one")
+        assert line.startswith(
+            f"error: ray.address: the cluster at {ray_address} requires a token, but the token on this"
+        )
         assert "'ray get-auth-token'" in line
-    assert "none was found here" in refusal(*replies["no token"][0])
+    assert "no token was found on this machine" in refusal(*replies["no token"][0])
 
 
 def test_the_users_token_is_found_whatever_the_shell_says(replies):
     assert replies["own token"] + replies["outside"] == 2 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
     line = refusal(*replies["other version"][0])
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line
-    assert "another user owns it or has access to it; make a new token" in refusal(*replies["others' token"][0])
+    assert "another user owns it or has access to it; create a new token" in refusal(*replies["others' token"][0])
 
 
 def test_a_cluster_without_tokens_is_joined_whatever_the_shell_says(replies):

@@ -81,8 +81,8 @@ def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: P
     done = python(CONNECT, "{}", str(shared), environment=slurm_job.environment | job)
     subprocess.run([*slurm_job.inside, "umount", *mounts], check=True)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1), done
-    assert "has torch 9.9 (2.13.0" in done.stdout
-    assert "other code of Esmeray" in done.stdout
+    assert "has torch 9.9 (this machine: 2.13.0" in done.stdout
+    assert "different Esmeray code (to send yours, use 'ray" in done.stdout
     assert f"another folder at {shared}" in done.stdout
 
 
@@ -92,5 +92,5 @@ def test_a_local_cluster_whose_port_is_taken_is_refused_in_one_line():
         port = taken.getsockname()[1]
         section = json.dumps({"address": "local", "dashboard_port": port})
         done = python(CONNECT, section, environment={**os.environ})
-    refused = f"no Ray cluster can be started here (Failed to bind to 127.0.0.1:{port} because it's already occupied."
+    refused = f"no Ray cluster could be started (Failed to bind to 127.0.0.1:{port} because it's already occupied."
     assert (done.stdout, done.stderr) == (f"ray.address: {refused}\n", "")

@@ -33,10 +33,18 @@ def test_auto_is_a_worker_a_gpu_and_two_without(nodes, count, cpus_each):
 @pytest.mark.parametrize(
     ("asked", "nodes", "reason"),
     [
-        ({"num_workers": 8}, [(2, 0)], r"8 workers asked.*2 CPU cores and 0 GPUs on 1 machine: ask for at most 2"),
-        ({"num_workers": 3}, [(64, 2)], r"3 workers asked, one GPU and CPU core each.*ask for at most 2"),
-        ({"num_workers": (3, 4), "cpus_per_worker": 8}, [(16, 0)], "at least 3 workers asked, but the cluster has 16"),
-        ({"num_workers": 2, "cpus_per_worker": 6}, [(4, 0), (4, 0)], "ask for at most 4"),
+        (
+            {"num_workers": 8},
+            [(2, 0)],
+            "8 workers with one CPU core each requested.*2 CPU cores and 0 GPUs on 1 machine: request at most 2",
+        ),
+        ({"num_workers": 3}, [(64, 2)], "3 workers with one GPU and CPU core each requested.*request at most 2"),
+        (
+            {"num_workers": (3, 4), "cpus_per_worker": 8},
+            [(16, 0)],
+            "at least 3 workers requested, but the cluster has 16",
+        ),
+        ({"num_workers": 2, "cpus_per_worker": 6}, [(4, 0), (4, 0)], "request at most 4"),
     ],
     ids=["workers", "workers with GPUs", "a range", "cores of one machine"],
 )
@@ -87,12 +95,15 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, ca
         for stale in ("127.0.0.1:1", f"127.0.0.1:{other.server_port}"):
             address_file().write_text(f"{stale}\n")
             assert find(RaySection()) == find(RaySection()) == LOCAL
-            assert capsys.readouterr().err.count(f"no cluster answers at {stale} any more, so it is not joined") == 1
+            assert (
+                capsys.readouterr().err.count(f"no cluster answers at {stale} any more, so a local cluster is used")
+                == 1
+            )
         other.shutdown()
-    with pytest.raises(ResourceError, match=r"^ray\.address: auto, and no cluster runs here"):
+    with pytest.raises(ResourceError, match=r"^ray\.address: auto, but no cluster runs on this machine"):
         find(RaySection(address="auto"))
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: auto, and no cluster runs here"):
+    with pytest.raises(ResourceError, match=r"^RAY_ADDRESS: auto, but no cluster runs on this machine"):
         find(RaySection())
 
 
@@ -119,7 +130,7 @@ def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatc
         trap.setblocking(False)
         with pytest.raises(BlockingIOError):
             trap.accept()
-    assert "is another user's, so" in capsys.readouterr().err
+    assert "belongs to another user, so" in capsys.readouterr().err
 
 
 def test_an_unknown_interface_is_refused_with_the_machines_own(monkeypatch: pytest.MonkeyPatch):
@@ -127,5 +138,5 @@ def test_an_unknown_interface_is_refused_with_the_machines_own(monkeypatch: pyte
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
     check_interface()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},ib7")
-    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; there are .*\b{there}\b"):
+    with pytest.raises(ResourceError, match=rf"^GLOO_SOCKET_IFNAME: {there},ib7: no such .*; available: .*\b{there}\b"):
         check_interface()

@@ -15,7 +15,7 @@ from esmeray.common.errors import ResourceError
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders for XDG_RUNTIME_DIR and TMPDIR, whose names are short enough for sockets."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setattr(module, "_LONGEST_BYTES", 200)
+    monkeypatch.setattr(module, "_MAX_PATH_BYTES", 200)
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "runtime").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -29,7 +29,7 @@ def test_it_is_made_for_this_user_alone_in_the_first_place_that_fits(folders: Pa
     (folders / "runtime").chmod(0o755)
     assert ray_folder() == temporary and temporary.parent.stat().st_mode & 0o777 == 0o700
     assert ray_folder() == temporary, "it is there by now"
-    monkeypatch.setattr(module, "_LONGEST_BYTES", len(str(temporary)) - 1)
+    monkeypatch.setattr(module, "_MAX_PATH_BYTES", len(str(temporary)) - 1)
     assert ray_folder() == Path("/tmp", name, "ray")
 
 
@@ -52,6 +52,6 @@ def test_a_folder_that_others_could_enter_is_refused_in_one_line(folders: Path, 
     else:
         pytest.skip("needs another user")
     with pytest.raises(
-        ResourceError, match=f"^{folder}: is a link, or another user owns it or has access to it; remove"
+        ResourceError, match=rf"^{folder}: is a symbolic link, or another user owns it or has access to it; remove"
     ):
         ray_folder()

@@ -49,9 +49,9 @@ def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
 def test_the_first_signal_in_training_starts_the_grace_period(monkeypatch, capfd):
     asked = []
     with StopSignals() as stop:
-        stop.hand_over(lambda: asked.append(True), "stopping, saving a checkpoint")
+        stop.hand_over(lambda: asked.append(True), "stopping and saving a checkpoint")
         send(signal.SIGTERM)
-        assert capfd.readouterr().err == "\nstopping, saving a checkpoint\n"
+        assert capfd.readouterr().err == "\nstopping and saving a checkpoint\n"
         send(signal.SIGTERM)  # as 'timeout' sends it: to the process and to its group
         assert (len(asked), stop.exit_code, stop.expired) == (1, 143, False)
         assert 20 < stop.remaining_s(99.0) <= 26

@@ -57,10 +57,13 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch:
     folder = cache_folder("kernels")
     assert folder == tmp_path / f"esmeray-{os.geteuid()}" / "kernels" == cache_folder("kernels")
     folder.parent.chmod(0o750)
-    with pytest.raises(ResourceError, match="another user owns it or has access to it; remove it, or name another"):
+    with pytest.raises(
+        ResourceError,
+        match=r"another user owns it or has access to it; remove it, or set TMPDIR \(for Ray: RAY_TMPDIR\) to another",
+    ):
         own_folder(tmp_path)
 
 
 def test_a_home_that_nobody_has_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"^~no-such-user/runs: this machine knows no such user"):
+    with pytest.raises(ConfigError, match=r"^~no-such-user/runs: unknown user"):
         expanded("~no-such-user/runs")

@@ -47,7 +47,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "no room left.* GB free"), (errno.EDQUOT, "no room left"), (errno.EROFS, "can't be")],
+    [(errno.ENOSPC, "no space left.* GB free"), (errno.EDQUOT, "no space left"), (errno.EROFS, "can't be")],
 )
 def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words):
     with (
@@ -102,7 +102,7 @@ def test_after_a_kill_there_is_the_old_or_the_new_folder(tmp_path, monkeypatch, 
     assert len([name for name in left if name.startswith(".target.scratch-")]) == 2
     assert moment == "renamed" or (target / "deep" / "file").exists()
     # The same command without --overwrite is refused, since the output is there, old or new; what was left is gone.
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_folder(target, "new")
     text = (target / "deep" / "file").read_text()
     assert text == ("new" if moment in ("exchanged", "removing") else "old")
@@ -153,7 +153,7 @@ def test_a_lock_that_links_to_a_users_file_is_refused(tmp_path, kind):
     {"link": lock.symlink_to, "hard link": lock.hardlink_to, "pipe": os.mkfifo, "folder": Path.mkdir}[kind](
         *{"pipe": [lock], "folder": [lock]}.get(kind, [victim])
     )
-    with pytest.raises(ConfigError, match=r"\.lock: is a link or no regular file"):
+    with pytest.raises(ConfigError, match=r"\.lock: is not a regular file"):
         take_lock(lock, 0)
     assert victim.read_text() == "a thesis"
 
@@ -189,10 +189,12 @@ def test_without_flock_a_lock_file_keeps_a_second_process_away(tmp_path, monkeyp
     lock.close()
     in_a_fork(lambda: (take_lock(tmp_path / ".lock", 0), die()))
     make_folder(tmp_path / "target", "a")
-    assert "the file system has no locks (flock)" in caplog.text
+    assert "the file system does not support locks (flock)" in caplog.text
     take_lock(tmp_path / ".lock", 0).close()
     assert names(tmp_path) == [".lock", "target"]
-    with pytest.raises(ResourceError, match=r"no locks \(flock\), which shared files need; choose a local folder"):
+    with pytest.raises(
+        ResourceError, match=r"does not support locks \(flock\), which shared files need; choose a local folder"
+    ):
         take_lock(tmp_path / ".lock", shared=True)
 
 
@@ -205,7 +207,7 @@ def test_an_error_at_another_file_is_not_called_one_of_writing(tmp_path):
 
 def test_a_lock_of_others_is_refused(tmp_path):
     (tmp_path / ".target.lock").write_text("a thesis")
-    with pytest.raises(ConfigError, match=r"\.target\.lock: is no lock of Esmeray's; move it away"):
+    with pytest.raises(ConfigError, match=r"\.target\.lock: is not an Esmeray lock file; move it away"):
         build(tmp_path / "target", "b")
     assert (tmp_path / ".target.lock").read_text() == "a thesis"
 
@@ -230,9 +232,9 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
     if make is make_folder:
         target.mkdir()  # an empty one may be taken
     make(target, "a")
-    with pytest.raises(ConfigError, match="exists already; choose another name or pass --overwrite"):
+    with pytest.raises(ConfigError, match="already exists; choose another name or pass --overwrite"):
         make(target, "b")
-    with pytest.raises(ConfigError, match="was not made by predict, so it is not overwritten"):
+    with pytest.raises(ConfigError, match="was not written by predict, so it is not overwritten"):
         make(target, "b", overwrite=True, made_by="predict")
     assert (target / MAKERS[make]).read_text() == "a"
     make(target, "c", overwrite=True)
@@ -264,7 +266,7 @@ def foreign(kind: str, target: Path, make) -> None:
 def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
     foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match=r"was not made by|was changed since|holds notes|is a folder"):
+    with pytest.raises(ConfigError, match=r"was not written by|has changed since|contains notes|is a folder"):
         make(tmp_path / "target", "c", overwrite=True)
     assert {path: path.lstat().st_ino for path in tmp_path.rglob("*")} == before
 
@@ -276,16 +278,16 @@ def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
     make_folder(tmp_path / "target", "a")
     manifest = tmp_path / "target" / "esmeray.json"
     manifest.write_text(json.dumps({"made_by": "export", "files": {name: "0"}}))
-    with pytest.raises(DataError, match="is no name of a file in its folder"):
+    with pytest.raises(DataError, match="is not the name of a file in its folder"):
         make_folder(tmp_path / "target", "b", overwrite=True)
-    with pytest.raises(DataError, match="3 is no name of a file in its folder"):
+    with pytest.raises(DataError, match="3 is not the name of a file in its folder"):
         check_names(["a/b", 3], manifest)
 
 
 @pytest.mark.parametrize("made", [made_folder, made_file])
 def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
     target = tmp_path / "target"
-    with pytest.raises(ConfigError, match="exists already"), made(target, "export", False) as building:
+    with pytest.raises(ConfigError, match="already exists"), made(target, "export", False) as building:
         (building / "file" if building.is_dir() else building).write_text("a")
         target.write_text("a thesis")
     assert target.read_text() == "a thesis" and names(tmp_path) == ["target"]
@@ -294,7 +296,7 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_place_that_is_no_folder_is_refused_before_the_work(tmp_path, make):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ResourceError, match=r"can't be written: .*/file is no folder"):
+    with pytest.raises(ResourceError, match=r"can't be written: .*/file is not a folder"):
         make(tmp_path / "file" / "target", "a")
     assert names(tmp_path) == ["file"]
 

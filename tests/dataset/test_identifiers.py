@@ -47,7 +47,9 @@ def test_an_id_that_matches_several_is_refused_by_name():
 
 def test_fewer_than_half_of_both_sides_are_refused_with_three_ids_of_each():
     left, right = [f"a{n}" for n in range(9)], [f"b{n}" for n in range(9)]
-    with pytest.raises(DataError, match=r"0 of 9 ids match vectors: 'a0', 'a1', 'a2' on one side, 'b0', 'b1', 'b2'"):
+    with pytest.raises(
+        DataError, match="0 of 9 ids match vectors: 'a0', 'a1', 'a2' compared with 'b0', 'b1', 'b2'; use"
+    ):
         match_ids(left, right, "table", "vectors")
 
 

@@ -103,5 +103,5 @@ def test_a_filler_has_the_form_of_the_batch_and_nothing_that_counts(layout):
 
 @pytest.mark.parametrize("shape", [(8, 9, 9), (30, 3, 9), (30, 2, 9), (30, 9, 4)])
 def test_batch_that_a_shape_does_not_hold_is_refused(shape):
-    with pytest.raises(ValueError, match="a batch of 9 tokens in 2 sequences can't be filled"):
+    with pytest.raises(ValueError, match="a batch of 9 tokens in 2 sequences can't be padded"):
         batch_of([4, 5], "tokens").filled(BatchShape(*shape))

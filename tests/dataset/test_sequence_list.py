@@ -52,7 +52,7 @@ def test_a_list_is_cleaned_and_refused_as_a_file_of_it(sequences: list[str]):
 
 
 def test_changes_are_counted_in_a_warning():
-    changes = r"sequences: 2 records with lower-case letters, upper-cased; 1 final '\*' dropped"
+    changes = r"sequences: 2 records with lower-case letters, converted to upper case; 1 final '\*' dropped"
     with pytest.warns(UserWarning, match=changes):
         assert clean_list(["mkt", "MK*", "mKV"], "sequences") == ["MKT", "MK", "MKV"]
 
@@ -76,14 +76,14 @@ def test_arrays_series_tuples_and_iterators_of_str_are_lists():
     "values", ["MKT", b"MKT", None, 5, 1.5, {"a": "MKT"}, {"MKT"}, pd.DataFrame({"SEQ": ["MKT"]}), np.array([["MKT"]])]
 )
 def test_what_is_no_list_is_refused_with_a_request_for_one(values: Any):
-    with pytest.raises(ConfigError, match="sequences: a list of str is needed, not "):
+    with pytest.raises(ConfigError, match="sequences: expected a list of str, found "):
         clean_list(values, "sequences")
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), pd.NA, b"MKT", 3, ["MKT"], ("a", "MKT")])
 @pytest.mark.parametrize("content", ["protein", "text"])
 def test_an_item_that_is_no_str_is_refused_by_its_number(value: Any, content: Any):
-    with pytest.raises(DataError, match=r"sequences\[1\]: a str is needed, not "):
+    with pytest.raises(DataError, match=r"sequences\[1\]: expected a str, found "):
         clean_list(["MKT", value], "sequences", content)
 
 
@@ -91,10 +91,12 @@ def test_every_refused_item_is_named_and_texts_are_read_as_they_are():
     with pytest.raises(DataError) as refused:
         clean_list(["MKT", "MK-T", "M", ">a\nMKT", "M1"], "sequences")
     lines = refused.value.problems
-    assert lines[1].startswith("record 'sequences[1]', residue 3: the gap '-' of an alignment; remove the gaps")
+    assert lines[1].startswith(
+        "record 'sequences[1]', residue 3: the gap character '-' of an alignment; remove the gaps, because models"
+    )
     assert lines[2].startswith("record 'sequences[3]', residue 1: '>'")
     assert lines[3].startswith("record 'sequences[4]', residue 2: the character '1' is not in the alphabet")
-    with pytest.raises(DataError, match=r"sequences\[0\]: 1,000,001 residues, more than 1,000,000"):
+    with pytest.raises(DataError, match=r"sequences\[0\]: 1,000,001 residues, more than the maximum of 1,000,000"):
         clean_list(["A" * 1_000_001], "sequences")
     texts = ["Lost my card!", "größer > 1-2", "\ud800"]
     assert clean_list(texts, "texts", "text") == texts

@@ -31,7 +31,7 @@ WANTED = {"text": "data.labels.text_column", "label": "data.labels.label_columns
 def test_a_column_of_ids_is_never_suggested_as_another(tmp_path, column):
     message = refusal(tmp_path / "in.csv", f"text,{column}\na,b\n")
     assert message.endswith(f"no column 'label'; it has 'text', '{column}': set data.labels.label_columns")
-    with pytest.raises(DataError, match=r"as --data.labels.id_column id"):
+    with pytest.raises(DataError, match=r"e\.g\. --data.labels.id_column id"):
         Table(write_table(tmp_path / "ids.csv", ("id", "text"), ("a", "b")), {"ids": "data.labels.id_column"}).columns()
 
 
@@ -145,7 +145,7 @@ def test_many_rows_come_in_parts_in_order(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text,label\n", "in.csv: holds no rows"),
+        ("text,label\n", "in.csv: the table has no rows"),
         ("text,category\na,b\n", "in.csv: no column 'label'; it has 'text', 'category': set data.labels.label_columns"),
         ("text;lable\na;b\n", "no column 'label' (did you mean lable?); it has 'text', 'lable': set"),
         (",".join(f"c{n}" for n in range(50)) + "\n", "'c18', 'c19' and 30 more: set data.labels.text_column"),
@@ -154,19 +154,19 @@ def test_many_rows_come_in_parts_in_order(tmp_path, suffix):
             "MKTAYIAKQRQISFVKLLAG,a\n",
             "no column 'text'; it has 'MKTAYIAKQRQISFVKLLAG', 'a'; its first row looks like values",
         ),
-        (">a b\nMKT\n", "in.csv: looks like FASTA (it starts with '>'), where a table is needed"),
+        (">a b\nMKT\n", "in.csv: looks like FASTA (it starts with '>'), but"),
         (XLSX, "in.csv: an Excel workbook; save it as CSV"),
         (XLS, "in.csv: an Excel workbook; save it as CSV"),
         ("text,label\na,b\n".encode("utf-16"), "in.csv: text in UTF-16, as Excel's 'Unicode Text'; save it as UTF-8"),
         ("text\tlabel\na\tb\n".encode("utf-16-le"), "in.csv: text in UTF-16"),
         ('[{"text": "MK", "label": "x"}]', "in.csv: JSON; convert it"),
         ("<html>", "in.csv: looks like HTML"),
-        ("text,label,label\na,b,c\n", "2 columns are called 'label' (data.labels.label_columns)"),
-        ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields where the header has 2"),
-        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: not CSV: unexpected end of data; put"),
+        ("text,label,label\na,b,c\n", "2 columns are named 'label' (data.labels.label_columns)"),
+        ("text,label\na,b\nc\n", "in.csv, row 2: 1 fields, but the header has 2"),
+        ('text,label\na,b\n"open,c\nd,e\n', "in.csv, row 2: not CSV: unexpected end of data; quote fields"),
         ('text,label\na,b\nd,"open', "in.csv, row 2: not CSV: unexpected end of data"),
         ('text,label\n"open,c\nd,e\n"f",g\n', "in.csv, row 1: not CSV: ',' expected after '\"'"),
-        (b"text,label\na,b\ncaf\xe9,b\n", "in.csv, row 2: not UTF-8; save the file as UTF-8"),
+        (b"text,label\na,b\ncaf\xe9,b\n", "in.csv, row 2: not UTF-8 text; save the file as UTF-8"),
     ],
 )
 def test_a_bad_csv_is_refused_with_the_place(tmp_path, content, message):
@@ -178,11 +178,11 @@ def test_what_is_no_parquet_is_refused(tmp_path):
     assert "an Excel workbook; save it as CSV" in refusal(tmp_path / "in.parquet", XLSX)
     pq.write_table(pa.table({"text": ["a"], "category": ["b"]}), tmp_path / "other.parquet")
     content = (tmp_path / "other.parquet").read_bytes()
-    assert "in.csv: Parquet; give it a name that ends in .parquet" in refusal(tmp_path / "in.csv", content)
+    assert "in.csv: Parquet; rename it to end in .parquet" in refusal(tmp_path / "in.csv", content)
     assert "no column 'label'; it has 'text', 'category'" in refusal(tmp_path / "in.parquet", content)
     assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", content[:-20])
     pq.write_table(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}), tmp_path / "0")
-    assert "holds no rows" in refusal(tmp_path / "in.parquet", (tmp_path / "0").read_bytes())
+    assert "the table has no rows" in refusal(tmp_path / "in.parquet", (tmp_path / "0").read_bytes())
     latin = pa.array([b"Z\xfcrich"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": latin, "label": ["a"]}), tmp_path / "latin", use_dictionary=False)
     assert "not Parquet, or damaged" in refusal(tmp_path / "in.parquet", (tmp_path / "latin").read_bytes())

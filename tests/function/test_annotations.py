@@ -61,38 +61,44 @@ def test_gaf_is_taken_by_evidence_date_and_without_not(ontology, tmp_path):
     assert read_annotations(path, ontology, evidence=["IEA"])[MF].proteins == ("B",)
     assert read_annotations(path, ontology, since="20210601")[MF].proteins == ("D",)
     assert read_annotations(path, ontology, before="20210601")[MF].proteins == ("A",)
-    with pytest.raises(DataError, match="no annotation is left; check terms, evidence codes and dates"):
+    with pytest.raises(DataError, match="no annotations left; check terms, evidence codes and dates"):
         read_annotations(path, ontology, evidence=["EXP"])
 
 
 BAD_ANNOTATIONS = {
-    "unknown term": ("A\tGO:1\nA\tGO:7\n", "line 2: the term 'GO:7' is not in the ontology, or obsolete"),
-    "one column": ("A\tGO:1\nA\n", "line 2: 2 columns were expected, got 'A'"),
-    "no id": ("A\tGO:1\n\tGO:1\n", "line 2: 2 columns were expected"),
-    "a missing id": ("A\tGO:1\nnan\tGO:1\n", "line 2: 2 columns were expected, got 'nan GO:1'"),
-    "two aspects": ("A\tGO:1\nA\tGO:9\n", f"line 2: GO:9 is a term of {BP}, and only {MF} was asked for"),
+    "unknown term": ("A\tGO:1\nA\tGO:7\n", "line 2: the term 'GO:7' is obsolete or not in the ontology"),
+    "one column": ("A\tGO:1\nA\n", "line 2: expected 2 columns, found 'A'"),
+    "no id": ("A\tGO:1\n\tGO:1\n", "line 2: expected 2 columns, found"),
+    "a missing id": ("A\tGO:1\nnan\tGO:1\n", "line 2: expected 2 columns, found 'nan GO:1'"),
+    "two aspects": ("A\tGO:1\nA\tGO:9\n", f"line 2: GO:9 belongs to {BP}, but only {MF} was requested"),
     "GAF 3": (
         "!gaf-version: 3.0\n" + gaf_row("A", "GO:1"),
-        r"is GAF of another version \('!gaf-version: 3.0'\)",
+        r"is GAF in an unsupported version \('!gaf-version: 3.0'\)",
     ),
-    "GAF cut off": ("!gaf-version: 2.2\nUniProtKB\tA\n", "line 2: GAF has 17 columns, got 2"),
-    "GPAD 1.1": ("!gpa-version: 1.1\nUniProtKB\tA\n", r"is GPAD \('!gpa-version: 1.1'\); get the GAF"),
-    "GPAD 2.0": ("! gpad-version: 2.0\nUniProtKB:A\n", r"is GPAD \('! gpad-version: 2.0'\); get the GAF"),
-    "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI .*; get the GAF"),
-    "GPAD without a header": (
+    "GAF cut off": ("!gaf-version: 2.2\nUniProtKB\tA\n", "line 2: expected the 17 columns of GAF, found 2"),
+    "GPAD 1.1": (
+        "!gpa-version: 1.1\nUniProtKB\tA\n",
+        r"is GPAD \('!gpa-version: 1.1'\); download the same annotations as GAF",
+    ),
+    "GPAD 2.0": (
+        "! gpad-version: 2.0\nUniProtKB:A\n",
+        r"is GPAD \('! gpad-version: 2.0'\); download the same annotations as GAF",
+    ),
+    "GPI": ("!gpi-version: 2.1\nUniProtKB:A\n", "is GPI .*; download the same annotations as GAF"),
+    "GPAD without the record has no": (
         "UniProtKB\tA\tenables\tGO:1\tPMID:1\tECO:0000353\t\t\t2020\tX\t\t\n",
-        "is GPAD .*; get the",
+        "is GPAD .*; download the",
     ),
     "other evidence code": (
         "!gaf-version: 2.2\n" + gaf_row("A", "GO:1", "XYZ"),
-        "line 2: 'XYZ' is no term, aspect, evi",
+        "line 2: 'XYZ' is not a term, aspect, evi",
     ),
-    "unknown term in line 1": ("A\tGO:7\nA\tGO:1\n", "line 1: the term 'GO:7' is not in the ontology"),
-    "unknown term after a known one": ("A\tGO:1\tGO:7\n", "line 1: the term 'GO:7' is not in the ontology"),
-    "a word after a term": ("A\tGO:1\tmembrane\n", "line 1: 'membrane' is no term, aspect, evidence code or sc"),
-    "a predicted term": ("A\tGO:1\t0.9\n", "line 1: '0.9' is no term, aspect, evidence code or score of 1"),
-    "an absent term": ("A\tGO:1\t0\n", "line 1: '0' is no term, aspect, evidence code or score of 1"),
-    "empty": ("", "no annotation is left"),
+    "unknown term in line 1": ("A\tGO:7\nA\tGO:1\n", "line 1: the term 'GO:7' is obsolete or not in the ontology"),
+    "unknown term after a known one": ("A\tGO:1\tGO:7\n", "line 1: the term 'GO:7' is obsolete or not in the ontology"),
+    "a word after a term": ("A\tGO:1\tmembrane\n", "line 1: 'membrane' is not a term, aspect, evidence code or sc"),
+    "a predicted term": ("A\tGO:1\t0.9\n", "line 1: '0.9' is not a term, aspect, evidence code or score of 1"),
+    "an absent term": ("A\tGO:1\t0\n", "line 1: '0' is not a term, aspect, evidence code or score of 1"),
+    "empty": ("", "no annotations left"),
 }
 
 
@@ -110,18 +116,18 @@ def test_scores_keep_the_largest_of_repeats_and_only_wanted_proteins(ontology, t
         found = read_scores(path, ontology, {MF: ["B", "A"], BP: ["B"]}, unknown="ignore")
     assert set(found) == {MF}
     assert found[MF].toarray().tolist() == [[0, 0, 0, 1], [0, 0.7, 0, 0]]
-    assert "some.tsv: left out: lines of other proteins: 1, unknown terms: 1" in caplog.text
+    assert "some.tsv: left out: lines for other proteins: 1, unknown terms: 1" in caplog.text
 
 
 BAD_SCORES = {
     "A\tGO:1\t1.01": "the score '1.01' is not a number from 0 to 1",
     "A\tGO:1\tnan": "the score 'nan' is not",
     "A\tGO:1\thigh": "the score 'high' is not",
-    "A\tGO:1": "3 columns were expected",
-    "A\tGO:1\t0.5\tGO:2": "3 columns were expected, got 'A GO:1 0.5 GO:2'",
-    "A\tGO:1;GO:2\t0.5": "3 columns were expected, got 'A GO:1 GO:2 0.5'",
-    "A\tGO:7\t0.5": "the term 'GO:7' is not in the ontology",
-    "A\tGO:9\t0.5": "GO:9 is a term of biological_process, and only molecular_function was asked for",
+    "A\tGO:1": "expected 3 columns, found",
+    "A\tGO:1\t0.5\tGO:2": "expected 3 columns, found 'A GO:1 0.5 GO:2'",
+    "A\tGO:1;GO:2\t0.5": "expected 3 columns, found 'A GO:1 GO:2 0.5'",
+    "A\tGO:7\t0.5": "the term 'GO:7' is obsolete or not in the ontology",
+    "A\tGO:9\t0.5": "GO:9 belongs to biological_process, but only molecular_function was requested",
 }
 
 
@@ -133,9 +139,11 @@ def test_bad_scores_are_refused_with_their_line(ontology, tmp_path, line):
 
 def test_an_id_that_is_no_annotated_protein_is_refused_with_its_line(ontology, tmp_path):
     path = written(tmp_path, "A\tGO:1\t0.5\nX\tGO:1\t0.5\n")
-    with pytest.raises(DataError, match=r"some.tsv, line 2: the protein 'X' has no annotation to evaluate it by"):
+    with pytest.raises(DataError, match=r"some.tsv, line 2: the protein 'X' has no annotation to evaluate against"):
         read_scores(path, ontology, {MF: ["A"]})
-    with pytest.raises(DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' on one"):
+    with pytest.raises(
+        DataError, match=r"some.tsv: only 0 of 2 ids match the annotated proteins: 'A', 'X' compared with"
+    ):
         read_scores(path, ontology, {MF: ["B", "C", "D"]})
 
 
@@ -195,10 +203,12 @@ def test_every_gaf_is_read_and_every_not_is_left_out(tmp_path_factory, version, 
 def test_what_is_left_out_is_counted_by_reason(ontology, tmp_path, caplog):
     rows = gaf_row("A", "GO:2") + gaf_row("B", "GO:2", "IEA") * 2 + gaf_row("C", "GO:2", relation="NOT")
     read_annotations(written(tmp_path, "!gaf-version: 2.1\n" + rows), ontology)
-    assert "some.tsv: left out: annotations of other evidence: 2, annotations with NOT: 1" in caplog.text
+    assert "some.tsv: left out: annotations with other evidence codes: 2, annotations with NOT: 1" in caplog.text
     text = "P1\tGO:1\tIEA\nP2\tGO:1\tEXP\nP3\t\nP4\tNOT|enables\tGO:1\nP2\tGO:7\n"
     assert read_annotations(written(tmp_path, text), ontology, unknown="ignore")[MF].proteins == ("P2",)
-    assert "of other evidence: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
+    assert (
+        "with other evidence codes: 1, lines without terms: 1, annotations with NOT: 1, unknown terms: 1" in caplog.text
+    )
 
 
 def test_dates_with_hyphens_are_those_without(ontology, tmp_path):
@@ -207,7 +217,7 @@ def test_dates_with_hyphens_are_those_without(ontology, tmp_path):
 
 
 def test_dates_of_a_table_are_refused(ontology, tmp_path):
-    with pytest.raises(DataError, match=r"a table has no dates; give GAF, or remove the dates"):
+    with pytest.raises(DataError, match="tables have no dates; give a GAF file, or remove the dates"):
         read_annotations(written(tmp_path, "A\tGO:1\n"), ontology, before="20200101")
 
 

@@ -140,9 +140,9 @@ def test_areas_of_a_perfect_ranking_are_1_and_of_a_bad_one_less(tmp_path, known)
 WRONG = {
     "scores: input should be an instance of csr_array, got None": lambda scores: None,
     "scores: input should be an instance of csr_array, got array": lambda scores: scores.toarray(),
-    "scores: values in 0 to 1 of .* proteins by .* terms are needed": lambda scores: scores[:1],
-    "scores: values in 0 to 1 ": lambda scores: scores * 90,
-    "scores: values in 0 to 1 of": lambda scores: scores * np.nan,
+    "scores: expected values from 0 to 1 for .* proteins by .* terms": lambda scores: scores[:1],
+    "scores: expected values from 0 to 1": lambda scores: scores * 90,
+    "scores: expected values from 0 to 1 for": lambda scores: scores * np.nan,
 }
 
 

@@ -53,10 +53,10 @@ def test_a_term_that_is_written_twice_alike_is_one(tmp_path):
 
 GOOD = term("GO:1") + term("GO:2", "is_a: GO:1")
 REFUSED = {
-    "cyclic": (term("GO:1", "is_a: GO:2") + term("GO:2", "is_a: GO:1"), "run in a circle: GO:"),
-    "a term its own parent": (GOOD + term("GO:3", "is_a: GO:3"), "run in a circle: GO:3 to GO:3"),
-    "cut inside a key": (GOOD + "[Term]\nid: GO:3\nnamespa", "line 17: 'namespa' is no 'key: value'"),
-    "cut inside a stanza's name": (GOOD + "[Ter", "line 15: '[Ter' is no 'key: value'"),
+    "cyclic": (term("GO:1", "is_a: GO:2") + term("GO:2", "is_a: GO:1"), "form a cycle: GO:"),
+    "a term its own parent": (GOOD + term("GO:3", "is_a: GO:3"), "form a cycle: GO:3 to GO:3"),
+    "cut inside a key": (GOOD + "[Term]\nid: GO:3\nnamespa", "line 17: 'namespa' is not a 'key: value'"),
+    "cut inside a stanza's name": (GOOD + "[Ter", "line 15: '[Ter' is not a 'key: value'"),
     "cut before a value": (
         GOOD + term("GO:3", "is_a:"),
         ": , a parent of GO:3, is not in the file",
@@ -65,10 +65,10 @@ REFUSED = {
     "cut inside the namespace": (GOOD + "[Term]\nid: GO:3\nname: x\nnamespace: molec", "ends inside term 'GO:3'"),
     "cut inside a definition": (GOOD + term("GO:3") + '[Term]\nid: GO:5\ndef: "The', "ends inside term 'GO:5'"),
     "cut before a parent": (term("GO:2", "is_a: GO:3"), "GO:3, a parent of GO:2, is not in the file"),
-    "twice": (GOOD + term("GO:2"), "term GO:2 is defined twice"),
-    "alternative id of two": (GOOD + term("GO:3", "alt_id: GO:2"), "GO:2, an alternative id of GO:3, is a term"),
-    "no key": (GOOD + "[Term]\n<html>\n", "line 16: '<html>' is no 'key: value' of OBO"),
-    "empty": ("", "holds no terms"),
+    "twice": (GOOD + term("GO:2"), "term GO:2 has two different definitions"),
+    "alternative id of two": (GOOD + term("GO:3", "alt_id: GO:2"), "GO:2, an alternative id of GO:3, is also a term"),
+    "no key": (GOOD + "[Term]\n<html>\n", "line 16: '<html>' is not a 'key: value' line of OBO"),
+    "empty": ("", "contains no terms"),
 }
 
 
@@ -114,7 +114,7 @@ def test_the_last_term_alone_may_be_of_the_default_namespace(tmp_path):
 def test_a_file_with_neither_namespaces_nor_a_default_is_refused(tmp_path):
     path = tmp_path / "terms.obo"
     path.write_text("[Term]\nid: HP:1\nname: All\n")
-    with pytest.raises(DataError, match="term 'HP:1' has no id or no namespace, and the header no default"):
+    with pytest.raises(DataError, match="term 'HP:1' has no id, or no namespace although the header has no default"):
         read_ontology(path)
 
 

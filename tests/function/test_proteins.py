@@ -59,7 +59,7 @@ def test_proteins_annotated_since_a_date_are_those_of_their_accession(tmp_path):
     rows = "".join(gaf_row(name, "GO:2", date=date) for name, date in zip(NAMES, dates, strict=True))
     data = prepared(tmp_path, ENTRIES, "!gaf-version: 2.1\n" + rows, since="20210101")
     assert {data.ids[record] for record in data.held_out} == {*ENTRIES[6:]}
-    with pytest.raises(DataError, match="a table has no dates"):
+    with pytest.raises(DataError, match="tables have no dates"):
         prepared(tmp_path, ENTRIES, TABLE, since="20210101")
 
 
@@ -69,7 +69,7 @@ def test_proteins_without_a_sequence_are_counted_and_most_are_refused(tmp_path, 
     assert "in.tsv: 1 protein without a sequence left out" in caplog.text
     names = ["a", "b", "c", "d", *NAMES[:3], "e"]
     with pytest.raises(
-        DataError, match=r"only 3 of 8 ids match the sequences: 'P00000', 'P00001', 'P00002' on one side, 'P"
+        DataError, match="only 3 of 8 ids match the sequences: 'P00000', 'P00001', 'P00002' compared with 'P"
     ):
         prepared(tmp_path, names, TABLE)
 
@@ -84,5 +84,5 @@ def test_embeddings_are_those_of_the_accession_and_a_lack_is_refused(tmp_path):
     settings = EmbeddingsSection(model="small", store=str(tmp_path / "whole"))
     expected = vectors[[ENTRIES.index(record_id) for record_id in order]]
     np.testing.assert_array_equal(read_vectors(store, settings), expected)
-    with pytest.raises(DataError, match=r"part: has no embedding of sp\|P0000[67]\|"):
+    with pytest.raises(DataError, match=r"part: no embedding for sp\|P0000[67]\|"):
         read_vectors(store, settings.model_copy(update={"store": str(tmp_path / "part")}))

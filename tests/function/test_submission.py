@@ -12,20 +12,23 @@ from tests.function.test_ontology import term
 ONTOLOGY = term("GO:0") + term("GO:1", "is_a: GO:0", "alt_id: GO:old")
 ONTOLOGY += "".join(term(f"GO:{number}", "is_a: GO:1") for number in range(2, 1502))
 OF_P1 = [f"P1\tGO:{number}\t0.5" for number in range(1, 1501)]
-FORM = "is not protein, term and score above 0, at most 1, with at most three digits"
+FORM = "is not PROTEIN, TERM and SCORE separated by tabs (score above 0, at most 1, at most three digits)"
 REFUSED = {
     "a header": (["protein\tterm\tscore"], f"line 1: 'protein\\tterm\\tscore' {FORM}"),
     "blanks for tabs": (["P1 GO:1 0.5"], FORM),
     "a blank in a field": (["P1\tGO:1 \t0.5"], FORM),
     "an empty line": ([*OF_P1, ""], f"line 1501: '' {FORM}"),
-    "a root": (["P1\tGO:0\t1.000"], "has no term of the ontology below its roots"),
-    "an alternative id": (["P1\tGO:old\t0.5"], "has no term of the ontology"),
+    "a root": (["P1\tGO:0\t1.000"], "has a term that is a root or not in the ontology"),
+    "an alternative id": (["P1\tGO:old\t0.5"], "has a term that is a root or not in the ontology"),
     "a score of 0": (["P1\tGO:1\t0.000"], FORM),
     "a score above 1": (["P1\tGO:1\t1.001"], FORM),
     "four digits": (["P1\tGO:1\t0.1234"], FORM),
-    "a term twice": ([*OF_P1[:3], OF_P1[0]], "line 4: 'P1\\tGO:1\\t0.5' has a term again"),
-    "too many terms": ([*OF_P1, "P1\tGO:1501\t0.5"], "is of more than 1,500 terms of a protein"),
-    "a protein again": (["P1\tGO:1\t0.5", "P2\tGO:1\t0.5", "P1\tGO:2\t0.5"], "line 3: 'P1\\tGO:2\\t0.5' stands apart"),
+    "a term twice": ([*OF_P1[:3], OF_P1[0]], r"line 4: 'P1\tGO:1\t0.5' repeats a term of the protein"),
+    "too many terms": ([*OF_P1, "P1\tGO:1501\t0.5"], "exceeds 1,500 terms for the protein"),
+    "a protein again": (
+        ["P1\tGO:1\t0.5", "P2\tGO:1\t0.5", "P1\tGO:2\t0.5"],
+        r"line 3: 'P1\tGO:2\t0.5' is separated",
+    ),
 }
 
 

@@ -77,6 +77,6 @@ def test_residues_that_the_vocabulary_lacks_are_counted_in_a_warning():
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):
     folder = export_tiny(tmp_path / "model")
-    for device, message in (("cuda:99", "torch sees . CUDA devices"), ("gpu", "none of this name")):
+    for device, message in (("cuda:99", "torch finds . CUDA devices"), ("gpu", "unknown device")):
         with pytest.raises(ConfigError, match=message):
             ClassifierPipeline.load(folder, device=device)

@@ -26,7 +26,9 @@ def test_what_the_command_did_not_make_is_refused_and_left_as_it_is(tmp_path: Pa
     (tmp_path / "v.partial" / name).write_text("{}")
     before = contents(tmp_path)
     with (
-        pytest.raises(ConfigError, match=rf"{tmp_path}/v.partial: is in the way, .* move it away"),
+        pytest.raises(
+            ConfigError, match=rf"{tmp_path}/v.partial: already exists and was not written by Esmeray; move it away"
+        ),
         unfinished(tmp_path / "v", "align"),
     ):
         pytest.fail("nothing may be computed")
@@ -49,7 +51,7 @@ def test_the_work_of_another_job_is_refused_and_left(tmp_path: Path, pieces: int
     with pytest.raises(KeyboardInterrupt):
         begun(tmp_path / "v", pieces=pieces, error=KeyboardInterrupt())
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"v.partial: holds the work of another job \(of align, this is embed\)"):
+    with pytest.raises(ConfigError, match=r"v.partial: contains the work of another job \(of align, not embed\)"):
         begun(tmp_path / "v", made_by="embed")
     with (
         pytest.raises(ConfigError, match=r"input was 'a', is now 'b'\); choose another output, or remove this folder"),
@@ -76,7 +78,7 @@ def test_a_refused_job_leaves_its_pieces_or_nothing(tmp_path: Path, pieces: int)
     assert (tmp_path / "v.partial").exists() == bool(pieces)
     with pytest.raises(DiskFullError) as refusal:
         begun(tmp_path / "v", pieces=0, error=disk_full(tmp_path / "v", os.strerror(errno.ENOSPC)))
-    words = f"what is done stays in {tmp_path}/v.partial, and the same command resumes once there is room"
+    words = f"finished work is kept in {tmp_path}/v.partial; free some space, then resume with the same command"
     assert refusal.value.exit_code == 4 and (words in str(refusal.value)) == bool(pieces)
 
 
@@ -132,6 +134,6 @@ def test_a_journal_that_is_damaged_while_the_job_runs_is_refused(tmp_path: Path)
     resumed(tmp_path)
     with journal(tmp_path) as kept:
         pass
-    refused = pytest.raises(DataError, match=r"done\.tsv: damaged in piece 1; start the same command again")
+    refused = pytest.raises(DataError, match=r"done\.tsv: damaged in piece 1; run the same command again")
     with flipped(tmp_path / JOURNAL_FILE, 8), refused:
         list(kept.lines())

@@ -57,7 +57,7 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
                 client.embed(["MKT", sequence])
         for call in (client.embed, client.stream, client.classify, client.search):
             for values in ("MKT", b"MKT", {"a": "MKT"}, None if call != client.search else 5):
-                with pytest.raises(ConfigError, match="sequences: a list of str is needed"):
+                with pytest.raises(ConfigError, match="sequences: expected a list of str, found"):
                     call(values)
         for wrong in ({"ids": "P1"}, {"ids": [None]}, *({"ids": ["P1"], "top_k": number} for number in (0, None, "x"))):
             with pytest.raises(EsmerayError):

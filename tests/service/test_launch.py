@@ -22,7 +22,9 @@ from tests.tasks.test_diffusion_model import trained
 def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
     export(trained(), tmp_path / "run" / "export")
     served = ServedModel(name="designs", source=str(tmp_path / "run"))
-    with pytest.raises(ConfigError, match=rf"sequence diffusion is not served.*design generate {served.source}'"):
+    with pytest.raises(
+        ConfigError, match=rf"sequence diffusion models can't be served.*design generate {served.source}'"
+    ):
         Computer(served, "cpu")
 
 
@@ -37,12 +39,12 @@ def test_a_taken_port_or_missing_model_is_refused_before_ray_starts(tmp_path: Pa
         return f"{refused.value.exit_code} {refused.value}"
 
     text = str(tmp_path / "text")
-    assert f"2 models: there is no folder {text}" in refusal(text, free_port())
+    assert f"2 models: folder {text} not found" in refusal(text, free_port())
     assert "2 models: 'nosuch' is neither a folder nor" in refusal("nosuch", free_port())
-    assert "2 models esm2_t6_8M: a size whose weights" in refusal("esm2_t6_8M", free_port())
+    assert "2 models esm2_t6_8M: a model size, not a checkpoint; give" in refusal("esm2_t6_8M", free_port())
     small_model_folder(tmp_path / "small")
     indexed = str(tmp_path / "small"), free_port()
-    assert f"3 {text}: no index there" in refusal(*indexed, indexes=[text])
+    assert f"3 {text}: no index found" in refusal(*indexed, indexes=[text])
     make_embeddings(tmp_path / "foreign", random_vectors(9, 32), model=None)
     make_index([tmp_path / "foreign"], IndexSection(output=tmp_path / "foreign.index"))
     refused = refusal(*indexed, indexes=[str(tmp_path / "foreign.index")])

@@ -96,7 +96,7 @@ def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
         truth = model.backbone(batch)
         wanted = model.normalization.inverse(model.decoder(model.encoder(model.normalization(truth))))
     assert_near(features[2], segments(wanted, batch)[2][1:-1])
-    with pytest.raises(DataError, match=r"\(5, 7\), not \(residues, 8\)"):
+    with pytest.raises(DataError, match=r"\(residues, 8\), found \(5, 7\)"):
         model.decode([torch.zeros(5, 7)])
-    with pytest.raises(ConfigError, match="latents: a list of tensors is needed"):
+    with pytest.raises(ConfigError, match="latents: expected a list of tensors, found"):
         model.decode(torch.zeros(5, 8))

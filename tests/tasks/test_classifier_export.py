@@ -123,9 +123,9 @@ def test_the_card_crops_longer_texts_as_predict_does(tmp_path, source, kind, cro
         expected = torch.from_numpy(made.predict([text]).probabilities)
         assert_near(card_names(folder, text)["result"].reshape(-1, expected.shape[1]), expected)
     card = " ".join((folder / "README.md").read_text().split())
-    part = "the first 3 and the last 2 are used" if crop == "ends" else "the first 5 are used"
-    assert f"Of a text of more than 5 tokens, special ones not counted, {part}" in card
-    assert ("A residue that is left out has no row in `result`." in card) == (kind == "per_residue")
+    part = "the first 3 and the last 2" if crop == "ends" else "the first 5"
+    assert f"Texts of more than 5 tokens, not counting special tokens, are cropped to {part} tokens" in card
+    assert ("Cropped residues have no row in `result`." in card) == (kind == "per_residue")
 
 
 def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path):
@@ -137,7 +137,7 @@ def test_an_adapter_of_loaded_weights_names_their_folder(tmp_path):
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tmp_path / "base")
     (tmp_path / "base").rename(tmp_path / "gone")
-    with pytest.raises(DataError, match=r"the base of the adapter, .*base, is gone"):
+    with pytest.raises(DataError, match=r"the adapter's base model .*base is missing"):
         load_classifier(folder)
 
 
@@ -171,16 +171,16 @@ OPENERS = {"classifier": load_classifier, "autoencoder": ESM2Autoencoder.from_pr
     ("kind", "file", "old", "new", "message"),
     [
         ("classifier", "classifier_config.json", '"pooling"', '"pulling"', r"classifier_config\.json: damaged \("),
-        ("classifier", "classifier_config.json", '"linear"', '"mlp"', "does not fit"),
+        ("classifier", "classifier_config.json", '"linear"', '"mlp"', "does not match"),
         ("classifier", "label_mappings.json", "{", "", "damaged"),
         ("autoencoder", "autoencoder_config.json", '_version": 1', '_version": 2', "format version 2"),
         ("autoencoder", "autoencoder_config.json", '"hidden_sizes"', '"hidden"', r"_config\.json: damaged \("),
-        ("autoencoder", "autoencoder_config.json", "24", "23", "does not fit"),
+        ("autoencoder", "autoencoder_config.json", "24", "23", "does not match"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, exports, kind, file, old, new, message):
     (other,) = exports.keys() - {kind}
-    with pytest.raises(DataError, match=f"holds no {kind}"):
+    with pytest.raises(DataError, match=rf"contains no {kind}"):
         OPENERS[kind](exports[other])
     folder = shutil.copytree(exports[kind], tmp_path / "model")
     text = (folder / file).read_text()

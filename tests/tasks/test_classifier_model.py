@@ -136,22 +136,22 @@ def test_metrics_of_numbers_leave_out_unknown_ones():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "per_residue", "pooling": "max"}, "residues are not pooled"),
-        ({"pooling": "cls", "around": (0, 1)}, "puts no token before a sequence"),
+        ({"kind": "per_residue", "pooling": "max"}, "data.labels.kind per_residue does not pool"),
+        ({"pooling": "cls", "around": (0, 1)}, "adds no token before a sequence"),
         ({"loss": "mse"}, "model.classifier.loss mse"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         build(**settings)
-    with pytest.raises(ConfigError, match="the first token of a decoder sees nothing"):
+    with pytest.raises(ConfigError, match="the first token does not see"):
         check_pooling(ClassifierSection(pooling="cls"), "binary", causal=True)
 
 
 def test_targets_of_another_kind_are_refused():
     batch = labelled("multiclass")
     for settings in ({"pooling": "light_attention"}, {"kind": "per_residue"}):
-        with pytest.raises(ValueError, match="features of sequences"):
+        with pytest.raises(ValueError, match="expected features per token, found"):
             build(**settings).logits(batch.adding(by_sequence={FEATURES: torch.zeros(5, 32)}))
     for kind, targets in (
         ("multiclass", batch.targets.float()),

@@ -51,12 +51,14 @@ def test_a_least_confidence_is_refused_of_structures_without_one(tmp_path: Path)
     lines = [line[:60] + f"{50 + int(line[22:26]) / 10:6.2f}" + line[66:] for line in pdb_lines(folds(1)[0])]
     path = write_pdb(tmp_path / "rank_1.pdb", lines)
     changes: dict[str, Any] = {"data": {"source": [str(path)]}, "model": {"diffusion": {"min_confidence": 52.0}}}
-    with pytest.raises(ConfigError, match=r"min_confidence 52: none .* set data\.structures\.predicted true"):
+    with pytest.raises(
+        ConfigError, match=r"min_confidence 52: no structure .* set data\.structures\.predicted to true"
+    ):
         diffusion_config(tmp_path / "measured", **changes)
     changes["data"]["structures"] = {"predicted": True}
     config, store = diffusion_config(tmp_path / "predicted", **changes)
     size = task_plan(config.data, config.model).measure(Path(store)).data
-    assert size.counts is not None and "1 structure read as predicted" in size.counts.lines()[0]
+    assert size.counts is not None and "1 structure read as predictions" in size.counts.lines()[0]
     source = StructureSource(StructureStore(store), config.model.diffusion, max_length=150, seed=0, training=False)
     coordinates = source.batch(0, np.array([0])).batch.by_token["coordinates"]
     assert coordinates[:, 1, 0].isnan().nonzero()[:-1].flatten().tolist() == list(range(20))

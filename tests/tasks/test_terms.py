@@ -50,15 +50,15 @@ def test_data_of_a_store_is_that_of_its_files_and_propagated(files, tmp_path):
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
     for given, words in (
-        ({("data", "terms", "annotations"): "a.tsv"}, "set both"),
+        ({("data", "terms", "annotations"): "a.tsv"}, "must both be set"),
         ({("data", "terms", "since"): "2024"}, "since"),
-        ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "exclude each other"),
+        ({("data", "terms", "since"): "20240101", ("data", "terms", "validation"): "a"}, "are mutually exclusive"),
         ({("model", "terms", "parts"): ["guess"]}, "parts"),
         ({("model", "terms", "embeddings", "store"): "embeddings"}, "set model"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(None, given)
-    with pytest.raises(ConfigError, match="set all three"):
+    with pytest.raises(ConfigError, match="must all be set"):
         prepare(DataSection(source=["a.fasta"]), tmp_path)
 
 

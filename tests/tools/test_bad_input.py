@@ -12,21 +12,27 @@ COMPRESSED = ("gz", "bz2", "xz", "zst")
 UTF8_E = "é".encode()
 
 REFUSED = {
-    "empty": (b"", "holds no records"),
+    "empty": (b"", "no FASTA records (the file is empty, or has"),
     "FASTQ": (b"@read1\nMKV\n+\n#III\n", "line 1: looks like FASTQ"),
-    "comment before no header": (b"; MKV, by hand\nMKV\n", "line 2: a FASTA file starts with '>'"),
-    "sequence before a header": (b"\n\nMKV\n>a\nMKV\n", "line 3: a FASTA file starts with '>'"),
+    "comment before no header": (b"; MKV, by hand\nMKV\n", "line 2: text before the first header"),
+    "sequence before a header": (b"\n\nMKV\n>a\nMKV\n", "line 3: text before the first header"),
     "HTML": (b"<!DOCTYPE html>\n<html>\n", "line 1: looks like HTML"),
-    "no sequence": (FIRST + b">empty\n>b\nMKV\n", "line 4, record 2 'empty': a header without a sequence"),
-    "empty id": (FIRST + b">\nMKV\n", "line 4, record 2: a header without an id"),
+    "no sequence": (FIRST + b">empty\n>b\nMKV\n", "line 4, record 2 'empty': the record has no sequence"),
+    "empty id": (FIRST + b">\nMKV\n", "line 4, record 2: the header has no id"),
     "duplicate id": (
         FIRST + b">b\nMKV\n>ok again\nMKV\n",
-        "line 6, record 3 'ok': the id 'ok' stands already in {path}, line 1; make ids unique, or give "
+        "line 6, record 3 'ok': duplicate id 'ok', first at {path}, line 1; make ids unique, or give "
         "--data.ingest.duplicate_ids "
         "first (or rename)",
     ),
-    "UTF-8 in a header": (FIRST + b">a caf" + UTF8_E + b"\nMKV\n", "line 4, record 2 'a': holds a byte outside ASCII"),
-    "UTF-8 in a sequence": (FIRST + b">a\nMK\nM" + UTF8_E + b"\n", "line 6, record 2 'a': holds a byte outside ASCII"),
+    "UTF-8 in a header": (
+        FIRST + b">a caf" + UTF8_E + b"\nMKV\n",
+        "line 4, record 2 'a': contains a non-ASCII character; replace",
+    ),
+    "UTF-8 in a sequence": (
+        FIRST + b">a\nMK\nM" + UTF8_E + b"\n",
+        "line 6, record 2 'a': contains a non-ASCII character; replace",
+    ),
     "UTF-16": ("\ufeff>a\nMKV\n".encode("utf-16-le"), "line 1"),
     "digit": (
         FIRST + b">a\nMKV\nM1K\n",
@@ -35,8 +41,11 @@ REFUSED = {
     ),
     "blank inside": (FIRST + b">a\nMK VL\n", "line 5, column 3, record 2 'a': the character ' ' is not in"),
     "stop inside": (FIRST + b">a\nMK*\nVL\n", "line 5, column 3, record 2 'a': the character '*' inside a sequence"),
-    "gap": (FIRST + b">a\nMK\n-V\n", "line 6, column 1, record 2 'a': the gap '-' of an alignment; remove the gaps"),
-    "NUL": (FIRST + b">a\nMK\0V\n", "line 5, record 2 'a': holds a NUL byte"),
+    "gap": (
+        FIRST + b">a\nMK\n-V\n",
+        "line 6, column 1, record 2 'a': the gap character '-' of an alignment; remove the gaps, because models",
+    ),
+    "NUL": (FIRST + b">a\nMK\0V\n", "line 5, record 2 'a': contains a NUL byte"),
     "header inside a line": (FIRST + b">a\nMKV>b\nMKV\n", "line 5, column 4, record 2 'a': '>' inside a sequence line"),
     "comment": (FIRST + b">a\nMKV\n#LLL\nKKK\n", "line 6, record 2 'a': starts with '#'"),
     "comment in a line": (FIRST + b">a\nMKV ;L\n", "line 5, column 5, record 2 'a': ';' inside a sequence line"),
@@ -67,7 +76,7 @@ def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_pa
     first, second = tmp_path / "1.fasta", tmp_path / "2.fasta"
     first.write_bytes(FIRST)
     second.write_bytes(b">a\nMK\n>ok\nMK\n")
-    refused(command, f"{second}, line 3, record 2 'ok': the id 'ok' stands already in {first}", first, second)
+    refused(command, f"{second}, line 3, record 2 'ok': duplicate id 'ok', first at {first}", first, second)
 
 
 MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
@@ -81,10 +90,10 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
     assert (outcome.code, outcome.out) == (3, "")
     assert first == (
         "error: 5 faults: 2 records with characters outside the alphabet, 1 header without an id, 1 header without a "
-        "sequence, 1 id that stood before"
+        "sequence, 1 duplicate id"
     )
     places = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
-    places += ["10, column 3, record 5 'c'", "11, record 6 'ok': the id 'ok' stands already in in.fasta, line 1"]
+    places += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
     for line, place in zip(lines, places, strict=True):
         assert line.startswith(f"error: in.fasta, line {place}"), line
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.fasta"]
@@ -99,7 +108,7 @@ def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, t
     outcome = command("data", "convert", "--check", "--data.source", path)
     lines = outcome.err.splitlines()
     assert (outcome.code, len(lines)) == (3, 7)
-    assert lines[0].startswith("error: 6 faults: ") and lines[0].endswith(", 1 fault that ended the reading")
+    assert lines[0].startswith("error: 6 faults: ") and lines[0].endswith(", 1 fault that stopped reading")
     assert ("line 14, record 7 'z': starts with '#'" if damage == "comment" else "is truncated") in lines[-1]
 
 
@@ -117,10 +126,10 @@ SOURCES = {
     "missing": (lambda path: None, "no such file or folder"),
     "a folder without FASTA": (
         lambda path: path.mkdir(),
-        "the folder holds no FASTA file",
+        "the folder",
     ),
-    "a pipe": (os.mkfifo, "a named pipe, a socket or a device, not a file"),
-    **{kind: (lambda path: path.write_bytes(FIRST), f"not a {kind} file in spite of its name") for kind in COMPRESSED},
+    "a pipe": (os.mkfifo, "a named pipe, socket or device, not a regular file"),
+    **{kind: (lambda path: path.write_bytes(FIRST), f"not a {kind} file despite its name") for kind in COMPRESSED},
 }
 
 

@@ -28,10 +28,10 @@ def test_without_a_command_each_is_listed_with_an_example_on_one_screen(command)
 
 
 def test_an_unknown_name_gets_a_suggestion(command):
-    command.refused(2, "there is no command 'trian' (did you mean train?)", "trian")
-    command.refused(2, "there is no command 'export' (did you mean train export?)", "export")
-    command.refused(2, "there is no subcommand 'run'", "train run")
-    command.refused(2, "there is no subcommand 'convrt' (did you mean convert?)", "data convrt")
+    command.refused(2, "unknown command 'trian' (did you mean train?)", "trian")
+    command.refused(2, "unknown command 'export' (did you mean train export?)", "export")
+    command.refused(2, "unknown subcommand 'run'", "train run")
+    command.refused(2, "unknown subcommand 'convrt' (did you mean convert?)", "data convrt")
 
 
 def test_help_lists_every_setting_with_the_values_of_the_files(command):
@@ -54,9 +54,9 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(command, tmp_path):
         ("", 2, "error: missing: --config; for example: esmeray train --config"),
         ("--config none.yaml", 2, "none.yaml: can't be read"),
         ("--config esm2ae --tune.search.seed 1", 2, "unknown option --tune.search.seed"),
-        ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers asked"),
+        ("--config esm2ae --ray.address local --ray.num_workers 500", 4, "500 workers with"),
         ("--config esm2ae --data.source none.fasta", 3, "none.fasta"),
-        ("--config esm2ae --run.resume must", 6, "no such run"),
+        ("--config esm2ae --run.resume must", 6, "run not found, but"),
     ]:
         outcome = command.refused(code, message, f"train {arguments}")
         assert outcome.out == "" and outcome.err.startswith("error: ")

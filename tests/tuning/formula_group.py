@@ -46,7 +46,7 @@ class RefusingGroup(FormulaGroup):
     """It does not start."""
 
     def __init__(self, *_: object) -> None:
-        raise ResourceError("the workers that measure did not start: no room")
+        raise ResourceError("the measuring workers did not start: no room")
 
 
 DEVICES, TRIALS, PATIENCE_S = 2, 6, 120.0

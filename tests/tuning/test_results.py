@@ -68,10 +68,10 @@ def test_search_over_budgets_alone_says_what_to_set():
     trials = [best, ok(2, 90.0, 800, tokens=4096), failed(3, "out_of_memory", tokens=8192)]
     results = replace(results_of(*trials), space=replace(SPACE, values=values))
     largest, options = to_set(best, results, 32_000, TuneConfig(keep_global_tokens=False))
-    assert largest == "Largest budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
+    assert largest == "Largest token budget that fits: 4,096 tokens, peak 800 MiB of 1000 MiB."
     assert options == "To set: --batch.tokens 2048 --batch.global_tokens 32768"
     predicting = TuneConfig(keep_global_tokens=False, inference=True)
-    assert "2048 tokens a batch" in to_set(best, results, 32_000, predicting)[1]
+    assert "2048 tokens per batch" in to_set(best, results, 32_000, predicting)[1]
     assert to_set(best, results, 32_000, TuneConfig()) == [largest]
 
 
@@ -97,17 +97,17 @@ def test_table_lists_every_trial_with_its_settings_and_measurement_and_the_termi
 
 def test_refusal_counts_the_results():
     message = str(nothing_fits(results_of(*TRIALS[2:4], ok(8, 100.0, 990))))
-    assert "no configuration of 3 fits and leaves 8%" in message
+    assert "none of 3 configurations fits and leaves 8%" in message
     assert "1 out of memory, 1 crashed, 1 measured; the first failure: out of memory" in message
     assert "--tune.space.tokens" in message
 
 
 def test_summary_says_what_limits_and_advises_only_what_was_not_searched():
     text = "\n".join(summary(TRIALS[1], results_of(*TRIALS)))
-    assert "7 configurations tried of 3 in 0.3 min" in text
+    assert "7 of 3 configurations tried in 0.3 min" in text
     assert "2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN, 1 stopped early" in text
     assert "1.50 times the speed of the experiment's own token budget 2,048" in text
-    assert "Loading limits: 30% of a step" in text and "data.prefetch" in text
+    assert "Loading is the bottleneck: 30% of a step" in text and "data.prefetch" in text
     assert "data.num_workers" not in text
 
 
@@ -131,5 +131,5 @@ def test_best_yaml_says_how_it_was_found(tmp_path: Path):
     job.folder.path.mkdir()
     write_best(fast, results_of(own, fast), job)
     comment = [line for line in job.folder.best.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 configurations")
+    assert comment[0].startswith("# 20,000 tokens/s, peak 500 MiB of 1000 MiB: the fastest of 2 tried configurations")
     assert comment[2].startswith("# 2.00 times the speed of the experiment's own token budget 2,048")

@@ -75,7 +75,7 @@ def finished(ray_address, tmp_path_factory):
 def test_interrupted_search_keeps_its_trials_and_resumes_and_with_a_higher_limit_measures_what_is_left(finished):
     folder, printed, before = finished
     assert 2 <= len(before) < 5
-    assert f"resumes from {len(before)} trials" in printed
+    assert f"resuming after {len(before)} trials" in printed
     after = configurations_of(folder)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after) == 7
@@ -108,9 +108,9 @@ def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(f
 def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
     folder, *_ = finished
     storage = folder.path.parent
-    with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, and the trials .* were measured"):
+    with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, but .* already has trials"):
         tune(a_job(storage, ray_address, model={"backbone": {"hidden_size": 32}}))
-    with pytest.raises(ConfigError, match=r"tune\.inference was False, is now True, and the trials .* were measured"):
+    with pytest.raises(ConfigError, match=r"tune\.inference was False, is now True, but .* already has trials"):
         tune(a_job(storage, ray_address, inference=True))
     here = folder.hardware.read_text()
     folder.hardware.write_text("8 x 16 CPU cores, 1 GPUs (H200)\n")
@@ -118,7 +118,7 @@ def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mix
         tune(a_job(storage, ray_address))
     folder.hardware.write_text(here)
     (folder.path / "trials").mkdir()
-    with pytest.raises(ConfigError, match=r"a search of an earlier version: choose another --tune\.name"):
+    with pytest.raises(ConfigError, match=r"a search of an earlier version; choose another --tune\.name"):
         tune(a_job(storage, ray_address))
     (folder.path / "trials").rmdir()
 
@@ -129,7 +129,7 @@ def test_search_in_which_nothing_starts_or_fits_ends_with_the_reason(ray_address
     job = a_job(tmp_path, "local")
     space = make_space(job, [*local_resources()])
     monkeypatch.setattr(ray_tune, "search_on_cluster", lambda *_: (space, None))
-    with pytest.raises(ResourceError, match=r"no configuration of 0 fits and leaves 8% .* \(none was measured\)"):
+    with pytest.raises(ResourceError, match=r"none of 0 configurations fits and leaves 8% .* \(none measured\)"):
         tune(job)
     assert not job.folder.best.exists()
 
@@ -154,7 +154,7 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_
     assert tune(a_job(tmp_path, ray_address, functools.partial(a_group, faults), **search)) == 0
     results = {trial.settings.tokens: trial.measurement for trial in read_trials(folder.trials)}
     assert {tokens: result.status for tokens, result in results.items()} == {256: "ok", 512: "crash", 128: "timeout"}
-    assert results[128].reason == "a worker did not end within 8 s"
+    assert results[128].reason == "a worker did not finish within 8 s"
     assert "a worker's process ended" in results[512].reason
     best = load_config(folder.best)
     assert best.batch.tokens == 256

@@ -132,11 +132,13 @@ def test_no_configuration_is_measured_twice_or_needs_more_than_what_ran_out(algo
     machine, space = Machine(**MACHINES["memory limits"]), a_space()
     run(space, settings_for(algorithm=algorithm, max_trials=1000), machine, tmp_path / "trials")
     assert len(set(machine.asked)) == len(machine.asked)
-    ran_out = [asked for asked in machine.asked if machine.peak(asked) > 0.92 * TOTAL_BYTES]
+    any_out_of_memory = [asked for asked in machine.asked if machine.peak(asked) > 0.92 * TOTAL_BYTES]
     for index, asked in enumerate(machine.asked):
-        assert not any(needs_at_least(asked, smaller) for smaller in ran_out if smaller in machine.asked[:index])
+        assert not any(
+            needs_at_least(asked, smaller) for smaller in any_out_of_memory if smaller in machine.asked[:index]
+        )
     left = set(space.settings) - set(machine.asked)
-    assert ran_out and left
+    assert any_out_of_memory and left
     assert all(machine.peak(configuration) > 0.92 * TOTAL_BYTES for configuration in left)
 
 
@@ -180,7 +182,7 @@ def test_kill_leaves_a_trial_to_be_measured_again_and_a_full_disk_an_incomplete_
         file.write(b'{"op_code":')
     assert Search(space, settings_for(), trials).suggest("again") == asked
     (tmp_path / "other").write_text("{}\n{}\n")
-    with pytest.raises(DataError, match=r"other: no trials of this version .*; choose another --tune\.name"):
+    with pytest.raises(DataError, match=r"other: not trials of this version .*; choose another --tune\.name"):
         read_trials(tmp_path / "other")
 
 

@@ -43,7 +43,7 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
     space = space_of(tmp_path, {"workers": [1, 2]}, batch={"tokens": 96, "global_tokens": 384})
     assert {(s.tokens, s.workers) for s in space.settings} == {(64, 1), (96, 1), (128, 1), (64, 2), (96, 2)}
     assert space.default.tokens == 96
-    assert "do not divide the 384 tokens" in next(iter(space.left_out))
+    assert "do not divide batch.global_tokens (384)" in next(iter(space.left_out))
     free = space_of(tmp_path, {"workers": [1], "tokens": [64, 100]}, keep=False)
     assert {settings.tokens for settings in free.settings} == {64, 100}
 
@@ -102,9 +102,9 @@ def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_pat
 
 
 def test_space_without_any_configuration_or_room_is_refused_with_the_reasons(tmp_path):
-    with pytest.raises(ConfigError, match=r"is left of 12: 12 because of a budget under the 64 tokens"):
+    with pytest.raises(ConfigError, match="none of 12 configurations is valid: 12 excluded for a budget below"):
         space_of(tmp_path, {"tokens": [32]})
-    with pytest.raises(ResourceError, match="9 workers asked"):
+    with pytest.raises(ResourceError, match="9 workers with"):
         space_of(tmp_path, ray={"num_workers": 9})
 
 

@@ -31,7 +31,7 @@ def lock_path_of(target: Path) -> Path:
     # The file is usually missing, and its holder may remove it at any time. Earlier versions wrote a process id.
     with suppress(OSError):
         if path.is_file() and not (path.read_text(errors="replace") or "0").isdigit():
-            raise ConfigError(f"{path}: is no lock of Esmeray's; move it away, or choose another name")
+            raise ConfigError(f"{path}: is not an Esmeray lock file; move it away, or choose another name")
     return path
 
 
@@ -86,7 +86,7 @@ def _open_lock(path: Path) -> int:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise ConfigError(f"{path}: is a link or no regular file, so it is no lock of Esmeray's; remove it")
+        raise ConfigError(f"{path}: is not a regular file, so it is not an Esmeray lock file; remove it")
     refuse_other_user(path, status)
     return os.open(path, flags)
 
@@ -100,8 +100,8 @@ def refuse_other_user(path: Path, status: os.stat_result) -> None:
         owner = os.fstat(probe.fileno()).st_uid
     if status.st_uid != owner:
         raise ConfigError(
-            f"{path}: belongs to another user (uid {status.st_uid}), so it is not continued; remove it or choose "
-            "another name"
+            f"{path}: belongs to another user (uid {status.st_uid}), so it can't be continued; remove it or "
+            "choose another name"
         )
 
 
@@ -111,10 +111,12 @@ def _lock_without_flock(path: Path, patience_s: float, shared: bool) -> Callable
 
     if shared:
         raise ResourceError(
-            f"{path.parent}: its file system has no locks (flock), which shared files need; choose a local folder"
+            f"{path.parent}: the file system does not support locks (flock), which shared files need; choose a "
+            "local folder"
         )
     log.warning(
-        "%s: the file system has no locks (flock); a file that names host and process is used instead", path.parent
+        "%s: the file system does not support locks (flock); a file with host and process id is used instead",
+        path.parent,
     )
     lock = SoftFileLock(
         path.with_name(f"{path.name}.held"), -1 if patience_s == math.inf else patience_s, thread_local=False

@@ -17,7 +17,7 @@ from esmeray.common.text import shortened
 MADE_FILE = "esmeray.json"
 PARTS = "part-*"
 """Subfolders that are added to a growing folder, each with its own manifest; existing files are not rewritten."""
-_LONGEST_NAME, _LONGEST_PATH = 255, 2000
+_MAX_NAME_LENGTH, _MAX_PATH_LENGTH = 255, 2000
 """Maximum length of a name in bytes, and of a path below a folder in characters."""
 
 
@@ -57,7 +57,7 @@ def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
     manifest = manifest_of(target)
     files = listed(manifest, made_by)
     if not files:
-        return f"was not made by {made_by}"
+        return f"was not written by {made_by}"
     folder = target if target.is_dir() else target.parent
     # Only manifests of parts: other outputs inside this folder must not be replaced with it.
     of_parts = {path: listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
@@ -68,9 +68,9 @@ def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
     for path in paths:
         name = str(path.relative_to(folder))
         if path.is_symlink() or not (path.is_dir() or name in files):
-            return f"holds {name}, which {made_by} did not make"
+            return f"contains {name}, which {made_by} did not write"
         if read and path.is_file() and file_xxh128(path) != files[name]:
-            return f"{name} was changed since {made_by} made it"
+            return f"{name} has changed since {made_by} wrote it"
     return None
 
 
@@ -88,9 +88,9 @@ def inner_name(name: object) -> str:
     Manifests may be untrusted, and the files that they list are read, replaced and removed.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) and "\0" not in name else ()
-    is_long = any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts) or len(str(name)) > _LONGEST_PATH
+    is_long = any(len(os.fsencode(part)) > _MAX_NAME_LENGTH for part in parts) or len(str(name)) > _MAX_PATH_LENGTH
     if not parts or parts[0].startswith("/") or ".." in parts or is_long:
-        raise ValueError(f"{shortened(repr(name), _LONGEST_NAME)} is no name of a file in its folder")
+        raise ValueError(f"{shortened(repr(name), _MAX_NAME_LENGTH)} is not the name of a file in its folder")
     return str(name)
 
 

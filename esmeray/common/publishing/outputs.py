@@ -66,13 +66,13 @@ def refuse_existing(
     if not target.exists():
         parent = existing_parent(target)
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            reason = "read-only" if parent.is_dir() else "no folder"
-            raise ResourceError(f"{target}: can't be written: {parent} is {reason}; choose another place")
+            reason = "read-only" if parent.is_dir() else "not a folder"
+            raise ResourceError(f"{target}: can't be written: {parent} is {reason}; choose another path")
     elif os.path.ismount(target):
-        raise ConfigError(f"{target}: is a mount point, which can't be renamed; choose a folder in it")
+        raise ConfigError(f"{target}: is a mount point, which can't be renamed; choose a folder inside it")
     elif not (target.is_dir() and not any(target.iterdir())):
         if not overwrite:
-            raise ConfigError(f"{target}: exists already; choose another name or pass --overwrite")
+            raise ConfigError(f"{target}: already exists; choose another name or pass --overwrite")
         if problem := (not_made or not_made_by)(target, made_by):
             raise ConfigError(f"{target}: exists and {problem}, so it is not overwritten; {remedy}")
 
@@ -125,9 +125,9 @@ def made_file(target: Path, made_by: str, overwrite: bool) -> Iterator[Path]:
 def refuse_file(target: Path, made_by: str, overwrite: bool) -> None:
     """:func:`refuse_existing` for a single file, whose folder has to exist."""
     if target.is_dir():
-        raise ConfigError(f"{target}: is a folder; name a file in it")
+        raise ConfigError(f"{target}: is a folder; give a file in it")
     if not resolved(target).parent.exists():
-        raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
+        raise ConfigError(f"{target}: the folder {target.parent} does not exist; create it first")
     refuse_existing(target, made_by, overwrite)
 
 

@@ -116,8 +116,8 @@ def disk_full(target: Path, reason: str) -> DiskFullError:
     existing = existing_parent(target)
     free_gb = shutil.disk_usage(existing).free / 1e9
     return DiskFullError(
-        f"{target}: no room left to write it ({reason}; {free_gb:.1f} GB free in {existing}); "
-        "free some space or choose another place"
+        f"{target}: no space left ({reason}; {free_gb:.1f} GB free in {existing}); free some space or choose "
+        "another path"
     )
 
 

@@ -152,7 +152,7 @@ class Loader:
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
                 if turn != self._turn:
-                    raise RuntimeError("another iteration over the same batches was started, which ended this one")
+                    raise RuntimeError("this iteration ended because another one over the same batches was started")
         except GeneratorExit:
             raise  # outstanding replies are dropped when the next iteration starts
         except BaseException:

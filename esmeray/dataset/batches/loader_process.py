@@ -97,7 +97,7 @@ class LoaderProcess:
         except subprocess.TimeoutExpired:
             code = None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-        hint = "; out of memory? then lower data.num_workers" if code == -signal.SIGKILL else ""
+        hint = "; if it ran into the memory limit, lower data.num_workers" if code == -signal.SIGKILL else ""
         return LoaderProcessLost(f"loader process {self.pid} {how}{hint}")
 
 

@@ -34,7 +34,7 @@ Indices = NDArray[np.int64]
 _SHUFFLE_STREAM = 0x5041434B
 """Separates the shuffle's random numbers from other uses of the same seed ('PACK' in ASCII)."""
 
-_LEAST_BATCHES_PER_WINDOW = 8
+_MIN_BATCHES_PER_WINDOW = 8
 """Minimum batches per window. A smaller window would leave large gaps in its batches, so it is widened."""
 
 
@@ -124,8 +124,8 @@ def plan_epoch(
     if too_long.size:
         first = too_long[0]
         raise DataError(
-            f"record {names_N[first]} has {lengths_N[first]} tokens, more than a batch holds ({budget}; "
-            f"{counted(too_long.size, 'such record{s}')}): raise batch.tokens or lower data.max_length"
+            f"record {names_N[first]} has {lengths_N[first]} tokens, but a batch holds only {budget} "
+            f"({counted(too_long.size, 'record{s}')} too long): raise batch.tokens or lower data.max_length"
         )
     # The seed depends only on seed and epoch, so all ranks shuffle equally without communication.
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence((_SHUFFLE_STREAM, seed, epoch))))
@@ -185,8 +185,8 @@ class _WindowPacker:
     ) -> None:
         self._lengths = lengths_N.astype(np.int64)  # sums of an epoch's tokens exceed 32 bits
         self._budget, self._most = budget, most
-        least_window = _LEAST_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
-        self._window = max(window, min(least_window, _LEAST_BATCHES_PER_WINDOW * most))
+        least_window = _MIN_BATCHES_PER_WINDOW * budget * lengths_N.size // max(self._lengths.sum(), 1)
+        self._window = max(window, min(least_window, _MIN_BATCHES_PER_WINDOW * most))
         self._random = random
         self._orders: list[Indices] = [np.empty(0, dtype=np.int64)]
         self._sizes: list[Indices] = [np.empty(0, dtype=np.int64)]

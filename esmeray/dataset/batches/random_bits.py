@@ -99,9 +99,9 @@ def split_records(sequence_hashes: NDArray[np.uint64], validation_share: float) 
         lowest, highest = bits_N.min(), bits_N.max()
         if lowest == highest:
             raise DataError(
-                f"the store holds a single distinct sequence, or group ({counted(bits_N.size, 'record{s}')}), so "
-                f"data.validation_share {validation_share} can't be held out: set data.validation_share to 0 "
-                "or give more sequences"
+                f"the store has only one distinct sequence or group ({counted(bits_N.size, 'record{s}')}), so "
+                f"it can't be split by data.validation_share {validation_share}: set data.validation_share to "
+                "0, or add sequences"
             )
         held_out_N = bits_N != highest if held_out_N.all() else bits_N == lowest
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
@@ -137,9 +137,9 @@ def split_stratified(
             held_out_N[(classes == number) & (sequence_N == parting)] = num_held_out == 0
     if not held_out_N.any():
         raise DataError(
-            f"no class holds two distinct sequences, or groups ({counted(sequence_hashes.size, 'record{s}')}), so "
-            f"data.validation_share {validation_share} of each can't be held out: set data.labels.split to "
-            "hash or give more sequences"
+            f"no class has two distinct sequences or groups ({counted(sequence_hashes.size, 'record{s}')}), so "
+            f"classes can't be split by data.validation_share {validation_share}: set data.labels.split to "
+            "hash, or add sequences"
         )
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
 

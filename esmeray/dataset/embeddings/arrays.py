@@ -27,7 +27,7 @@ _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.ite
 BLOCKS = ".blocks"
 """Suffix of the file with a file's checksums, one per block."""
 _ALIGNMENT = 64
-_LONGEST_HEADER = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """Maximum bytes of a header, as in the safetensors library."""
 _BLOCK = 2**16
 """Bytes per checksum. Smaller blocks read less per row; larger blocks keep fewer checksums in memory."""
@@ -88,7 +88,7 @@ class CheckedFile:
         self._digests = np.fromfile(verified(_checksums(path)), "<u8")
         blocks = -(-len(self.content) // _BLOCK)
         if len(self._digests) != blocks:  # checked before any page is read
-            raise ValueError(f"{len(self._digests):,} checksums of {blocks:,} blocks")
+            raise ValueError(f"{len(self._digests):,} checksums for {blocks:,} blocks")
         self._is_checked = np.zeros(len(self._digests), bool)
 
     def check_range(self, start: int, size: int) -> None:
@@ -100,7 +100,7 @@ class CheckedFile:
         blocks_n = bytes_n // _BLOCK
         for block in np.unique(blocks_n[~self._is_checked[blocks_n]]).tolist():
             if xxhash.xxh3_64_intdigest(self.content[block * _BLOCK :][:_BLOCK].data) != self._digests[block]:
-                raise DataError(f"{self._path}: damaged: a block has another checksum; make or copy the folder again")
+                raise DataError(f"{self._path}: damaged: checksum mismatch in a block; build or copy the folder again")
             self._is_checked[block] = True
 
 
@@ -157,7 +157,7 @@ def open_npy(file: Path | BinaryIO) -> NDArray | RangedArray:
 
 def open_checked(path: Path) -> dict[str, Any]:
     """Open the arrays of a file with block checksums. Raises DataError if it is missing or damaged."""
-    with parsing(path, "make or copy the folder again"):
+    with parsing(path, "build or copy the folder again"):
         file = CheckedFile(path)
         file.check_range(0, 1)  # the block of the header
         return {name: CheckedArray(file, array) for name, array in _arrays_in(file.content).items()}
@@ -168,7 +168,7 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 
     ``where`` names the file in messages. Raises DataError if it is missing or truncated.
     """
-    with parsing(where or str(file), "remove it, and compute it again"):
+    with parsing(where or str(file), "remove it and compute it again"):
         if isinstance(file, Path):
             return _arrays_in(np.memmap(file, mode="r", dtype=np.uint8))
         return _arrays_in(RangedArray(file, 0, [file.seek(0, os.SEEK_END)], np.dtype(np.uint8)))
@@ -177,8 +177,8 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
     """Return the arrays in the bytes of a safetensors file."""
     length = int.from_bytes(content[:8].tobytes(), "little")
-    if length > min(_LONGEST_HEADER, len(content) - 8):  # checked before that many bytes are read
-        raise ValueError(f"a header of {length:,} bytes")
+    if length > min(_MAX_HEADER_BYTES, len(content) - 8):  # checked before that many bytes are read
+        raise ValueError(f"its header claims {length:,} bytes")
     header = json.loads(content[8 : 8 + length].tobytes())
     arrays: dict[str, Any] = {}
     for name, kind in header.items():
@@ -207,7 +207,7 @@ def rows_of(arrays: Arrays, index: int) -> NDArray:
     start, stop = arrays["offsets"][index : index + 2].tolist()
     # NumPy would silently cut a slice that ends after the array.
     if not 0 <= start <= stop <= len(arrays["values"]):
-        raise ValueError(f"rows {start} to {stop} of {len(arrays['values'])}")
+        raise ValueError(f"rows {start} to {stop} requested, but it has {len(arrays['values'])}")
     return arrays["values"][start:stop]
 
 

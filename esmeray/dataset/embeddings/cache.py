@@ -27,7 +27,7 @@ from esmeray.dataset.embeddings.arrays import Arrays, open_arrays, rows_of, writ
 
 _SHARDS = "shard-*.safetensors"
 _SMALL_BYTES = 2**26
-_REMEDY = "remove the file: what it holds is computed again"
+_REMEDY = "remove the file; its vectors will be computed again"
 
 
 class FeatureStore:
@@ -135,9 +135,9 @@ def _opened(file: Path) -> Arrays:
     with parsing(file, _REMEDY):
         keys, offsets = shard["hashes"], shard["offsets"]
         if keys.dtype != np.uint64 or keys.shape != (len(offsets) - 1, 2) or shard["values"].ndim != 2:
-            raise ValueError("its arrays are of other shapes")
+            raise ValueError("its arrays have unexpected shapes or dtypes")
         if (_checksum(keys, offsets) != shard["index_checksum"]).any():
-            raise ValueError("the checksum of its index does not hold")
+            raise ValueError("checksum mismatch in its index")
     return shard
 
 
@@ -145,7 +145,7 @@ def _with_values(file: Path, shard: Arrays) -> Arrays:
     """Verify the values of a shard and return it."""
     with parsing(file, _REMEDY):
         if (_checksum(shard["values"]) != shard["checksum"]).any():
-            raise ValueError("the checksum of its values does not hold")
+            raise ValueError("checksum mismatch in its values")
     return shard
 
 

@@ -83,9 +83,11 @@ def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:
     for source in sources:
         ids = source.column("id")
         counts = ids.value_counts()
-        _refuse(source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "repeat")
-        _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].source} are missing")
-        _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"are not in {sources[0].source}")
+        _refuse(
+            source, counts.field("values").filter(pc.greater(counts.field("counts"), 1)), "occurring more than once"
+        )
+        _refuse(source, first.filter(pc.invert(pc.is_in(first, ids))), f"of {sources[0].source} missing")
+        _refuse(source, ids.filter(pc.invert(pc.is_in(ids, first))), f"not in {sources[0].source}")
         # Each id now occurs exactly once, so the order is a permutation.
         order_N = pc.index_in(ids, first).to_numpy()
         sources[0].refuse_other_sequences(order_N, source.sequence_keys, source.source)

@@ -127,7 +127,9 @@ def read_manifest(folder: Path, source: Path | str | None = None) -> EmbeddingsM
     """Read a folder's manifest. Raises DataError if it is missing or unreadable."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise DataError(f"{source or folder}: no embeddings there (no {MANIFEST_FILE}); give a folder made by embed")
+        raise DataError(
+            f"{source or folder}: no embeddings found (no {MANIFEST_FILE}); give a folder written by 'esmeray embed'"
+        )
     with parsing(path, REMEDY):
         return EmbeddingsManifest.model_validate_json(verified(path).read_bytes())
 
@@ -190,7 +192,9 @@ class Part:
             file = pq.ParquetFile(path, page_checksum_verification=True)
             # Before decoding: a few bytes may stand for billions of equal values.
             if file.metadata.num_rows != self.num_records or self.num_records > path.stat().st_size:
-                raise ValueError(f"{file.metadata.num_rows:,} records, not {self.num_records:,}")
+                raise ValueError(
+                    f"it has {file.metadata.num_rows:,} records, but the manifest says {self.num_records:,}"
+                )
             # Read only the row groups with these records, because the ids of all records may not fit into memory.
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             bounds = np.cumsum([0, *sizes])
@@ -202,7 +206,7 @@ class Part:
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
             column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
             if column.type != _INDEX_TYPES[name] or column.null_count:
-                raise ValueError(f"its column {name} is of another kind")
+                raise ValueError(f"its column {name} has an unexpected type")
             return column
 
 
@@ -260,7 +264,7 @@ class Index:
         is_other_n = differ(self.sequence_keys[numbers_n], keys_n2)
         if is_other_n.any():
             name = self.ids[int(numbers_n[is_other_n.argmax()])]
-            raise DataError(f"{self.source}: {name!r} is another sequence than in {where}; {remedy}")
+            raise DataError(f"{self.source}: {name!r} has a different sequence in {where}; {remedy}")
 
     @cached_property
     def sequence_keys(self) -> NDArray[np.uint64]:
@@ -304,7 +308,8 @@ def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None
     changes += differences(theirs, ours)
     if changes:
         raise DataError(
-            f"{part.where('')}: is no part of this output ({changes[0]}); remove it, or compute the embeddings again"
+            f"{part.where('')}: does not belong to this output ({changes[0]}); remove it, or compute the "
+            "embeddings again"
         )
 
 

@@ -49,8 +49,8 @@ def open_vectors(folder: Path | str, output: str | None = None) -> "Embeddings":
     embeddings = read_embeddings(folder, output)
     if embeddings.output.per != "protein":
         raise DataError(
-            f"{folder}: output {embeddings.name!r} has values for each {embeddings.output.per}; name one with one "
-            "vector a protein, such as mean"
+            f"{folder}: output {embeddings.name!r} has values per {embeddings.output.per}; choose one with a "
+            "vector per protein, e.g. mean"
         )
     return embeddings
 
@@ -79,7 +79,7 @@ class Embeddings(Index):
         self.name = known[0] if output is None else output
         if self.name not in self.manifest.outputs:
             hint = did_you_mean(str(self.name), known)
-            raise ConfigError(f"{self.source}: no output {self.name!r}{hint}; there are {', '.join(known)}")
+            raise ConfigError(f"{self.source}: no output {self.name!r}{hint}; available: {', '.join(known)}")
         self.output: OutputManifest = self.manifest.outputs[self.name]
         self.channels = self.output.channels
         self.release()
@@ -95,16 +95,16 @@ class Embeddings(Index):
         folder = part.where("")
         output = part.manifest.outputs.get(self.name)
         if output is None or (output.channels, output.per) != (self.channels, self.output.per):
-            raise DataError(f"{folder}: damaged: has no output {self.name!r} as {self.source}; {REMEDY}")
+            raise DataError(f"{folder}: damaged: output {self.name!r} of {self.source} is missing; {REMEDY}")
         if not output.files:
-            raise DataError(f"{folder}: output {self.name!r} names no file; {REMEDY}")
+            raise DataError(f"{folder}: output {self.name!r} lists no files; {REMEDY}")
         # Check now, so that a search fails early with one line. At a URI, files are checked when they are opened.
         missing = [name for name in [INDEX_FILE, *output.files] if not (part.folder / name).is_file()]
         if missing and part.uri is None:
             raise DataError(f"{folder}: damaged: {missing[0]} is missing; {REMEDY}")
         if output.format not in FORMATS:
-            known = f"{', '.join(FORMATS)} are read{did_you_mean(output.format, ())}"
-            raise DataError(f"{folder}: output {self.name!r} is {output.format}; {known}")
+            known = f"supported formats: {', '.join(FORMATS)}{did_you_mean(output.format, ())}"
+            raise DataError(f"{folder}: output {self.name!r} has the unknown format {output.format!r}; {known}")
         return self._patiently(lambda: FORMATS[output.format].read(output, part))
 
     def _patiently(self, read: Callable[[], Returned]) -> Returned:
@@ -118,12 +118,12 @@ class Embeddings(Index):
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                raise ConfigError(f"{self.source}: a slice has no step; take every record, then some of them")
+                raise ConfigError(f"{self.source}: slices with a step are not supported; read all records, then select")
             return self._slice(start, max(start, stop))
         try:  # range handles negative numbers
             number = self.numbers[key] if isinstance(key, str) else range(len(self))[key]
         except (KeyError, IndexError, TypeError):
-            raise UnknownRecordError(f"{self.source}: has no record {key!r} among its {len(self):,}") from None
+            raise UnknownRecordError(f"{self.source}: no record {key!r} (it has {len(self):,} records)") from None
         part = int(np.searchsorted(self._bounds, number, side="right")) - 1
         return self._patiently(lambda: self._rows[part].row(number - int(self._bounds[part])))
 
@@ -154,8 +154,8 @@ class Embeddings(Index):
         """Raise DataError if the vectors of self and other are not comparable (other model, pooling or layer)."""
         if self.channels != other.channels:
             raise DataError(
-                f"{self.source} has {self.channels:,} channels, {other.source} {other.channels:,}; give embeddings of "
-                "the same model"
+                f"{self.source} has {self.channels:,} channels, but {other.source} has {other.channels:,}; give "
+                "embeddings of the same model"
             )
         spaces = []
         sources: list[Comparable] = [self, other]
@@ -165,8 +165,8 @@ class Embeddings(Index):
         # Without a fingerprint, e.g. from another program, spaces can't be compared.
         if None not in spaces and spaces[0] != spaces[1]:
             raise DataError(
-                f"{self.source} has vectors of model {spaces[0]}, {other.source} of model {spaces[1]}, which can't be "
-                "compared; give embeddings of the same model, pooling and layer"
+                f"{self.source} has vectors of model {spaces[0]}, but {other.source} of model {spaces[1]}, "
+                "which are not comparable; give embeddings of the same model, pooling and layer"
             )
 
     def refuse(self, start: int, wrong_n: NDArray[np.bool_], problem: str) -> None:

@@ -50,7 +50,7 @@ class SourceFile(BaseModel, extra="forbid", frozen=True):
 class Counts(BaseModel, extra="forbid"):
     """Counts of what reading did. Fields with a description are reported. A dictionary holds a count per name."""
 
-    files_ignored: dict[str, int] = Field(default={}, description="file{s} ignored in folders (names of other kinds)")
+    files_ignored: dict[str, int] = Field(default={}, description="file{s} ignored in folders because of their names")
 
     def lines(self) -> list[str]:
         """Return one line for each reported count that is not zero."""
@@ -63,22 +63,24 @@ class IngestCounts(Counts):
 
     # Manifests hold the fields by name. A new field needs a default, so that older stores can still be read.
     records_read: int = 0
-    comment_lines: int = Field(default=0, description="comment line{s} left out, which start with ';'")
+    comment_lines: int = Field(default=0, description="comment line{s} ignored (they start with ';')")
     records_like_nucleotides: int = Field(
         default=0,
-        description="record{s} like DNA or RNA, not protein: nearly all letters are A, C, G, T, U or N "
-        "(ingest.nucleotides: error refuses them)",
+        description="record{s} that look like DNA or RNA: nearly all letters are A, C, G, T, U or N (to refuse them, "
+        "set ingest.nucleotides to error)",
     )
-    records_upper_cased: int = Field(default=0, description="record{s} with lower-case letters, upper-cased")
+    records_upper_cased: int = Field(
+        default=0, description="record{s} with lower-case letters, converted to upper case"
+    )
     stops_dropped: int = Field(default=0, description="final '*' dropped")
     j_to_x: int = Field(default=0, description="J replaced by X")
     bad_characters_to_x: int = Field(default=0, description="character{s} outside the alphabet replaced by X")
     records_skipped_bad_characters: int = Field(
-        default=0, description="record{s} skipped for characters outside the alphabet"
+        default=0, description="record{s} skipped because of characters outside the alphabet"
     )
-    records_skipped_empty: int = Field(default=0, description="record{s} skipped for want of a sequence")
-    records_skipped_duplicate_id: int = Field(default=0, description="record{s} skipped for an id that stood before")
-    ids_renamed: int = Field(default=0, description="id{s} renamed that stood before")
+    records_skipped_empty: int = Field(default=0, description="record{s} without a sequence skipped")
+    records_skipped_duplicate_id: int = Field(default=0, description="record{s} skipped because of a duplicate id")
+    ids_renamed: int = Field(default=0, description="duplicate id{s} renamed")
 
 
 def _line(number: int | dict[str, int], noun: str) -> str:
@@ -90,4 +92,4 @@ def _line(number: int | dict[str, int], noun: str) -> str:
 
 def count_lines(counts: Counts) -> list[str]:
     """Return the lines of the counts, or a single line if nothing was counted."""
-    return counts.lines() or ["every record taken as it stands"]
+    return counts.lines() or ["all records read unchanged"]

@@ -22,9 +22,9 @@ _KINDS: dict[bytes, str] = {
     ),
     rb"ARROW1|FEA1": "an Arrow file; convert it to Parquet",
     rb"\x89HDF": "an HDF5 file; export its data as text",
-    rb"\x80[\x02-\x05]": "a pickle of Python; export its data as text",
+    rb"\x80[\x02-\x05]": "a Python pickle; export its data as text",
     rb"SQLite format": "an SQLite database; export the table as CSV",
-    rb"%PDF": "a PDF; give the data as text",
+    rb"%PDF": "a PDF; save the data as text",
     rb"\{\\rtf": "Rich Text; save it as plain text",
     rb"@": "looks like FASTQ (it starts with '@'); convert it to protein FASTA",
     rb"<": "looks like HTML or XML (it starts with '<'); was it saved from a web page?",
@@ -41,14 +41,14 @@ _KINDS: dict[bytes, str] = {
 _OF_WANTED: dict[str, dict[bytes, str]] = {
     "FASTA": {
         rb"PAR1|[^\n]*[,;\t]|(?i:\"?(?:sequence|seq|protein|peptide)s?\"?\r?\n)": (
-            "a table, where FASTA is needed; classifiers read tables whose names end in .csv, .tsv or .parquet "
-            "('esmeray train --config train_config/my_classifier.yaml --data.source FILE'), anything else needs a line "
-            "'>id' and the sequence of each row"
+            "a table, but FASTA is needed; classifiers read tables named *.csv, *.tsv or *.parquet ('esmeray train "
+            "--config train_config/my_classifier.yaml --data.source FILE'), for anything else write each row as a line "
+            "'>id' and its sequence"
         ),
     },
     "table": {
-        rb"PAR1": "Parquet; give it a name that ends in .parquet",
-        rb">": "looks like FASTA (it starts with '>'), where a table is needed; its name should end in .fasta",
+        rb"PAR1": "Parquet; rename it to end in .parquet",
+        rb">": "looks like FASTA (it starts with '>'), but its name says table; rename it to end in .fasta",
     },
 }
 

@@ -32,7 +32,7 @@ COMMENT = ";"
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
 
 
-_LONGEST_PIECE = 1 << 20
+_MAX_PIECE_BYTES = 1 << 20
 """Longer lines are read in pieces of this many characters, so that a line need not fit into memory."""
 
 _SHOWN_ID = 60
@@ -53,7 +53,7 @@ def _scan(path: Path) -> Iterator[_Line]:
     try:
         # threads=0: decompress in this process, as the reader does, so that both stop at the same damage.
         with xopen(path, "rb", threads=0) as file:
-            for raw in pieces_of_lines(file, _LONGEST_PIECE):
+            for raw in pieces_of_lines(file, _MAX_PIECE_BYTES):
                 number += is_start
                 text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
                 if is_start and text.lstrip().startswith(">"):
@@ -143,5 +143,5 @@ def damage(path: Path, error: Exception) -> str:
     # If no line can be read, a wrong suffix is more likely than damage.
     if last is None:
         kind = path.suffix.lstrip(".") or "compressed"
-        return f"{path}: not a {kind} file in spite of its name, or damaged ({error}); rename it or download it again"
+        return f"{path}: not a {kind} file despite its name, or damaged ({error}); rename it or download it again"
     return f"{path}: the compressed data is damaged {where} ({error}); copy or download it again"

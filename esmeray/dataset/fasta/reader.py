@@ -66,7 +66,7 @@ CHUNK_BYTES = 384 * 1024
 
 _BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
-_NO_HEADER = "a FASTA file starts with '>' and an id; here a sequence or another format comes before any header"
+_NO_HEADER = "text before the first header; a FASTA file starts with '>' and an id"
 
 
 def is_fasta_name(path: Path) -> bool:
@@ -265,7 +265,8 @@ class FastaSource:
                 # Report an empty file: among many files, a failed download would otherwise go unnoticed.
                 if number == 1:
                     raise DataError(
-                        f"{path}: holds no records, only blank lines, comments or nothing; give a FASTA file"
+                        f"{path}: no FASTA records (the file is empty, or has only blank lines and comments); "
+                        "give a FASTA file"
                     )
         except DataError as error:
             problem = error  # raised after the records before it, which may have faults to report, too
@@ -345,8 +346,8 @@ class FastaSource:
             # Check while reading, so that a record far too long for a protein takes no memory.
             if num_residues > self._max_residues or (len(raw) == longest and not raw.endswith("\n")):
                 raise DataError(
-                    f"{place_of_record(path, number)}: a record of more than {self._max_residues:,} residues, or a "
-                    "header of more letters; if that is right, raise data.ingest.max_residues"
+                    f"{place_of_record(path, number)}: a record or header longer than {self._max_residues:,} "
+                    "characters; if this is intended, raise data.ingest.max_residues"
                 )
         if header is not None:
             yield header.encode("ascii"), "".join(parts).encode("ascii")
@@ -364,10 +365,10 @@ def _problem(line: str, in_record: bool) -> str | None:
     if not in_record and start not in ("", ">", COMMENT):
         return _NO_HEADER
     if not line.isascii():
-        return "holds a byte outside ASCII; write it with plain letters"
+        return "contains a non-ASCII character; replace it with an ASCII letter"
     if "\0" in line:
-        return "holds a NUL byte; the file is damaged or not text"
-    return "starts with '#'; comments of FASTA start with ';', remove it" if start == "#" else None
+        return "contains a NUL byte; the file is damaged or not text"
+    return "starts with '#'; FASTA comments start with ';', so remove the line or use ';'" if start == "#" else None
 
 
 def find_files(
@@ -417,13 +418,15 @@ def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[P
         files, _ = _files_of_folder(path, is_wanted)
         if not files:
             others = ", ".join(files_ignored([source], is_wanted)) or "no files"
-            raise DataError(f"{source}: the folder holds no {kind}; it has {others}")
+            raise DataError(f"{source}: no {kind} in the folder; it has {others}")
         return files
     # Checked before globs: a file name may have glob characters, e.g. set[1].fasta.
     if path.is_file():
         return [path]
     if path.exists():
-        raise DataError(f"{source}: neither a file nor a folder; pipes and devices can't be read twice, save to a file")
+        raise DataError(
+            f"{source}: not a regular file or folder; pipes and devices can't be read twice, so save the data to a file"
+        )
     # glob.glob instead of Path.glob, because the pattern may be absolute.
     files = sorted(path for path in map(Path, glob.glob(source, recursive=True)) if path.is_file())  # noqa: PTH207
     if not files:

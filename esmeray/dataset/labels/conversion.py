@@ -76,8 +76,8 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
         check_label_settings(labels, tokenizer)
         if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
             raise ConfigError(
-                f"data.labels.split stratified needs one class for each record, which {labels.kind} targets do not "
-                "have: set it to hash"
+                f"data.labels.split stratified needs one class per record, but {labels.kind} targets have none: "
+                "set it to hash"
             )
     return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
@@ -113,7 +113,10 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
         counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
     if records.weights is not None and not records.weights[parts_N == 0].any():
-        raise DataError(f"{records.place(0)}: the weight of every training record is 0, so nothing would be learnt")
+        raise DataError(
+            f"{records.place(0)}: all training records have weight 0, so there is nothing to train on; give at "
+            "least one a positive weight"
+        )
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
     source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
     ingested = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
@@ -157,7 +160,7 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
         parts_N[:] = [PARTS.index(name) for name in records.parts]
         if not (parts_N == 0).any():
             raise DataError(
-                f"{data.source[0]}: no record is for training; say 'train' in column {data.labels.split_column!r}"
+                f"{data.source[0]}: no training records; write 'train' in column {data.labels.split_column!r}"
             )
         return parts_N
     # All records of a distinct sequence or of a group stay on one side.
@@ -196,8 +199,8 @@ def _encoded(
     except UnseenLabelError as error:
         if data.labels.unseen_labels == "error":
             raise DataError(
-                f"{records.place(error.index)}: the label {error.label!r} stands among held-out records alone; add "
-                "training records of it, or give --data.labels.unseen_labels skip"
+                f"{records.place(error.index)}: the label {error.label!r} occurs only in held-out records; add "
+                "training records with it, or give --data.labels.unseen_labels skip"
                 + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
             ) from error
     targets = space.encode(records.labels, ignore_unseen=True, unknown_letters=data.labels.unknown_letters)
@@ -205,7 +208,10 @@ def _encoded(
         left_out_N = targets.unknown[:, 0] if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT
         if data.labels.split == "files" and not (parts_N == PARTS.index("validation")).any():
-            raise DataError(f"{data.labels.validation_source[0]}: no held-out record has a label of a training record")
+            raise DataError(
+                f"{data.labels.validation_source[0]}: none of the held-out labels occurs in training; give "
+                "held-out records with training labels"
+            )
     return targets
 
 
@@ -248,7 +254,7 @@ def _check_fits(labelled: LabelledStore, data: DataSection, tokenizer: Tokenizer
         ("model.tokenizer.content", "text" if labelled.store.is_text else "protein", tokenizer.content),
     ):
         if held != wanted:
-            raise DataError(f"{labelled.path}: holds {held} where {key} says {wanted}; set {key} to {held}")
+            raise DataError(f"{labelled.path}: it was built with {key} {held}, not {wanted}; set {key} to {held}")
 
 
 def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: TokenizerSection) -> None:
@@ -256,12 +262,10 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
     remedy = stores.other_store(labelled.path)
     stores.check_source(labelled.path, manifest.source, data, find_labelled_files)
     if not stores.same_files(manifest.held_out_source, find_labelled_files(data.labels.validation_source)):
-        raise DataError(f"{labelled.path}: made with other files of data.labels.validation_source; {remedy}")
+        raise DataError(f"{labelled.path}: built with other files in data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
-        raise DataError(f"{labelled.path}: made with other data.labels.labels_file or mask_file; {remedy}")
+        raise DataError(f"{labelled.path}: built with another data.labels.labels_file or mask_file; {remedy}")
     settings = _settings(data, tokenizer)
     for key in sorted(settings.keys() | manifest.settings.keys()):
         if settings.get(key) != manifest.settings.get(key):
-            raise DataError(
-                f"{labelled.path}: made with other settings of {key} ({manifest.settings.get(key)}); {remedy}"
-            )
+            raise DataError(f"{labelled.path}: built with another {key} ({manifest.settings.get(key)}); {remedy}")

@@ -49,7 +49,7 @@ class UnseenLabelError(DataError):
 
     @classmethod
     def of(cls, label: str, index: int, names: Sequence[str]) -> "UnseenLabelError":
-        return cls(f"record {index}: the label {label!r} is not among {_shortened(names)}", label, index)
+        return cls(f"record {index}: unknown label {label!r}; known labels: {_shortened(names)}", label, index)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,7 @@ class LabelSpace:
         if isinstance(labels, np.ndarray):
             for column, values_N in zip(columns, labels.T, strict=True):
                 if np.isnan(values_N).all():
-                    raise DataError(
-                        f"column {column!r} has no number in any of {counted(len(labels), 'training record{s}')}"
-                    )
+                    raise DataError(f"column {column!r} has no number in {counted(len(labels), 'training record{s}')}")
             return cls(kind, tuple(columns))
         # The names in each list for multilabel, the letters in each string for per_residue.
         distinct = set(map(str, labels)) if kind in ("multiclass", "binary") else set().union(*labels)
@@ -95,19 +93,20 @@ class LabelSpace:
         # Sorted, so that numbers don't depend on the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
-            what = f"is {names[0]!r} in every one" if names else "is missing in every one"
+            what = f"is {names[0]!r} in all" if names else "is missing in all"
             what += (
-                f" (data.labels.unknown_letters {unknown_letters!r} mean not known)" if kind == "per_residue" else ""
+                f" (data.labels.unknown_letters {unknown_letters!r} count as unknown)" if kind == "per_residue" else ""
             )
             raise DataError(
-                f"the label {what} of {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
-                "give records of at least two classes, or look whether data.labels names the right place"
+                f"the label {what} {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
+                "give records of at least two classes, or check that data.labels names the right column or "
+                "field"
             )
         check_names(names, kind)
         if kind == "binary" and len(names) > 2:
             raise DataError(
-                f"{len(names)} classes where data.labels.kind binary takes two ({_shortened(names)}): "
-                "set data.labels.kind to multiclass"
+                f"{len(names)} classes ({_shortened(names)}), but data.labels.kind binary needs two: set "
+                "data.labels.kind to multiclass"
             )
         return cls(kind, names)
 
@@ -148,14 +147,14 @@ class LabelSpace:
     def load(cls, folder: Path) -> "LabelSpace":
         """Load the label space that :meth:`save` wrote; raises DataError if the file is missing or damaged."""
         path = folder / MAPPINGS_FILE
-        remedy = "make it or copy it again: it names the classes of the labels"
+        remedy = "build or copy it again; it lists the label classes"
         content = read_json(verified(path), remedy)
         with parsing(path, remedy):
             codes = content["label2id"]
             space = cls(content["kind"], tuple(sorted(codes, key=codes.__getitem__)))
             # Other programs read either mapping, so they must agree.
             if space.kind not in get_args(TargetKind) or space._mappings() != content:
-                raise ValueError("its kind or its two mappings do not hold")
+                raise ValueError("its kind is unknown, or its two mappings contradict each other")
         return space
 
     def _mappings(self) -> dict[str, Any]:
@@ -208,8 +207,9 @@ def check_names(names: Sequence[str], kind: TargetKind) -> None:
         return
     if any(math.isfinite(value) and not value.is_integer() for value in values):
         raise DataError(
-            f"{counted(len(names), 'class{es}')} of data.labels.kind {kind} are decimal numbers ({_shortened(names)}): "
-            "set data.labels.kind to regression; if they are names, write them with a letter, as EC1.1"
+            f"{counted(len(names), 'class{es}')} of data.labels.kind {kind} are decimal numbers "
+            f"({_shortened(names)}): set data.labels.kind to regression; if they are names, add a letter, e.g. "
+            "EC1.1"
         )
 
 

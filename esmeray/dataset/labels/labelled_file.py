@@ -38,24 +38,24 @@ from esmeray.dataset.table import is_table_name
 class LabelledCounts(IngestCounts):
     """Counts of what reading, splitting and encoding changed or left out, and of the records that remain."""
 
-    records_skipped_missing_label: int = Field(default=0, description="record{s} skipped for want of a label")
-    labels_without_sequence: int = Field(default=0, description="record{s} of labels without a sequence, left out")
-    label_values_missing: int = Field(default=0, description="number{s} missing in records that have others")
+    records_skipped_missing_label: int = Field(default=0, description="record{s} without a label skipped")
+    labels_without_sequence: int = Field(default=0, description="label{s} without a sequence ignored")
+    label_values_missing: int = Field(default=0, description="missing number{s} in records that have other numbers")
     records_unseen_label: int = Field(
-        default=0, description="held-out record{s} left out for a label that training lacks"
+        default=0, description="held-out record{s} skipped because their label does not occur in training"
     )
     residues_not_known: dict[str, int] = Field(
         default={},
-        description="residue{s} neither learnt nor scored, whose letter means not known (data.labels.unknown_letters)",
+        description="residue{s} with an unknown label, ignored in training and metrics (data.labels.unknown_letters)",
     )
     held_out_by_validation: int = Field(
-        default=0, description="training record{s} held out by a true value of 'validation', as in FLIP"
+        default=0, description="training record{s} moved to validation because column 'validation' is true, as in FLIP"
     )
     residues_unseen_label: int = Field(
-        default=0, description="held-out residue{s} not judged, whose letter training lacks"
+        default=0, description="held-out residue{s} ignored in metrics because their label does not occur in training"
     )
     held_out_also_in_training: int = Field(
-        default=0, description="held-out record{s} whose sequence is in training too, which flatters the metrics"
+        default=0, description="held-out record{s} whose sequence is also in training, which inflates the metrics"
     )
     training: int = 0
     validation: int = 0
@@ -149,7 +149,7 @@ def read_labelled(
     reader.read(progress)
     if not reader.ids:
         first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
-        raise DataError(f"no records are left after applying the policies of data.ingest and data.labels{first}")
+        raise DataError(f"no records left after data.ingest and data.labels were applied{first}")
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # By now every sequence has looked up its labels.
     if residue_labels is not None:
@@ -178,12 +178,12 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
     """Raise ConfigError for settings that are wrong for all files."""
     for column in labels.label_columns:
         if labels.label_columns.count(column) > 1:
-            raise ConfigError(f"data.labels.label_columns: {column!r} stands there twice; leave one out")
+            raise ConfigError(f"data.labels.label_columns: {column!r} is listed twice; remove one")
     if labels.header_pattern is not None:
         header_pattern(labels)
     if labels.kind == "per_residue" and tokenizer.content != "protein":
         raise ConfigError(
-            "data.labels.kind per_residue needs model.tokenizer.content protein: a text has no residues to label"
+            "data.labels.kind per_residue needs model.tokenizer.content protein: texts have no residues to label"
         )
 
 
@@ -258,14 +258,14 @@ class _Reader:
             self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
         except ValueError as error:
             # Read on after the fault. The lists differ in length from here on, but they are discarded at the end.
-            self._ingest.faults.add("record{s} with a bad weight, split or group", taken.batch, index, str(error))
+            self._ingest.faults.add("record{s} with an invalid weight, split or group", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """Return a record's label, or None to leave it out. Per-residue labels are as long as the sequence."""
         try:
             label = self.label(values)
         except ValueError as error:
-            self._ingest.faults.add("label{s} that can't be read", taken.batch, index, str(error))
+            self._ingest.faults.add("invalid label{s}", taken.batch, index, str(error))
             return None
         if label is None:
             self._without_label(taken, index, taken.missing(index))
@@ -274,7 +274,7 @@ class _Reader:
         if isinstance(label, tuple) and any(map(math.isnan, label)):
             lacking = [name for name, value in zip(self._settings.label_columns, label, strict=True) if value != value]
             if self._settings.missing_labels == "error":
-                self._without_label(taken, index, f"no label in column {', '.join(map(repr, lacking))}")
+                self._without_label(taken, index, f"label missing in column {', '.join(map(repr, lacking))}")
             self.counts.label_values_missing += len(lacking)
         if isinstance(label, str) and self._settings.kind == "per_residue" and length:
             return self._letters_of(taken, index, label, length)
@@ -293,8 +293,8 @@ class _Reader:
             "record{s} with too few or too many labels",
             taken.batch,
             index,
-            f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give each residue one "
-            f"letter (one of data.labels.unknown_letters, {self._settings.unknown_letters!r}, if it is not known)",
+            f"{counted(len(letters), 'label{s}')}{where} for {counted(length, 'residue{s}')}; give one letter "
+            f"per residue (if unknown, one of data.labels.unknown_letters, {self._settings.unknown_letters!r})",
         )
         return None
 

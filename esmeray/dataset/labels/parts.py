@@ -108,9 +108,9 @@ class ResidueLabels:
         """Return the number of labels whose id no sequence has. Raises DataError if the settings refuse them."""
         left = [entry for name, entry in self._entries.items() if name not in self._wanted]
         if left and self._refuses_left:
-            more = f", nor have {len(left) - 1:,} more" if len(left) > 1 else ""
+            more = f" (nor {len(left) - 1:,} more ids)" if len(left) > 1 else ""
             raise DataError(
-                f"{left[0].location}: no sequence of data.source has this id{more}; add it, or give "
+                f"{left[0].location}: data.source has no sequence with this id{more}; add it, or give "
                 "--data.labels.missing_labels skip"
             )
         return len(left)
@@ -127,7 +127,7 @@ class ResidueLabels:
                 name = (entry.header.split() or [""])[0]
                 if name in entries:
                     raise DataError(
-                        f"{entry.location}: the id {name!r} stands already in {entries[name].location}; remove one"
+                        f"{entry.location}: duplicate id {name!r}, first at {entries[name].location}; remove one"
                     )
                 entries[name] = entry
         self.files += files.finished
@@ -136,11 +136,13 @@ class ResidueLabels:
 
 def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSection) -> ResidueLabel:
     if mask is None:
-        raise DataError(f"{entry.location}: no mask of this id in {settings.mask_file}; add it, of 1 for all residues")
+        raise DataError(
+            f"{entry.location}: {settings.mask_file} has no mask for this id; add one, e.g. 1 for each residue"
+        )
     if len(mask.letters) != len(entry.letters) or set(mask.letters) - {"0", "1"}:
         raise DataError(
-            f"{mask.location}: no mask of {len(entry.letters)} letters ({entry.location}); give each residue a 1, or a "
-            "0 where it is neither to be learnt nor scored"
+            f"{mask.location}: the mask must have {len(entry.letters)} letters, like the labels "
+            f"({entry.location}); write 1 for each residue, or 0 to ignore it in training and metrics"
         )
     pairs = zip(entry.letters, mask.letters, strict=True)
     # Masked residues get the letter for unknown residues, which are neither learnt nor scored.
@@ -152,7 +154,7 @@ def _masked(entry: ResidueLabel, mask: ResidueLabel | None, settings: LabelsSect
 def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     attributes = dict(word.split("=", 1) for word in entry.header.split()[1:] if "=" in word)
     if attribute not in attributes:
-        raise DataError(f"{entry.location}: no {attribute}= in the header; write for example {attribute}=train")
+        raise DataError(f"{entry.location}: no {attribute}= in the header; write e.g. {attribute}=train")
     # FLIP's encoding of a third part: the SET of validation records is train, too.
     split = attributes[attribute], next(filter(None, map(attributes.get, FLIP_COLUMNS)), None)
     try:
@@ -276,7 +278,7 @@ class LabelledSource:
             numbers,
             labels=[(label,) for label in labels],
             missing=lambda index: (
-                f"data.labels.{setting} finds no label in the header {headers[index]!r}"
+                f"data.labels.{setting} matches no label in the header {headers[index]!r}"
                 + missing_note(labels[index], _KEEPS)
             ),
         )
@@ -289,7 +291,7 @@ class LabelledSource:
             numbers,
             labels=[(entry and entry.letters,) for entry in entries],
             splits=[entry and entry.split for entry in entries] if has_parts else None,
-            missing=lambda _: f"no labels of this id in {self._settings.labels_file}",
+            missing=lambda _: f"{self._settings.labels_file} has no labels for this id",
         )
 
     def _refuse_columns(self, path: Path) -> None:
@@ -303,12 +305,16 @@ class LabelledSource:
             ("label_columns", len(settings.label_columns) > 1),
         ):
             if is_set:
-                raise ConfigError(f"data.labels.{name} is for tables, and {path} is read as FASTA: leave it out")
+                raise ConfigError(
+                    f"data.labels.{name} applies to tables, but {path} is read as FASTA: remove the setting"
+                )
 
     def _wanted_columns(self, path: Path) -> dict[str, str | None]:
         settings = self._settings
         if self._residue_labels is not None:
-            raise ConfigError(f"data.labels.labels_file is for FASTA, and {path} is read as a table: leave it out")
+            raise ConfigError(
+                f"data.labels.labels_file applies to FASTA, but {path} is read as a table: remove the setting"
+            )
         columns = [("text_column", settings.text_column), ("id_column", settings.id_column)]
         if self._with_labels:
             columns += [("label_columns", column) for column in settings.label_columns]
@@ -362,7 +368,7 @@ class LabelledSource:
                 splits=None if splits is None else list(zip(splits, validation, strict=False)),
                 groups=kept.get(settings.group_column or ""),
                 missing=lambda index, rows=indices: (  # type: ignore[misc]
-                    "no label in column "
+                    "label missing in column "
                     + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
                 ),
                 num_empty=len(empty),
@@ -374,9 +380,8 @@ class LabelledSource:
         text = _text(path, first_row + index, columns[column][index]).strip()
         if not text or "\n" in text or "\r" in text:
             raise DataError(
-                f"{path}, row {first_row + index}: the id in column {column!r} is empty or holds a line break"
-                f"{table.note(column, index, _KEEPS)}; give each row an id of one line, or leave "
-                "data.labels.id_column out"
+                f"{path}, row {first_row + index}: the id in column {column!r} is empty or contains a line "
+                f"break{table.note(column, index, _KEEPS)}; fix the id, or remove data.labels.id_column"
             )
         return text.encode("utf-8")
 
@@ -414,12 +419,12 @@ def header_pattern(settings: LabelsSection, default: str | None = None) -> re.Pa
     pattern = settings.header_pattern or default
     if pattern is None:
         raise ConfigError(
-            "labels of FASTA stand in its headers: set data.labels.header_field or data.labels.header_pattern"
+            "FASTA labels are read from the headers: set data.labels.header_field or data.labels.header_pattern"
         )
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"data.labels.header_pattern {pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"data.labels.header_pattern {pattern!r} is not a regular expression: {error}") from error
     if not compiled.groups:
         raise ConfigError(f"data.labels.header_pattern {pattern!r} has no group: put (?P<label>...) around the label")
     return compiled

@@ -21,7 +21,7 @@ import yaml
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.store.sample import sample_records
 
-_WORN_AT_MOST = 0.5
+_MAX_WORN = 0.5
 _MISLEADING = 0.2
 _HELIX_TURN = 3.6
 _SEGMENT = 20
@@ -92,7 +92,7 @@ _CUMULATIVE = np.cumsum([0.26, 0.20, 0.18, 0.14, 0.12])
 
 def _worn(signal: str, random: np.random.Generator) -> str:
     """Return a signal with substitutions: usually few, at most half of it."""
-    share = _WORN_AT_MOST * random.random() ** 3
+    share = _MAX_WORN * random.random() ** 3
     # Draw a letter for every position, so that the stream does not depend on the number of substitutions.
     replaced = _drawn(AMINO_ACIDS, len(signal), random)
     worn = random.random(len(signal)) < share

@@ -38,7 +38,7 @@ MANIFEST_FILE = "labels.json"
 PARTS = ("training", "validation", "test")
 LEFT_OUT = len(PARTS)
 """Code for records that belong to no part."""
-_ADVICE = "give the folder of a labelled store, or labelled files"
+_ADVICE = "give a labelled store or labelled files"
 
 
 class LabelledManifest(BaseModel, extra="forbid", frozen=True):
@@ -114,7 +114,9 @@ class LabelledStore:
         self.store = Store(sequences if stage_dir is None else stage_once(sequences, stage_dir), verify)
         # The sequences may have been copied separately; labels of other sequences could match in shape.
         if self.store.checksum != self.manifest.sequences_checksum:
-            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
+            raise DataError(
+                f"{self.store.path}: its sequences are not the ones that {MANIFEST_FILE} was built for; {MADE_AGAIN}"
+            )
         for name in (MAPPINGS_FILE, LABELS_FILE):
             check_file(self.path / name, MADE_AGAIN, xxh128=self.manifest.files.get(name, ""))
         self.label_space = LabelSpace.load(self.path)

@@ -30,7 +30,7 @@ _TRUTHS = {
     **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0.0),
     **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1.0),
 }
-_MEND_LABEL = "correct it, or write nan in its place and give --data.labels.missing_labels skip"
+_MEND_LABEL = "correct it, or replace it with nan and give --data.labels.missing_labels skip"
 _LIST = re.compile(r"""\s*(?:\[.*\]|\{.*\}|\((?:.*,.*)?\)|(?:frozen)?set\(.*\)|(["']).*\1)\s*""", re.DOTALL)
 _NUMPY = re.compile(r"""["']\s+["']""")
 """Separator between names in a printed NumPy array, which Python would concatenate to one string."""
@@ -68,7 +68,7 @@ def text_of(value: Any) -> str:
         return ""
     # str() would accept them, too, and a model would learn their brackets.
     if isinstance(value, bytes | list | dict | tuple):
-        raise ValueError(f"a text is needed, not {type(value).__name__}")
+        raise ValueError(f"expected text, found {type(value).__name__}")
     return str(value)
 
 
@@ -94,9 +94,9 @@ def labels_by_id(
         except ValueError as error:
             raise DataError(f"{path}, row {row}: {error}") from error
         if not name:
-            raise DataError(f"{path}, row {row}: no id in column {ids!r}; write one, or remove the row")
+            raise DataError(f"{path}, row {row}: column {ids!r} is empty; add an id, or remove the row")
         if name in labels:
-            raise DataError(f"{path}, row {row}: id {name!r} repeats; leave one row of it")
+            raise DataError(f"{path}, row {row}: duplicate id {name!r}; keep one of the rows")
         labels[name] = label
     return labels
 
@@ -119,14 +119,14 @@ def number(value: Any) -> float:
         # float() accepts '1_000', which is not a number in tables.
         return math.nan if is_missing(text) else float(text.replace("_", "?"))
     except ValueError:
-        raise ValueError(f"{text!r} is not a number{' (decimals have a point)' if ',' in text else ''}") from None
+        raise ValueError(f"{text!r} is not a number{' (use a decimal point)' if ',' in text else ''}") from None
 
 
 def weight(value: Any) -> float:
     """Return a value as a record's weight; raises ValueError unless it is a finite number of 0 or more."""
     weighed = number(value)
     if not 0 <= weighed < math.inf:
-        raise ValueError(f"the weight {'' if value is None else value!r} is no finite number of 0 or more; give one")
+        raise ValueError(f"invalid weight {'' if value is None else value!r}; give a finite number of at least 0")
     return weighed
 
 
@@ -134,7 +134,7 @@ def group(value: Any) -> str:
     """Return a value as the name of a group; raises ValueError if it is missing."""
     name = text_of(value).strip()
     if not name:
-        raise ValueError("the group is missing; complete it, or give the record a group of its own")
+        raise ValueError("the group is missing; fill it in, or give the record a group of its own")
     return name
 
 
@@ -146,9 +146,9 @@ def part(value: Any, validation: Any = None) -> str:
     """
     text = text_of(value).strip()
     if text.lower() not in _PARTS:
-        raise ValueError(f"the split {text!r} is not known; write one of {', '.join(_PARTS)}")
+        raise ValueError(f"unknown split {text!r}; use one of {', '.join(_PARTS)}")
     name = _PARTS[text.lower()]
-    is_held_out = _truth(validation, "column 'validation' (rename it if it means something else): ") == 1
+    is_held_out = _truth(validation, "column 'validation' (if it is not a split, rename it): ") == 1
     return "validation" if is_held_out and name == "training" else name
 
 
@@ -206,22 +206,20 @@ class SeparatedNames:
         if not joined:
             return None
         name, mark = joined[0]
-        fits = f"no record has two, with {self._separator!r} between them"
+        fits = f"no record has several names separated by {self._separator!r}"
         if mark:
             quoted = "$'\\t'" if mark == "\t" else f"'{mark}'"
             fits = f"if {mark!r} separates names, give --data.labels.separator {quoted}"
         return (
-            f"{name!r:.100} is read as one name of a multilabel target; {fits}; if it is one name, write it as a list, "
-            '["NAME"], or set data.labels.kind to multiclass'
+            f"{name!r:.100} is read as a single multilabel name; {fits}; if it is a single name, write it as a "
+            'list, ["NAME"], or set data.labels.kind to multiclass'
         )
 
 
 def _distinct(names: list[str]) -> list[str]:
     distinct = sorted(set(names))
     if len(distinct) < len(names) and _TRUTHS.keys() >= set(map(str.lower, distinct)):
-        raise ValueError(
-            "a 0 or 1 for each class is no list of names; name a column of each in data.labels.label_columns"
-        )
+        raise ValueError("0s and 1s are not a list of names; list one column per class in data.labels.label_columns")
     return distinct
 
 
@@ -234,7 +232,7 @@ def _as_list(text: str) -> Any:
             return load(text.strip())
     if text.lstrip().startswith("("):  # also the start of names: (R)-mandelate dehydrogenase (NAD, FAD)
         return text
-    raise ValueError(f'{text!r:.60} looks like a list but is none; write it as JSON, ["a", "b"]')
+    raise ValueError(f'{text!r:.60} looks like a list but is not valid JSON; write ["a", "b"]')
 
 
 def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any], float]) -> tuple[float, ...] | None:
@@ -252,14 +250,14 @@ def finite(value: Any) -> float:
     """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number or infinite."""
     read = number(value)
     if math.isinf(read):
-        raise ValueError("an infinite number can't be learnt")
+        raise ValueError("the number is infinite")
     return read
 
 
 def _truth(value: Any, source: str = "") -> float:
     text = text_of(value).strip()
     if not is_missing(text) and text.lower() not in _TRUTHS:
-        raise ValueError(f"{source}{value!r} is neither 0 nor 1 (nor true, false, yes, no)")
+        raise ValueError(f"{source}{value!r} is not 0 or 1 (or true, false, yes, no)")
     return _TRUTHS.get(text.lower(), math.nan)
 
 
@@ -276,7 +274,7 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
         try:
             weights_C[codes.pop(name.strip())] = weight(value)
         except KeyError:
-            problem = "stands there twice" if name.strip() in space.names else "is not among the training records'"
+            problem = "is listed twice" if name.strip() in space.names else "does not occur in the training records"
             raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None
         except ValueError as error:
             raise DataError(f"{path}, line {number}: {error}") from None

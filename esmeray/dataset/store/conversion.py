@@ -78,7 +78,7 @@ def check(sources: list[str], policies: IngestSection, *, progress: ProgressCall
         records += len(block.lengths)
         residues += len(block.residues)
     if not records:
-        raise DataError(f"{', '.join(sources)}: no records are left after applying the policies")
+        raise DataError(f"{', '.join(sources)}: no records left after the data.ingest settings were applied")
     return CheckedData(records, residues, ingest.counts)
 
 
@@ -95,7 +95,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
     target = store_location(data, default_root)
     if source_store(data) is not None:
         if Store(target, verify="full").is_text:
-            raise DataError(f"{target}: a store of texts, which classifiers alone can read; give proteins")
+            raise DataError(f"{target}: a store of texts, which only classifiers can read; give proteins")
         return target
     with exclusive(target):
         if target.exists():
@@ -104,7 +104,7 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
             # Only the repairs are compared: other policies, such as max_residues, refuse records and change none.
             if made_with.ingest.repairs() != data.ingest.repairs():
                 raise DataError(
-                    f"{target}: made with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
+                    f"{target}: built with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
                 )
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
@@ -126,7 +126,7 @@ def job_store(sources: list[str], ingest: IngestSection, folder: Path) -> Store:
         if (folder / "store" / MANIFEST_FILE).is_file():
             made_with = Store(folder / "store").manifest
             if not (made_with.ingest == ingest and _is_made_of(made_with.source, data, find_files)):
-                raise other_job(folder, f"its input was {_described(made_with.source)}, as it was then", REMEDY)
+                raise other_job(folder, f"its input {_described(made_with.source)} has changed", REMEDY)
     with conversion_bar("reading sequences") as progress:
         return Store(ensure_store(data, folder, progress))
 
@@ -206,7 +206,7 @@ def not_a_store(
         return f"is not a {kind}"
     # A store with other files in its folder is not removed, because they would be removed with it.
     others = sorted({path.name for path in target.iterdir()} - set(files))
-    return f"holds {others[0]}, which no {kind} does" if others else None
+    return f"contains {others[0]}, which does not belong to a {kind}" if others else None
 
 
 def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: str = "store") -> Path | None:
@@ -219,9 +219,9 @@ def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: st
     if not stores:
         return None
     if len(data.source) > 1:
-        raise DataError(f"{stores[0]}: a {kind} can't be joined with other sources; give it as the only source")
+        raise DataError(f"{stores[0]}: a {kind} can't be combined with other sources; give it as the only source")
     if data.store is not None and absolute(Path(data.store)) != absolute(stores[0]):
-        raise DataError(f"{stores[0]}: the source is a {kind} already; leave data.store out")
+        raise DataError(f"{stores[0]}: the source is already a {kind}; remove data.store")
     return stores[0]
 
 
@@ -257,7 +257,8 @@ def check_source(
     """Raise DataError if a store was made from other files, or another sample, than ``data.source`` names."""
     if not _is_made_of(made_of, data, find):
         raise DataError(
-            f"{path}: made of {_described(made_of)}, not of {', '.join(data.source)} as it is; {other_store(path)}"
+            f"{path}: built from {_described(made_of)}, not from the current {', '.join(data.source)}; "
+            f"{other_store(path)}"
         )
 
 
@@ -271,7 +272,7 @@ def _is_made_of(
 
 def other_store(path: Path) -> str:
     """Return the remedy for a store that does not match the settings."""
-    return f"choose another data.store, or read this one as it is with data.source {path}"
+    return f"choose another data.store, or use this one with data.source {path}"
 
 
 def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:

@@ -52,7 +52,7 @@ MANIFEST_FILE = "manifest.json"
 SEQUENCES_FOLDER = "sequences"
 """The store within a folder of labelled sequences or of structures."""
 STORE_REMEDY = "convert the FASTA again, or copy the store again"
-MADE_AGAIN = "remove it, so that it is made again from its source"
+MADE_AGAIN = "remove it; it will be built again from its source"
 
 FIRST_ARRAY_KEY = 1 << 63
 MAX_VALUE_BYTES = 0xFFFFFFFF
@@ -106,16 +106,16 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
     Raises ValueError with the problem; the reader adds the value and the file.
     """
     if len(value) < HEADER_BYTES:
-        raise ValueError(f"{len(value)} bytes are too few for a header")
+        raise ValueError(f"{len(value)} bytes, which is too short for a header")
     magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
     if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
-        raise ValueError(f"it has no header of a {kind.name} of format {FORMAT_VERSION}")
+        raise ValueError(f"no {kind.name} header of format {FORMAT_VERSION}")
     # Before the checksum, which would be computed over whatever a truncated file has left.
     payload = value[HEADER_BYTES:]
     if len(payload) != payload_bytes:
-        raise ValueError(f"it has {len(payload)} bytes where its header says {payload_bytes}")
+        raise ValueError(f"it has {len(payload)} bytes, but its header says {payload_bytes}")
     if crc32(payload, crc32(value[:_CRC_AT])) != crc:
-        raise ValueError("its checksum does not hold")
+        raise ValueError("checksum mismatch")
     return count, payload
 
 
@@ -178,15 +178,15 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
     content = read_json(path, remedy)
     with parsing(path, remedy):
         if content.get("format") != wanted:
-            raise ValueError(f"it does not say format {wanted!r}")
+            raise ValueError(f"its format is not {wanted!r}")
         # Before the checksum and the fields: in other versions they may differ without being damaged.
         version = content.get("format_version")
         if version != readable:
             raise DataError(
-                f"{path.parent}: a store of format version {version!r}, this Esmeray reads version {readable}; {remedy}"
+                f"{path.parent}: format version {version!r}, but this version of Esmeray reads {readable}; {remedy}"
             )
         if content.pop("manifest_sha256", None) != _digest(content):
-            raise ValueError("its checksum does not hold")
+            raise ValueError("checksum mismatch")
         return model.model_validate(content)
 
 

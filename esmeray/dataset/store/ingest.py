@@ -33,7 +33,7 @@ NUCLEOTIDES = b"ACGTUNacgtun"
 NUCLEOTIDE_SHARE = 0.95
 """Smallest share of nucleotide letters at which a sequence counts as DNA or RNA. A protein has about 26 %."""
 
-_FEWEST_LETTERS = 300
+_MIN_LETTERS = 300
 """Batches with fewer letters are not checked for DNA: a few peptides may consist of A, C, G and T by chance."""
 
 _GLANCE_LETTERS, _GLANCE_SHARE = 256, 0.35
@@ -171,7 +171,7 @@ class Ingest:
         is_refused = self._policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
         # With the policy error every record is checked, so that none is missed.
-        if len(residues) < _FEWEST_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
+        if len(residues) < _MIN_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
             return
         for index, sequence in enumerate(batch.records.sequences):
             if not sequence or _share_of_nucleotides(sequence) < NUCLEOTIDE_SHARE:
@@ -179,7 +179,7 @@ class Ingest:
             self.counts.records_like_nucleotides += 1
             if is_refused:
                 self.faults.add(
-                    "record{s} like DNA or RNA",
+                    "record{s} that look like DNA or RNA",
                     batch,
                     index,
                     "nearly all letters are A, C, G, T, U or N, as in DNA or RNA; translate it to protein, or give "
@@ -206,7 +206,7 @@ class Ingest:
         for index, (raw, id_length) in enumerate(zip(batch.records.sequences, batch.records.ids.lengths, strict=True)):
             if not id_length:
                 self.faults.add(
-                    "header{s} without an id", batch, index, "a header without an id; write one right after '>'"
+                    "header{s} without an id", batch, index, "the header has no id; write one directly after '>'"
                 )
                 continue
             cleaned = CleanSequence(raw, False, False, 0, 0) if self._is_text else clean(raw)
@@ -222,8 +222,7 @@ class Ingest:
                     "header{s} without a sequence",
                     batch,
                     index,
-                    "a header without a sequence; complete or remove the record, or give "
-                    "--data.ingest.empty_sequences skip",
+                    "the record has no sequence; complete or remove it, or give --data.ingest.empty_sequences skip",
                 )
             kept.append(index)
             sequences.append(residues)
@@ -244,7 +243,7 @@ class Ingest:
                     f"'{chr(mark)}' inside a sequence line",
                     batch,
                     index,
-                    f"'{chr(mark)}' inside a sequence line; put the {meaning} on a line of its own",
+                    f"'{chr(mark)}' inside a sequence line; move the {meaning} to a line of its own",
                     residue=cleaned.residues.index(mark),
                 )
                 return bad_to_x(cleaned.residues)
@@ -277,7 +276,7 @@ class Ingest:
 
     def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
         self.faults.add(
-            "id{s} that stood before",
+            "duplicate id{s}",
             batch,
             index,
             "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
@@ -301,8 +300,11 @@ def _share_of_nucleotides(letters: bytes) -> float:
 
 def _bad_character(character: str, remedy: str) -> str:
     if character in GAPS:
-        return f"the gap {character!r} of an alignment; remove the gaps (models read unaligned sequences), or {remedy}"
-    where = " inside a sequence (it is dropped at the end alone)" if character == "*" else ""
+        return (
+            f"the gap character {character!r} of an alignment; remove the gaps, because models read unaligned "
+            f"sequences, or {remedy}"
+        )
+    where = " inside a sequence (only a final '*' is dropped)" if character == "*" else ""
     return f"the character {character!r}{where} is not in the alphabet {STORE_ALPHABET}; fix the record, or {remedy}"
 
 
@@ -369,8 +371,8 @@ class Faults:
         if number == 1:
             return lines
         kinds = [counted(count, kind) for kind, count in self._counts.most_common()]
-        kinds += [f"{counted(len(ended_by), 'fault{s}')} that ended the reading"] if ended_by else []
-        shown = "" if len(lines) == number else f"; the first {len(lines) - len(ended_by)}"
+        kinds += [f"{counted(len(ended_by), 'fault{s}')} that stopped reading"] if ended_by else []
+        shown = "" if len(lines) == number else f"; the first {len(lines) - len(ended_by)} follow"
         return [f"{number:,} faults: {', '.join(kinds)}{shown}", *lines]
 
     def _placed(self) -> list[str]:
@@ -390,7 +392,7 @@ class Faults:
             where = next(located[origin[0]]) if origin else fault.batch.location(fault.index, fault.residue)
             if fault.repeats is not None:
                 first_record = before.get(fault.repeats, "an earlier record")
-                lines.append(f"{where}: the id {fault.repeats!r} stands already in {first_record}; {fault.problem}")
+                lines.append(f"{where}: duplicate id {fault.repeats!r}, first at {first_record}; {fault.problem}")
             else:
                 lines.append(f"{where}: {fault.problem}")
         return lines

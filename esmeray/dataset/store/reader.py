@@ -31,7 +31,7 @@ from esmeray.common.verification import check_file
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.store import format as layout
 
-_ADVICE = "make one with: esmeray data convert --data.source FASTA --convert.store STORE"
+_ADVICE = "build one with: esmeray data convert --data.source FASTA --convert.store STORE"
 
 
 def open_store(folder: Path | str) -> "Store":
@@ -77,7 +77,7 @@ class Store:
         with parsing(data_file, layout.STORE_REMEDY):
             crc32 = layout.index_crc32(data_file, self.manifest.page_bytes, self.manifest.index_pages)
             if crc32 != self.manifest.index_crc32:
-                raise DataError(f"{data_file}: damaged: the checksum of its index does not hold; {layout.STORE_REMEDY}")
+                raise DataError(f"{data_file}: damaged: checksum mismatch in its index; {layout.STORE_REMEDY}")
 
     def __len__(self) -> int:
         return self.manifest.num_records
@@ -172,7 +172,9 @@ class _OpenFile:
 
     def find(self, index: int) -> tuple[_Block, int]:
         if not (hasattr(index, "__index__") and 0 <= index < self._manifest.num_records):
-            raise UnknownRecordError(f"{self._path}: record {index} of a store of {self._manifest.num_records}")
+            raise UnknownRecordError(
+                f"{self._path}: record {index} requested, but the store has {self._manifest.num_records}"
+            )
         number = bisect_right(self._starts, index) - 1
         return self.block(number), index - self._starts[number]
 
@@ -182,7 +184,8 @@ class _OpenFile:
         # One comparison for all: negative numbers are the largest as unsigned integers.
         if records_N.view(np.uint64).max(initial=0) >= self._manifest.num_records:
             raise UnknownRecordError(
-                f"{self._path}: records {records_N.min()} to {records_N.max()} of {self._manifest.num_records}"
+                f"{self._path}: records {records_N.min()} to {records_N.max()} requested, but the store has "
+                f"{self._manifest.num_records}"
             )
         blocks_N = self._starts_B.searchsorted(records_N, side="right") - 1
         # Skipped once every block has been read.
@@ -213,7 +216,7 @@ class _OpenFile:
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
     def _array(self, kind: layout.Kind, dtype: str) -> np.ndarray:
-        _, payload = self._value(kind.key, kind, f"the array of {kind.name.lower()}")
+        _, payload = self._value(kind.key, kind, f"the array {kind.name.lower()}")
         # LMDB aligns values that fill pages of their own, but maybe not small values inside a page; these are copied.
         aligned = np.require(np.frombuffer(payload, dtype=dtype), requirements="A")
         aligned.flags.writeable = False
@@ -265,7 +268,7 @@ def stage_store(store_path: Path, stage_dir: Path) -> Path:
             return Store(target, verify="full").path
         # Before copying: a large store takes minutes to copy, and a full disk would affect all users of the node.
         if shutil.disk_usage(target.parent).free < store.manifest.data_bytes:
-            raise disk_full(target, f"staging takes {store.manifest.data_bytes / 1e9:.1f} GB")
+            raise disk_full(target, f"staging needs {store.manifest.data_bytes / 1000000000.0:.1f} GB")
         with published(target) as folder:
             for file_name in (layout.DATA_FILE, layout.MANIFEST_FILE):
                 shutil.copyfile(store.path / file_name, folder / file_name)

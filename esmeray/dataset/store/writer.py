@@ -90,7 +90,9 @@ class StoreWriter:
         full.
         """
         if not self._num_records:
-            raise DataError(f"{self._target}: no records are left after applying the policies, so no store was made")
+            raise DataError(
+                f"{self._target}: no records left after the data.ingest settings were applied, so no store was written"
+            )
         lengths, hashes = _joined(self._lengths), _joined(self._hashes)
         self._put_array(layout.Kind.LENGTHS, lengths)
         self._put_array(layout.Kind.HASHES, hashes)
@@ -135,8 +137,8 @@ class StoreWriter:
     def _put_array(self, kind: layout.Kind, array: np.ndarray) -> None:
         if array.nbytes + layout.HEADER_BYTES > layout.MAX_VALUE_BYTES:
             raise DataError(
-                f"the {kind.name.lower()} of {self._num_records:,} records take {array.nbytes:,} bytes, more than the "
-                "4 GiB that a value holds; split the source"
+                f"the {kind.name.lower()} of {self._num_records:,} records need {array.nbytes:,} bytes, more "
+                "than LMDB's limit of 4 GiB per value; split the source"
             )
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
         self._commit()  # a transaction of its own, because only these values grow with the store

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.structures.sample import bonded_atom, torsion
 
-LONGEST_STEP = 4.2  # maximum CA-CA distance of neighbours, in Å
+MAX_STEP = 4.2  # maximum CA-CA distance of neighbours, in Å
 _FROM_CA = {"C": (1.429, 0.529), "O": (1.649, 1.741), "N": (-1.407, -0.380)}
 """Offsets in Å from the residue's own CA: along the CA-CA line, and across it in the plane."""
 _ROTATIONS = np.radians(
@@ -43,7 +43,7 @@ def completed(ca_R: NDArray[np.float32]) -> NDArray[np.float32]:
     atoms = np.full((len(ca_R), 4, 3), np.nan, dtype=np.float32)
     atoms[:, 1] = ca_R
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN, and CA in a line or at the same point
-        joined = np.linalg.norm(ca_R[1:] - ca_R[:-1], axis=-1) < LONGEST_STEP
+        joined = np.linalg.norm(ca_R[1:] - ca_R[:-1], axis=-1) < MAX_STEP
         for residues_S in np.split(np.arange(len(ca_R)), np.flatnonzero(~joined) + 1):
             # A torsion angle needs four CA.
             if len(residues_S) >= 4:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.section import StructuresSection
-from esmeray.dataset.structures.ca_trace import LONGEST_STEP, completed
+from esmeray.dataset.structures.ca_trace import MAX_STEP, completed
 from esmeray.dataset.structures.sample import C_O, CA_C_O, bonded_atom, torsion
 from esmeray.dataset.structures.store import Structure, StructureCounts, residue_label
 
 ATOMS = ("N", "CA", "C", "O")
-_LONGEST_BOND = 2.5
+_MAX_BOND = 2.5
 STANDARD = {
     **{"ALA": "A", "CYS": "C", "ASP": "D", "GLU": "E", "PHE": "F", "GLY": "G", "HIS": "H", "ILE": "I", "LYS": "K"},
     **{"LEU": "L", "MET": "M", "ASN": "N", "PRO": "P", "GLN": "Q", "ARG": "R", "SER": "S", "THR": "T", "VAL": "V"},
@@ -70,8 +70,9 @@ def chain_of(
     for number, times in Counter(anchors.tolist()).most_common(1):
         if times > 1:
             raise DataError(
-                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if it is several chains, rename "
-                "them; if not, give them insertion codes or identifiers of alternate locations"
+                f"{path}: chain {name!r} has {times} residues {residue_label(number)}; if these are several "
+                "chains, give each its own name; otherwise add insertion codes or alternate location "
+                "identifiers"
             )
     residues = _likeliest_conformers(protein)
     counts.alternate_atoms += len(protein) - sum(map(len, residues))
@@ -96,8 +97,8 @@ def chain_of(
     if has_ca.any() and not whole.any():
         if section.ca_only == "error":
             raise DataError(
-                f"{path}: chain {name}: of CA atoms alone; a backbone needs N, CA and C: --data.structures.ca_only "
-                "complete places them, skip leaves such chains out"
+                f"{path}: chain {name}: only CA atoms, but a backbone needs N, CA and C; to place the missing "
+                "atoms give --data.structures.ca_only complete, to leave such chains out give skip"
             )
         if section.ca_only == "skip":
             counts.ca_only_chains += 1
@@ -178,7 +179,7 @@ def _bonded(coordinates: NDArray[np.float32]) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
         bonds = np.linalg.norm(coordinates[1:, 0] - coordinates[:-1, 2], axis=-1)
         steps = np.linalg.norm(coordinates[1:, 1] - coordinates[:-1, 1], axis=-1)
-        return np.where(np.isnan(bonds), steps < LONGEST_STEP, bonds < _LONGEST_BOND)
+        return np.where(np.isnan(bonds), steps < MAX_STEP, bonds < _MAX_BOND)
 
 
 def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
@@ -189,7 +190,7 @@ def _place_oxygens(coordinates: NDArray[np.float32]) -> int:
         following = np.full_like(n, np.nan)
         inside = missing + 1 < len(coordinates)
         following[inside] = coordinates[missing[inside] + 1, 0]
-        near = np.linalg.norm(following - c, axis=-1) < _LONGEST_BOND
+        near = np.linalg.norm(following - c, axis=-1) < _MAX_BOND
         psi = np.where(near, torsion(n, ca, c, np.where(near[:, None], following, n + 1)), np.radians(-47.0))
         coordinates[missing, 3] = bonded_atom(n, ca, c, C_O, CA_C_O, psi + np.pi)
     return int(missing.size)

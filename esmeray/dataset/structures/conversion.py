@@ -57,8 +57,8 @@ def convert_structures(
     # Training may use sequences alone. For an explicit conversion to structures, that is a mistake.
     if data.predictions.folder is None and sources != [stores.SAMPLE] and (_is_store(sources) or _is_fasta(sources)):
         raise DataError(
-            f"{sources[0]}: sequences, which have no structures: predict them with 'esmeray design fold --fold.input "
-            f"{sources[0]}', and give its cache as --data.predictions.folder"
+            f"{sources[0]}: sequences without structures: predict structures with 'esmeray design fold "
+            f"--fold.input {sources[0]}', then give its cache as --data.predictions.folder"
         )
     with exclusive(target):
         # Checked inside the lock, because another process may have created it while we waited.
@@ -219,7 +219,9 @@ def read_files(
         progress(ConversionProgress(done, total, len(structures)))
     if refused:
         shown = refused[:_SHOWN]
-        heading = [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)}"]
+        heading = (
+            [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)} follow"]
+        )
         raise DataError(*heading, *shown)
     return structures
 
@@ -227,7 +229,7 @@ def read_files(
 def check_ids(structures: list[layout.Structure]) -> None:
     for record_id, count in Counter(structure.id for structure in structures).items():
         if count > 1:
-            raise DataError(f"{record_id}: two records have this id; rename one of them, or its file")
+            raise DataError(f"{record_id}: two records have this id; rename one of them or its file")
 
 
 def _labels(structures: list[layout.Structure], section: StructuresSection) -> tuple[list[str], NDArray[np.int64]]:
@@ -259,6 +261,6 @@ def _settings(data: DataSection) -> dict[str, Any]:
 def _check_made_of(store: layout.StructureStore, data: DataSection) -> None:
     for key, paths in _files(data).items():
         if not stores.same_files(store.manifest.files[key], paths):
-            raise DataError(f"{store.path}: made of other files than {key} names; {stores.other_store(store.path)}")
+            raise DataError(f"{store.path}: built from other files than {key} names; {stores.other_store(store.path)}")
     if store.manifest.settings != _settings(data):
-        raise DataError(f"{store.path}: made with other settings of data; {stores.other_store(store.path)}")
+        raise DataError(f"{store.path}: built with other data settings; {stores.other_store(store.path)}")

@@ -33,8 +33,8 @@ from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number
 
-_LONGEST_ID = 200
-_MOST_CHAINS = 127
+_MAX_ID_LENGTH = 200
+_MAX_CHAINS = 127
 
 _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[int, int] | None, Any]] = {
     "x": (("Cartn_x",), (30, 38), np.nan),
@@ -59,7 +59,7 @@ label_seq_id. PDB has models as lines of their own.
 _NEEDED = ("x", "y", "z", "res_id", "res_name", "atom_name")
 _GZIP = b"\x1f\x8b"
 _PART_LINES = 20_000
-_LONGEST_ROW = 500
+_MAX_ROW_LENGTH = 500
 """Maximum characters of an atom's line; programs write about 100."""
 _PDB_LINE, _COORDINATES_END = 80, 54
 """Columns of a PDB line that are read, and the column of z's last digit: a shorter line is truncated."""
@@ -83,22 +83,22 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
     twice = [name for name, count in runs.items() if count > 1]
     if twice:
-        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} stands twice in the file; rename one of them")
+        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} occurs twice in the file; rename one of them")
     read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
     # Read all chains: rules refer to protein chains, and messages list all.
     chains = {chain.id: chain for chain in read if chain is not None}
     if not chains:
-        raise DataError(f"{path}: no chain of amino acids with N, CA and C of {section.min_residues} residues")
+        raise DataError(f"{path}: no protein chain with at least {section.min_residues} residues that have N, CA and C")
     rules = {"each": [*chains], "complex": [*chains], "first": [*chains][:1]}
     names = rules.get(section.chains) or list(map(str.strip, section.chains.split(",")))
     missing = [name for name in names if name not in chains]
     if missing:
         raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
     chosen = [chains[name] for name in names]
-    if section.chains == "complex" and len(chosen) > _MOST_CHAINS:
-        raise DataError(f"{path}: {len(chosen)} chains; a complex may have {_MOST_CHAINS}")
+    if section.chains == "complex" and len(chosen) > _MAX_CHAINS:
+        raise DataError(f"{path}: {len(chosen)} chains, more than the maximum of {_MAX_CHAINS}")
     counts.chains += len(chosen)
-    stem = path.name.removesuffix(".gz").rpartition(".")[0][:_LONGEST_ID].replace(" ", "_")
+    stem = path.name.removesuffix(".gz").rpartition(".")[0][:_MAX_ID_LENGTH].replace(" ", "_")
     if section.chains != "complex":
         return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
     return [
@@ -128,18 +128,18 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")
             if content.startswith((b"\x82", b"\x83", b"\x84")):
-                models, atoms, predicted = _of_binary_cif(path, content)
+                models, atoms, predicted = _read_binary_cif(path, content)
             elif content[:5].lower().startswith((b"data_", b"#")):
-                models, atoms, predicted = _of_cif(path, content)
+                models, atoms, predicted = _read_cif(path, content)
             else:
-                models, atoms, predicted = _of_pdb(path, content)
+                models, atoms, predicted = _read_pdb(path, content)
             numbers = list(map(packed_number, atoms.res_id.tolist(), atoms.ins_code.tolist()))
             atoms.set_annotation("number", np.array(numbers, dtype=np.int32))
     except DataError:
         raise
     # biotite's parsers raise arbitrary Python exceptions for unexpected content.
     except Exception as error:
-        raise DataError(f"{path}: damaged or truncated, can't be read ({first_line(error)})") from error
+        raise DataError(f"{path}: damaged or truncated ({first_line(error)})") from error
     counts.other_models += models - 1
     atoms.set_annotation("confidence", _confidence(atoms, path, section, counts, predicted))
     return atoms
@@ -153,8 +153,9 @@ def _confidence(
     if section.predicted is True or (section.predicted == "auto" and titled and values.any()):
         if not 0 <= values.min() <= values.max() <= 100 or not values.any():
             raise DataError(
-                f"{path}: no confidence: its B-factors are missing, or from {values.min():g} to {values.max():g}, not "
-                "0 to 100; leave it out, or set data.structures.predicted false to take all its coordinates"
+                f"{path}: no confidence: its B-factors are missing, or range from {values.min():g} to "
+                f"{values.max():g} instead of 0 to 100; leave the file out, or set data.structures.predicted to "
+                "false to use all coordinates"
             )
         counts.predicted += 1
         # Some files of ESMFold and OmegaFold have pLDDT from 0 to 1, AlphaFold's files from 0 to 100.
@@ -167,7 +168,7 @@ def _confidence(
     return np.full(len(values), 100.0)
 
 
-def _of_pdb(path: Path, content: bytes) -> _Read:
+def _read_pdb(path: Path, content: bytes) -> _Read:
     models = 0
     atoms: list[bytes] = []
     for line in io.BytesIO(content):
@@ -177,7 +178,7 @@ def _of_pdb(path: Path, content: bytes) -> _Read:
         if len(atoms) > MAX_ATOMS:
             raise _too_large(path)
     if not atoms:
-        raise DataError(f"{path}: no PDB, mmCIF or BinaryCIF file: it holds no atoms")
+        raise DataError(f"{path}: not a PDB, mmCIF or BinaryCIF file: it has no atoms")
     if min(map(len, atoms)) < _COORDINATES_END:
         raise ValueError("a line ends before its coordinates")
     # One byte per character, so that a column of all lines is read at once.
@@ -199,7 +200,7 @@ def _of_pdb(path: Path, content: bytes) -> _Read:
     return max(models, 1), _atoms(path, fields), predicted is not None
 
 
-def _of_cif(path: Path, content: bytes) -> _Read:
+def _read_cif(path: Path, content: bytes) -> _Read:
     columns: list[bytes] = []
     rows: list[bytes] = []
     is_row = predicted = False
@@ -219,10 +220,10 @@ def _of_cif(path: Path, content: bytes) -> _Read:
     if not columns or not rows:
         raise DataError(f"{path}: an mmCIF file without atoms")
     if len(set(columns)) < len(columns):
-        raise DataError(f"{path}: several blocks with atoms; save each as a file of its own")
+        raise DataError(f"{path}: several data blocks have atoms; save each in a separate file")
     longest = max(rows, key=len)
-    if len(longest) > _LONGEST_ROW:
-        raise DataError(f"{path}: a line of more than {_LONGEST_ROW} characters: {longest[:30]!r} ...; shorten it")
+    if len(longest) > _MAX_ROW_LENGTH:
+        raise DataError(f"{path}: a line has more than {_MAX_ROW_LENGTH} characters: {longest[:30]!r} ...; shorten it")
     # Parse in parts: biotite needs 1,500 bytes per atom for parsing, its arrays 110. Rows that span lines stay whole.
     size = _PART_LINES if all(len(row.split()) == len(columns) for row in rows) else len(rows)
     parts = []
@@ -260,7 +261,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     }
     # NumPy pads every string to the longest, at four bytes per letter, so one long name would fill memory.
     if max(values.itemsize for values in typed.values()) > 4 * 32:
-        raise DataError(f"{path}: a name of an atom, residue or chain has more than 32 letters; shorten it")
+        raise DataError(f"{path}: the name of an atom, residue or chain has more than 32 characters; shorten it")
     atoms = struc.AtomArray(len(typed["x"]))
     atoms.coord = np.stack([typed.pop(axis) for axis in "xyz"], axis=1)
     typed["hetero"] = typed["hetero"] == "HETATM"
@@ -269,7 +270,7 @@ def _atoms(path: Path, texts: dict[str, NDArray[np.str_]]) -> Any:
     return atoms
 
 
-def _of_binary_cif(path: Path, content: bytes) -> _Read:
+def _read_binary_cif(path: Path, content: bytes) -> _Read:
     def bounded(node: dict[str, Any]) -> dict[str, Any]:
         """Refuse an encoding by its declared length: a few bytes may declare gigabytes of data."""
         if node.get("kind") in ("RunLength", "IntegerPacking"):

@@ -73,7 +73,10 @@ class PredictedStructures:
         deadline = time.monotonic() + _PATIENCE_S
         while not self.has(key_12).all():
             if self._on_miss == "error":
-                raise DataError(f"{self._cache}: has no structure of a sequence of {length} residues; predict it")
+                raise DataError(
+                    f"{self._cache}: no structure for a sequence of {length} residues; predict it with 'esmeray "
+                    "design fold'"
+                )
             known = len(self._features)
             # Reading lists a folder, maybe on a network. Without waiting, don't do it at each of thousands of misses.
             if waits or time.monotonic() > self._looked_s + _LOOK_S:
@@ -86,7 +89,7 @@ class PredictedStructures:
             if len(self._features) > known:
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() > deadline:
-                raise DataError(f"{self._cache}: no structure came in half an hour, and one is waited for")
+                raise DataError(f"{self._cache}: waited half an hour for a structure; is the predictor still running?")
             time.sleep(_POLL_S)
         if not self.has(key_12).all():
             return None
@@ -109,7 +112,7 @@ class PredictedStructures:
         absent = int((~self.has(keys_N2)).sum())
         if absent and self._on_miss == "error":
             raise DataError(
-                f"{self._cache}: has no structure of {counted(absent, 'protein{s}')} of {len(keys_N2):,}; predict "
+                f"{self._cache}: no structures for {absent:,} of {counted(len(keys_N2), 'protein{s}')}; predict "
                 "them with 'esmeray design fold', or set data.predictions.on_miss to null or wait"
             )
 
@@ -126,7 +129,7 @@ def predictor_folder(cache: Path) -> Path:
     folders = sorted({shard.parent for shard in cache.glob("*/shard-*.safetensors")})
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
-        raise DataError(f"{cache}: holds predictions of {names}: give the folder of one of them")
+        raise DataError(f"{cache}: contains predictions of {names}; give the folder of one of them")
     return folders[0] if folders else cache
 
 

@@ -36,7 +36,7 @@ FORMAT_VERSION = 3
 ARRAYS_FILE = "structures.safetensors"
 MANIFEST_FILE = "structures.json"
 TRAINING, HELD_OUT = 0, 1
-_ADVICE = "make one with: esmeray data structures --data.source FOLDER --structures.store STORE"
+_ADVICE = "build one with: esmeray data structures --data.source FOLDER --structures.store STORE"
 
 
 class StructureCounts(Counts):
@@ -44,26 +44,28 @@ class StructureCounts(Counts):
 
     files: int = 0
     chains: int = 0
-    predicted: int = Field(default=0, description="structure{s} read as predicted, with B-factors as confidence")
+    predicted: int = Field(default=0, description="structure{s} read as predictions, with B-factors as confidence")
     like_predictions: int = Field(
         default=0,
-        description="structure{s} read as measured, with one B-factor for each residue, as in predictions; if that is "
-        "what they are, set data.structures.predicted true",
+        description="structure{s} read as experimental although all atoms of a residue share one B-factor, as in "
+        "predictions; if they are predictions, set data.structures.predicted to true",
     )
-    other_models: int = Field(default=0, description="model{s} after the first, not read")
-    short_chains: int = Field(default=0, description="chain{s} left out for too few residues")
-    ca_only_chains: int = Field(default=0, description="chain{s} left out, of CA atoms alone")
-    completed_chains: int = Field(default=0, description="chain{s} of CA atoms alone, completed")
-    other_polymers: int = Field(default=0, description="chain{s} that are no protein")
-    modified_residues: int = Field(default=0, description="modified residue{s}, read as what they derive from")
+    other_models: int = Field(default=0, description="model{s} after the first ignored")
+    short_chains: int = Field(default=0, description="chain{s} with too few residues left out")
+    ca_only_chains: int = Field(default=0, description="chain{s} with only CA atoms left out")
+    completed_chains: int = Field(default=0, description="chain{s} with only CA atoms completed")
+    other_polymers: int = Field(default=0, description="non-protein chain{s} left out")
+    modified_residues: int = Field(default=0, description="modified residue{s} read as their parent residue")
     renamed_residues: int = Field(
-        default=0, description="residue{s} with a force field's name, read as the standard one"
+        default=0, description="residue{s} with a force-field name read as the standard residue"
     )
     unknown_residues: int = Field(default=0, description="residue{s} read as X")
-    incomplete_residues: int = Field(default=0, description="residue{s} without coordinates, for want of N, CA or C")
+    incomplete_residues: int = Field(
+        default=0, description="residue{s} without coordinates because N, CA or C is missing"
+    )
     placed_oxygens: int = Field(default=0, description="missing O placed")
-    alternate_atoms: int = Field(default=0, description="atom{s} of other conformers left out")
-    breaks: int = Field(default=0, description="break{s} of chains")
+    alternate_atoms: int = Field(default=0, description="atom{s} of alternate conformations ignored")
+    breaks: int = Field(default=0, description="chain break{s}")
 
 
 class StructureManifest(BaseModel, extra="forbid", frozen=True):
@@ -160,11 +162,13 @@ class StructureStore:
         )
         self.store = Store(sequences or self.path / SEQUENCES_FOLDER, verify)
         if self.store.checksum != self.manifest.sequences_checksum:
-            raise DataError(f"{self.store.path}: not the sequences that {MANIFEST_FILE} was made for; {MADE_AGAIN}")
+            raise DataError(
+                f"{self.store.path}: its sequences are not the ones that {MANIFEST_FILE} was built for; {MADE_AGAIN}"
+            )
         arrays = open_arrays(self.path / ARRAYS_FILE)
         # Unlike blocks in LMDB, which are checked when read, these small arrays are checked once, here.
         if arrays_checksum(self.manifest.sequences_checksum, arrays) != self.manifest.checksum:
-            raise DataError(f"{self.path / ARRAYS_FILE}: damaged: its checksum is not the manifest's; {MADE_AGAIN}")
+            raise DataError(f"{self.path / ARRAYS_FILE}: damaged: checksum mismatch; {MADE_AGAIN}")
         self._arrays: dict[str, NDArray] = arrays
         self.labels: NDArray[np.int64] = arrays["labels"]
         self.training, self.validation = (np.flatnonzero(arrays["parts"] == code) for code in (TRAINING, HELD_OUT))

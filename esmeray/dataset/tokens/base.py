@@ -111,8 +111,8 @@ def load_tokenizer(
         check_protein(tokenizer, source)
     elif isinstance(tokenizer, EsmSequenceTokenizer):
         raise ConfigError(
-            "model.tokenizer.content text can't be written in the ESM alphabet, which has residues alone; choose a "
-            "backbone for text (as qwen2 or bert with random weights), or set content protein"
+            "model.tokenizer.content text does not work with the ESM alphabet, which has only residues; choose "
+            "a text backbone (e.g. qwen2 or bert with random weights), or set content protein"
         )
     return tokenizer
 
@@ -141,9 +141,9 @@ def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_K
         return
     unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
     raise ConfigError(
-        f"{key}: the tokenizer of {source} does not know {', '.join(unknown) or 'words as long as a protein'}; it is "
-        "not one for proteins, or needs "
-        "model.tokenizer.spaced true, or do_lower_case false in its tokenizer_config.json"
+        f"{key}: the tokenizer of {source} does not know {', '.join(unknown) or 'words as long as a protein'}; "
+        "it may not be a protein tokenizer, or may need model.tokenizer.spaced true or do_lower_case false in "
+        "its tokenizer_config.json"
     )
 
 
@@ -176,8 +176,8 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
     least = _NUM_BYTES + len(special)
     if vocabulary_size < least:
         raise ConfigError(
-            f"model.tokenizer.vocabulary_size {vocabulary_size} can't hold the {_NUM_BYTES} bytes and {len(special)} "
-            f"special tokens; set it to at least {least}"
+            f"model.tokenizer.vocabulary_size {vocabulary_size} is too small for {_NUM_BYTES} bytes and "
+            f"{len(special)} special tokens; set it to at least {least}"
         )
     names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
     empty: Any = Qwen2Tokenizer(vocab=special, merges=[], split_special_tokens=True, **names)

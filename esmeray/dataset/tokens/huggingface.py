@@ -236,8 +236,8 @@ def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **set
         raise ConfigError(f"{key}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)")
     if all(name.endswith(".model") for name in files) and importlib.util.find_spec("sentencepiece") is None:
         raise ConfigError(
-            f"{key}: {folder / files[0]} can only be read with sentencepiece; pip install sentencepiece, or give a "
-            f"folder with a {TOKENIZER_FILE}"
+            f"{key}: {folder / files[0]} needs the package sentencepiece; run pip install sentencepiece, or "
+            f"give a folder with a {TOKENIZER_FILE}"
         )
     # A flipped bit may leave a readable tokenizer with other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
@@ -272,7 +272,7 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     prefix, suffix = encoding.ids[:first], encoding.ids[first + len(own) :]
     if [*prefix, *own, *suffix] != encoding.ids:
         raise ConfigError(
-            "the tokenizer puts special tokens elsewhere than before and after a text, which can't be kept"
+            "the tokenizer inserts special tokens inside the text; only tokens before and after it are supported"
         )
     return tuple(prefix), tuple(suffix)
 

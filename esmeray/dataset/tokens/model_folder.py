@@ -32,20 +32,20 @@ def local_folder(source: str, key: str, wanted: str = CONFIG_FILE) -> Path | Non
         return path / EXPORT
     if (path / METRICS).is_file():
         raise ConfigError(
-            f"{key}: {source} is a run without an export, which it makes at its end; 'esmeray train export {source} "
-            f"--export.output {source}/{EXPORT}' makes one of its newest checkpoint"
+            f"{key}: {source} is a run without an export, because it has not finished; to export its newest "
+            f"checkpoint, run 'esmeray train export {source} --export.output {source}/{EXPORT}'"
         )
     if path.is_dir():
         return path
     if path.exists():
-        raise ConfigError(f"{key}: {source} is a file; give the folder that holds {wanted}")
+        raise ConfigError(f"{key}: {source} is a file; give the folder that contains {wanted}")
     # A name in a folder of runs is not a hub name. Asking the hub would take long if it is unreachable.
     runs = {file.parent.name for file in path.parent.glob(f"*/{METRICS}")}
     if runs and "/" in source:  # without a slash, it may still be the name of a model size
-        raise ConfigError(f"{key}: there is no run {source}{did_you_mean(path.name, runs)}")
+        raise ConfigError(f"{key}: run {source} not found{did_you_mean(path.name, runs)}")
     # Hub names have one slash, so don't ask the hub for anything that is clearly a path.
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
-        raise ConfigError(f"{key}: there is no folder {source}")
+        raise ConfigError(f"{key}: folder {source} not found")
     return None
 
 
@@ -61,7 +61,7 @@ def fetch(name: str, patterns: Sequence[str], key: str, advice: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ConfigError(f"{key}: the hub has no (public) model {name}") from error
+        raise ConfigError(f"{key}: no public model {name} on the Hugging Face hub") from error
     # Refused, timed out, offline, proxy: the exception's type depends on the hub's HTTP client.
     except Exception as error:
         # LocalEntryNotFoundError only means that the cache lacks the file; the hub may have it.
@@ -80,7 +80,9 @@ def model_folder(source: str, patterns: Sequence[str], key: str, wanted: str = C
     """
     folder = local_folder(source, key, wanted)
     if folder is None and "/" not in source:
-        raise ConfigError(f"{key}: {source!r} is no folder nor a hub name, which has an owner, as facebook/esmfold_v1")
+        raise ConfigError(
+            f"{key}: {source!r} is neither a folder nor a hub name (OWNER/NAME, e.g. facebook/esmfold_v1)"
+        )
     return folder or fetch(source, patterns, key, "give a local folder")
 
 

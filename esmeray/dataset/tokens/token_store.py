@@ -37,7 +37,7 @@ LENGTHS_FILE = "lengths.bin"
 _BLOCK_BYTES = 4 << 20
 """Bytes of residues or UTF-8 that are tokenized at once: enough work for all cores, and little memory."""
 
-_REMEDY = "remove the folder, so that the tokens are made again"
+_REMEDY = "remove the folder; the tokens will be computed again"
 
 
 class TokenManifest(BaseModel, extra="forbid", frozen=True):
@@ -97,7 +97,9 @@ class TokenStore:
         # NumPy would clip an index out of range or count from the end, and return tokens of another record.
         first, end = self._offsets[record : record + 2].tolist()
         if start < 0 or length < 0 or first + start + length > end:
-            raise IndexError(f"tokens {start} to {start + length} of record {record}, which has {end - first}")
+            raise IndexError(
+                f"tokens {start} to {start + length} of record {record} requested, but it has {end - first}"
+            )
         return self._tokens[first + start : first + start + length]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class UnknownLetters(NamedTuple):
             raise DataError(f"{what}, which has no unknown token; remove these sequences, or choose another model")
         if 2 * unknown > total:
             raise DataError(
-                f"{what}, more than half of {total:,}: the results would say nothing; choose another model, or give "
-                "sequences that it knows"
+                f"{what}, more than half of {total:,}, so results would be meaningless; choose another model, "
+                "or sequences of its alphabet"
             )
         return f"{what}, read as {self.token}"
 

@@ -91,7 +91,7 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
     chunks = stream.parts(CHUNK_CHARACTERS)
     first = list(islice(chunks, 1))  # without it an empty file would be found out after torch is loaded
     if not first:
-        raise DataError("no records are left after applying the policies of data.ingest and data.labels")
+        raise DataError("no records left after data.ingest and data.labels were applied")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(folder, data=config.data, **section.options())

@@ -85,7 +85,7 @@ def read_texts(
         chosen &= known
     if not chosen.any():
         of_part = "" if part == "all" else f" of part {part}"
-        raise DataError(f"{', '.join(sources)}: no record{of_part} is left that the model has labels for")
+        raise DataError(f"{', '.join(sources)}: no record{of_part} has a label that the model knows")
     return texts if chosen.all() else _selected(texts, chosen)
 
 
@@ -107,14 +107,14 @@ def own_texts(
     with conversion_bar("reading the run's data") as progress:
         store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
     if store.label_space != space:
-        raise DataError(f"{', '.join(data.source)}: gives other labels than the model was trained for")
+        raise DataError(f"{', '.join(data.source)}: its labels differ from the labels that the model was trained on")
     # The source may have changed since: a new split would mix training with held-out records.
     check_data(run, data.source, store.checksum)
     parts = {"training": store.training, "validation": store.validation, "test": store.test}
     in_parts = np.sort(np.concatenate([*parts.values()]))  # without records outside of the split, counted already
     records = in_parts if part == "all" else parts[part]
     if not records.size:
-        raise DataError(f"the run's split has no record of part {part}")
+        raise DataError(f"the run's split has no {part} records")
     numbers = records.tolist()
     per_residue = space.kind == "per_residue"
     return LabelledTexts(
@@ -151,21 +151,25 @@ def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:
     """Select the records whose text is not in ``unwanted``. Raises DataError if no record is left."""
     chosen = np.array([text not in unwanted for text in texts.texts], dtype=bool)
     if not chosen.any():
-        raise DataError("every record that the run was trained on is in the file, too: leave --evaluate.baselines out")
+        raise DataError(
+            "the file contains every training record of the run, so no records are left for baselines: remove "
+            "--evaluate.baselines"
+        )
     return _selected(texts, chosen)
 
 
 def _settings(labels: LabelsSection, space: LabelSpace, part: Part, overrides: Overrides) -> LabelsSection:
     if labels.kind != space.kind and ("data", "labels", "kind") in overrides:
-        raise ConfigError(f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; leave it out")
+        raise ConfigError(
+            f"--data.labels.kind {labels.kind}: the model was trained for {space.kind}; remove the option"
+        )
     update: dict[str, object] = {"kind": space.kind}
     if part == "all":  # otherwise reading would ask for the split that the run was trained with
         update |= {"split": "hash", "split_column": None, "group_column": None, "validation_source": []}
     elif labels.split_column is None:
         raise ConfigError(
             f"--evaluate.part {part} of a file needs a split column: give --data.labels.split column "
-            "--data.labels.split_column NAME; or leave --evaluate.input out for the records that the run "
-            "itself held out"
+            "--data.labels.split_column NAME, or remove --evaluate.input to use the run's own split"
         )
     return labels.model_copy(update=update)
 
@@ -183,8 +187,8 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
         )[:]
     except UnseenLabelError as error:
         raise DataError(
-            f"{records.place(error.index)}: the label {error.label!r} is not among those that the model was trained "
-            "for; fix it, or give --data.labels.unseen_labels skip"
+            f"{records.place(error.index)}: the model does not know the label {error.label!r}; fix it, or give "
+            "--data.labels.unseen_labels skip"
         ) from error
 
 

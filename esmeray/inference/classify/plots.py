@@ -27,13 +27,13 @@ from esmeray.common.text import counted
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.metrics.weighted import CALIBRATION_BINS
 
-_MOST_CLASSES = 100
+_MAX_CLASSES = 100
 """Maximum classes in a confusion matrix. Beyond it only the most confused classes are shown."""
 _NUMBERED_CLASSES = 20
 """Maximum classes of a confusion matrix with numbers in its cells."""
-_MOST_COLUMNS = 9
-_MOST_POINTS = 2000
-_LONGEST_NAME = 36
+_MAX_COLUMNS = 9
+_MAX_POINTS = 2000
+_MAX_NAME_LENGTH = 36
 _COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#8c564b", "#d6539b", "#4ab4c4")
 
 Displays = list[tuple[float, RocCurveDisplay | PrecisionRecallDisplay]]
@@ -43,10 +43,10 @@ Displays = list[tuple[float, RocCurveDisplay | PrecisionRecallDisplay]]
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
     """Draw a (C, C) confusion matrix of counts: true classes as rows, predicted classes as columns."""
     total, right = int(counts_CC.sum()), int(np.trace(counts_CC))
-    title = f"{right:,} of {total:,} right ({right / max(total, 1):.1%})"
+    title = f"{right:,} of {total:,} correct ({right / max(total, 1):.1%})"
     wrong_CC = counts_CC - np.diag(np.diag(counts_CC))
     order = np.argsort(-(wrong_CC.sum(axis=0) + wrong_CC.sum(axis=1)), kind="stable")
-    shown_C = np.sort(order[:_MOST_CLASSES])  # restore the label space's order, which a reader expects
+    shown_C = np.sort(order[:_MAX_CLASSES])  # restore the label space's order, which a reader expects
     if len(shown_C) < len(names):
         title += f"; the {len(shown_C)} most confused of {len(names)} classes"
     # Shares of the whole row, before classes are left out, so that shown shares need not add up to 1.
@@ -86,11 +86,11 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
     two classes, the second is drawn.
     """
     rocs, precisions = _ranking_curves(probabilities_NC, targets, names)
-    with picture(path, 12, 5.8, f"Ranking of {counted(len(rocs), 'class{es}')} against the rest") as figure:
+    with picture(path, 12, 5.8, f"One-vs-rest curves of {counted(len(rocs), 'class{es}')}") as figure:
         roc, precision = figure.subplots(1, 2)
-        _draw_curves(roc, rocs, "Recall against false positives (ROC)", "false positive rate", "recall")
+        _draw_curves(roc, rocs, "ROC curve", "false positive rate", "recall")
         roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="0.500  chance")
-        _draw_curves(precision, precisions, "Precision against recall", "recall", "precision")
+        _draw_curves(precision, precisions, "Precision-recall curve", "recall", "precision")
         for axes in (roc, precision):
             legend(axes, over_curves=True)
 
@@ -116,19 +116,19 @@ def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArr
                 color=GREY,
                 rwidth=0.94,
             )
-        above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="share that is right")
-        below.set(xlabel="confidence", ylabel="share of all")
+        above.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="", ylabel="fraction correct")
+        below.set(xlabel="confidence", ylabel="fraction of predictions")
         legend(above)
-        style(above, "Observed frequency against confidence")
-        style(below, "Predictions of each confidence")
+        style(above, "Calibration")
+        style(below, "Predictions by confidence")
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
     """Draw measured (NaN if missing) against predicted numbers, one panel for each of the first columns."""
-    shown = names[:_MOST_COLUMNS]
+    shown = names[:_MAX_COLUMNS]
     across = min(len(shown), 3)
     down = -(-len(shown) // across)
-    title = "Measured against predicted"
+    title = "Measured vs. predicted"
     if len(shown) < len(names):
         title += f": the first {len(shown)} of {len(names)} columns"
     with picture(path, 1.2 + 4.2 * across, 0.8 + 4.0 * down, title) as figure:
@@ -136,13 +136,13 @@ def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArr
         for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
             known_N = np.isfinite(measured_N)
             records = int(known_N.sum())
-            sampled = f", {_MOST_POINTS:,} drawn" if records > _MOST_POINTS else ""
+            sampled = f", {_MAX_POINTS:,} sampled" if records > _MAX_POINTS else ""
             if records:
                 PredictionErrorDisplay.from_predictions(
                     measured_N[known_N],
                     predicted_N[known_N],
                     kind="actual_vs_predicted",
-                    subsample=min(_MOST_POINTS, records),  # more points overlap, and are slow to draw
+                    subsample=min(_MAX_POINTS, records),  # more points overlap, and are slow to draw
                     random_state=0,
                     ax=axes,
                     scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
@@ -208,5 +208,5 @@ def _confidences(probabilities_NC: NDArray, targets: NDArray) -> tuple[NDArray, 
 def _legible(name: str) -> str:
     """Shorten a name to one line and escape Matplotlib's math."""
     name = " ".join(name.split())
-    short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    short = name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…"
     return short.replace("$", r"\$")

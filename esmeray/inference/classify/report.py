@@ -197,15 +197,18 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
         [name, *(_value(column, name) for column in columns.values())]
         for name in dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
     ]
-    chosen = f" The model was chosen by {best_of}, the first row." if first else ""
+    chosen = f" The checkpoint was selected by {best_of} (first row)." if first else ""
     bootstrap = evaluation["bootstrap"]
     note = (
-        f"In brackets: {bootstrap['share']:.0%} of {bootstrap['samples']:,} resamplings of the records lie between "
-        f"these (percentile bootstrap, seed {bootstrap['seed']}). A dash: undefined here.{chosen}"
+        f"In brackets: {bootstrap['share']:.0%} confidence intervals (percentile bootstrap over the records, "
+        f"{bootstrap['samples']:,} resamples, seed {bootstrap['seed']}). A dash means undefined.{chosen}"
     )
-    about = f"{number:,} {unit}, {evaluation['without_target']:,} of them without a target."
+    about = f"{number:,} {unit}, {evaluation['without_target']:,} without a target."
     if evaluation.get("in_training") is not None:
-        about += f" The model was trained on {evaluation['in_training']:,} of these {evaluation['records']:,} records."
+        about += (
+            f" {evaluation['in_training']:,} of the {evaluation['records']:,} records were in the model's "
+            "training data."
+        )
     return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
 
 

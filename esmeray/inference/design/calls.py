@@ -92,9 +92,11 @@ def _check_settings(generate: GenerateSection) -> None:
     if bool(generate.structures) == (generate.length is not None):
         raise ConfigError("give either --generate.structures or --generate.length")
     if generate.length and (generate.fix or generate.tie):
-        raise ConfigError("--generate.fix and --generate.tie are of a structure; leave them out with --generate.length")
+        raise ConfigError(
+            "--generate.fix and --generate.tie need a structure; remove them, or remove --generate.length"
+        )
     if not set(generate.omit) < set(AMINO_ACIDS):
-        raise ConfigError(f"--generate.omit {generate.omit}: name amino acids by their letters, and leave one")
+        raise ConfigError(f"--generate.omit {generate.omit}: give amino acids as letters, and leave at least one")
 
 
 def design(
@@ -165,7 +167,7 @@ def design(
     positions, absent = zip(*fixed, strict=True)
     notes = {
         f"{counted(sum(map(len, positions)), 'residue{s}')} fixed": section.fix,
-        f"{counted(sum(absent), 'number{s}')} within the ranges without a residue in the structures": any(absent),
+        f"{counted(sum(absent), 'residue number{s}')} in the ranges missing from the structures": any(absent),
     }
     table.attrs[NOTES] = [line for line, is_shown in notes.items() if is_shown]
     return table
@@ -203,5 +205,5 @@ def load_model(source: str | Path, options: DesignModelSection) -> "tuple[Sequen
     model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
-        raise ConfigError(f"label {options.label}: the model knows {known}")
+        raise ConfigError(f"label {options.label}: the model's labels are {known}")
     return model, NO_LABEL if options.label is None else model.labels.index(options.label)

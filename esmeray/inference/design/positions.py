@@ -33,7 +33,9 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         *chain, span = item.split(":", 1)
         match = _SPAN.fullmatch(span.strip())
         if match is None:
-            raise ConfigError(f"{option}: write residue numbers as 57, 52A, 10-20 or A:57, and positions as '#13'")
+            raise ConfigError(
+                f"{option}: write residue numbers like 57, 52A, 10-20 or A:57, and positions in the sequence like '#13'"
+            )
         members = _members(structure, option, *chain)
         numbers = 256 * np.arange(1, len(members) + 1) if match["counted"] else structure.packed_numbers[members]
         first = packed_number(int(match["first"]), match["first_code"])
@@ -41,7 +43,7 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         # Compare numbers, not positions in the file: the ends of a range may be missing, and insertions may lie inside.
         inside = np.flatnonzero((numbers >= first) & (numbers <= last))
         if not inside.size:
-            shown = f"{written_positions(structure, members)}, or #1-{len(members)} in order"
+            shown = f"{written_positions(structure, members)}, or positions #1-{len(members)}"
             raise ConfigError(f"{option}: {structure.id} has residues {shown}")
         absent += last // 256 - first // 256 + 1 - len(set((numbers[inside] // 256).tolist()))
         indices.update(members[inside].tolist())
@@ -58,7 +60,7 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
     if len(chains) < 2 or len({tuple(np.diff(structure.packed_numbers[chain])) for chain in chains}) > 1:
         shown = " and ".join(written_positions(structure, chain) for chain in chains)
         raise ConfigError(
-            f"--generate.tie {text}: name two chains of a complex or more with the same residues, not {shown}"
+            f"--generate.tie {text}: name two or more chains of a complex with the same residues, not {shown}"
         )
     return tuple(zip(*(chain.tolist() for chain in chains), strict=True))
 
@@ -83,6 +85,6 @@ def _members(structure: Structure, option: str, chain: str | None = None) -> NDA
         return np.arange(len(structure.residues))
     if chain not in names:
         raise ConfigError(
-            f"{option}: name a chain of {structure.id}, of {', '.join(names)}, with --generate.chains complex"
+            f"{option}: name a chain of {structure.id} ({', '.join(names)}), with --generate.chains complex"
         )
     return np.flatnonzero(structure.chains == names.index(chain))

@@ -23,7 +23,7 @@ from esmeray.tasks.diffusion.model import SequenceDiffusion
 
 _ROW = 60
 """Positions per row of the logo."""
-_MOST_ROWS = 10
+_MAX_ROWS = 10
 _COLOURS = {
     **dict.fromkeys("AVILMFWC", "#4c78a8"),
     **dict.fromkeys("KRH", "#e45756"),
@@ -107,10 +107,10 @@ def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> No
     letters_NL1 = np.array([[*design.residues] for design in designs])[..., None]
     shares_LA = (letters_NL1 == [*AMINO_ACIDS]).mean(axis=0)
     surest_L = np.mean([design.probabilities.max(axis=1) for design in designs], axis=0)
-    rows = min(_MOST_ROWS, -(-len(native) // _ROW))
+    rows = min(_MAX_ROWS, -(-len(native) // _ROW))
     shown = "" if rows * _ROW >= len(native) else f", the first {rows * _ROW} positions"
     distinct = len({design.residues for design in designs})
-    equal = "" if distinct == len(designs) else f", {distinct} of them different"
+    equal = "" if distinct == len(designs) else f", {distinct} distinct"
     title = f"{structure.id}: {counted(len(designs), 'design{s}')}{equal}{shown}"
     with picture(path, 12, 1.5 * rows + 0.8, title) as figure:
         for row in range(rows):
@@ -121,7 +121,8 @@ def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> No
             if not row:
                 heading(
                     axes,
-                    "below: native residues, coloured where most designs agree; line: probability of the likeliest",
+                    "below: native residues, coloured if most designs agree; line: probability of the "
+                    "likeliest residue",
                 )
 
 

@@ -25,7 +25,7 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, PackedBatch
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK, VOCABULARY, pack_sequences
-from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive, each
+from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive, one_by_one
 from esmeray.tasks.diffusion.data import hidden_share
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 from esmeray.train_config.section import DEFAULT_TOKENS
@@ -90,7 +90,7 @@ def generate(
         tokens, probabilities = _denoised(_Drafts(model, request, seed, numbers.tolist()))
         return {"tokens": tokens, "probabilities": probabilities}
 
-    loop = ForwardLoop(device, each(launch), lambda index: f"design {index} of {length:,} residues")
+    loop = ForwardLoop(device, one_by_one(launch), lambda index: f"design {index} of {length:,} residues")
     for numbers, designs in loop.run(consecutive(number, max(1, tokens // (length + 2)))):
         rows = zip(numbers.tolist(), designs["tokens"].tolist(), designs["probabilities"].numpy(), strict=True)
         for number_of_design, row, probabilities in rows:
@@ -232,7 +232,9 @@ def log_likelihoods(
         chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
 
-    loop = ForwardLoop(device, each(launch), lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues")
+    loop = ForwardLoop(
+        device, one_by_one(launch), lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues"
+    )
     sums, counts = np.zeros((len(sequences), DRAWS)), np.zeros((len(sequences), DRAWS))
     for indices, totals in loop.run(consecutive(len(jobs), at_once)):
         sums.flat[indices] = totals["sums"].numpy()

@@ -66,7 +66,7 @@ class _EmbeddingActor:
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
     # Otherwise one file could hold shards of two models without any sign of it.
     if other.fingerprint != first.fingerprint:
-        raise ResourceError(f"models: {other.name}: nodes have different weights under this name; copy one to all")
+        raise ResourceError(f"models: {other.name}: the weights differ between nodes; copy the same model to all nodes")
 
 
 class ClusterEngine:

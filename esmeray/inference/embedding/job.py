@@ -75,7 +75,7 @@ def run_job(
     # Names must be valid as folders on any file system, and in a URI.
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
-        raise ConfigError("--embed.models: two of them have the same name, and would share a folder; rename one")
+        raise ConfigError("--embed.models: two models have the same name and would share a folder; rename one")
     uri = uri_of(job.output)
     output = target_path(job.output)
     recover(output)
@@ -210,11 +210,11 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
     random_weights = " (random weights)" if facts.random_weights else ""
     return [
         f"{facts.name}{random_weights} on {facts.device_name}",
-        f"  {counted(plan.sequences.size, 'protein{s}')}, {duplicates:,} duplicates, {plan.num_sequences:,} to compute",
-        f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences longer than the limit",
+        f"  {counted(plan.sequences.size, 'protein{s}')}, {duplicates:,} duplicates, {plan.num_sequences:,} to embed",
+        f"  {int(plan.lengths.sum()):,} residues, {plan.long_sequences:,} sequences above max_length",
         f"  {counted(plan.num_shards, 'shard{s}')}, batches of {plan.budget:,} tokens",
         f"  {disk_bytes / 1e9:.3g} GB on disk: {', '.join(output.name for output in facts.outputs)}",
-        f"  {duration(seconds)} at {measured_tokens / passed_s:,.0f} residues/s, without start and writing",
+        f"  {duration(seconds)} at {measured_tokens / passed_s:,.0f} residues/s, without start-up and writing",
     ]
 
 
@@ -248,7 +248,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = 
     # Chosen here instead of by each worker: the job's identity names the device, and all workers must use one kind.
     device = job.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
-        raise ResourceError("--embed.device cuda: there is no GPU here; use cpu")
+        raise ResourceError("--embed.device cuda: no GPU found; use cpu")
     shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
     precision = job.precision or recorded

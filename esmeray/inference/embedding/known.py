@@ -27,7 +27,7 @@ from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
 from esmeray.inference.models.kinds import Output
 from esmeray.run_folder.job import differences
 
-_MOST_RECORDS = 1 << 40
+_MAX_RECORDS = 1 << 40
 _BLOCK = 4096
 """Records per block. Wanted records of an earlier output in the same block are read together."""
 
@@ -52,8 +52,8 @@ class EarlierOutput:
         if changes or settings.dtype == "int8":
             reason = changes[0] if changes else "int8 would be rounded twice"
             raise ConfigError(
-                f"--embed.known {index.source}: its values can't be taken ({reason}); give outputs of the same model "
-                "and settings"
+                f"--embed.known {index.source}: its values can't be reused ({reason}); give outputs of the same "
+                "model and settings"
             )
         # Opened on demand, because opening an output verifies it, which reads all of it.
         self._open = cache(lambda name: read_embeddings(index.source, name))
@@ -73,7 +73,7 @@ class EarlierOutput:
         """Rows (rows, C) of records, in the format of a shard, from the indices that :meth:`find` returned."""
         # The indices are from the start of the job: another output may have this name now.
         if differ(self.index.sequence_keys[found_n], store.sequence_keys(records_n)).any():
-            raise DataError(f"{self.index.source}: changed since the job was started; remove what is unfinished")
+            raise DataError(f"{self.index.source}: changed since the job was started; remove the unfinished folder")
         earlier = self._open(output)
         if earlier.output.per != "protein":
             values = (as_stored(earlier[number], self._dtype) for number in found_n.tolist())
@@ -96,7 +96,7 @@ def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) 
     known_U = np.full(records_U.size, -1)
     for number, source in sources.items():
         found_U = source.find(store, records_U)
-        known_U = np.where((known_U < 0) & (found_U >= 0), number * _MOST_RECORDS + found_U, known_U)
+        known_U = np.where((known_U < 0) & (found_U >= 0), number * _MAX_RECORDS + found_U, known_U)
     return known_U if sources else None
 
 
@@ -113,7 +113,7 @@ def write_known(
     rows = []
     for number in range(plan.num_cached):
         shard = plan.shard(number)
-        sources_n, found_n = np.divmod(known_U[plan.bounds[number] : plan.bounds[number + 1]], _MOST_RECORDS)
+        sources_n, found_n = np.divmod(known_U[plan.bounds[number] : plan.bounds[number + 1]], _MAX_RECORDS)
         numbers = np.unique(sources_n).tolist()
         if {*numbers} - sources.keys():
             raise ConfigError(

@@ -106,7 +106,9 @@ class ModelJob:
                         row.residues / row.seconds,
                     )
                     if row.splits:
-                        log.warning("shard %d: %d batches were split for want of memory", row.number, row.splits)
+                        log.warning(
+                            "shard %d: %d batches were split after running out of memory", row.number, row.splits
+                        )
                     if self._cache is not None:
                         self.files.fetch()  # at a URI, an actor on another node may have uploaded it
                         self._cache.keep(row, self.plan, self.store, self.files)
@@ -179,7 +181,7 @@ class ModelJob:
             theirs = index.manifest.job.get("arithmetic")
             if theirs != self.facts.arithmetic:
                 log.warning(
-                    "%s was computed by %s, and this job computes by %s: a sequence's vectors differ in the last bits",
+                    "%s was computed with %s, but this job uses %s: vectors of a sequence may differ in the last bits",
                     index.source,
                     theirs or "unknown arithmetic",
                     self.facts.arithmetic,
@@ -212,10 +214,10 @@ class ModelJob:
         self.rows = self.files.done()
         if (self.folder / "spent.json").is_file():
             path = self.folder / "spent.json"
-            with parsing(path, "remove it: the report then lacks the time of earlier starts"):
+            with parsing(path, "remove it; the report will then lack the time of earlier attempts"):
                 self.spent = Spent.model_validate_json(path.read_bytes())
         if self.rows:
-            log.info("%s: resuming, %d of %d shards are done", self.source, len(self.rows), self.plan.num_shards)
+            log.info("%s: resuming, %d of %d shards done", self.source, len(self.rows), self.plan.num_shards)
         self.spent.starts += 1
         self._write_spent()
         if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):

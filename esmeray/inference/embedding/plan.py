@@ -131,7 +131,7 @@ def make_plan(
     limit = longest if settings.max_length is None else settings.max_length
     if limit is not None and longest is not None and limit > longest:
         raise ConfigError(
-            f"--embed.max_length {limit}: the model takes at most {longest:,} residues; set it to {longest} or less"
+            f"--embed.max_length {limit}: the model supports at most {longest:,} residues; set it to at most {longest}"
         )
     whole = store.lengths
     records, sequences = distinct_sequences(store, chosen)
@@ -139,8 +139,9 @@ def make_plan(
     if long.any() and settings.long == "error":
         first = int(records[long][0])
         raise DataError(
-            f"{store.id(first)}: {whole[first]:,} residues, more than {limit:,} "
-            f"({counted(int(long.sum()), 'such sequence{s}')}); choose embed.long crop or window, or max_length"
+            f"{store.id(first)}: {whole[first]:,} residues, more than the limit of {limit:,} "
+            f"({counted(int(long.sum()), 'sequence{s}')} too long); set embed.long to crop or window, or change "
+            "max_length"
         )
     lengths = whole[records].astype(np.int64)  # the store's integers are smaller and could overflow in sums
     cropped = 0
@@ -215,8 +216,7 @@ def check_registered(settings: EmbedSection) -> None:
     for key, kind, name, known in [*names, ("format", "format", settings.format, formats)]:
         if name not in known:
             raise ConfigError(
-                f"--embed.{key} {name}: there is no such {kind}{did_you_mean(name, known)}; "
-                f"choose of {', '.join(known)}"
+                f"--embed.{key} {name}: unknown {kind}{did_you_mean(name, known)}; available: {', '.join(known)}"
             )
     FORMATS[settings.format].check()
 
@@ -227,8 +227,9 @@ def check_settings(settings: EmbedSection, outputs: tuple[Output, ...]) -> None:
         file_format = format_of(settings, output)
         if settings.dtype not in file_format.dtypes:
             raise ConfigError(
-                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, holds "
-                f"{', '.join(file_format.dtypes)}; choose one of these, or another --embed.format or --embed.outputs"
+                f"--embed.dtype {settings.dtype}: {file_format.name}, the format of {output.name}, supports "
+                f"only {', '.join(file_format.dtypes)}; use one of these, or another --embed.format or "
+                "--embed.outputs"
             )
     if settings.long == "window" and settings.max_length is not None and settings.overlap >= settings.max_length:
         raise ConfigError(f"--embed.overlap {settings.overlap}: must be less than max_length, {settings.max_length}")

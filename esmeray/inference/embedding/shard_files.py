@@ -104,7 +104,7 @@ class ShardFiles:
 
     def verified(self, output: str, row: ShardRow) -> Path:
         path = self.path(output, row.number)
-        check_file(path, "start the same command again, which computes this shard again", xxh128=row.xxh128[output])
+        check_file(path, "run the same command again to recompute this shard", xxh128=row.xxh128[output])
         return path
 
     def done(self) -> dict[int, ShardRow]:
@@ -133,7 +133,8 @@ class Cache:
     def __init__(self, root: Path, facts: JobFacts, settings: EmbedJobSection) -> None:
         if settings.dtype == "int8" and any(output.per != "protein" for output in facts.outputs):
             raise ConfigError(
-                "--embed.cache: int8 residues have scales of their shard; choose another dtype or no cache"
+                "--embed.cache: int8 residues can't be cached, because their scales depend on the shard; use "
+                "another dtype or no cache"
             )
         self._root = root
         self._most_bytes = int(settings.cache_gb * 1e9)

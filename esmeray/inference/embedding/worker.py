@@ -83,11 +83,11 @@ class ShardWorker:
         if settings.long == "window":
             # Windows are cut between tokens, so that their features can be averaged per residue.
             if not model.tokenizer.one_token_per_residue:
-                raise ConfigError("--embed.long window: this model's tokens are not single residues; choose crop")
+                raise ConfigError("--embed.long window: the tokens of this model are not single residues; use crop")
             wrong = [output.kind for output in outputs if kind_of(output.kind).reads == "tokens"]
             if wrong:
                 raise ConfigError(
-                    f"--embed.outputs {wrong[0]}: it can't be averaged over windows; choose --embed.long crop"
+                    f"--embed.outputs {wrong[0]}: this output can't be averaged over windows; use --embed.long crop"
                 )
         crop = "start" if settings.long == "crop" else f"{settings.long} {settings.overlap}"
         self.facts = JobFacts(

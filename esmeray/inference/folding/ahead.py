@@ -50,7 +50,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
     cache = named.parent if any(named.glob("shard-*")) else named  # the folder that 'esmeray design fold' prints
     on_gpu = bool(ray.cluster_resources().get("GPU"))
     if on_gpu and cluster.num_workers == "auto":
-        raise ConfigError("ray.num_workers auto takes every GPU: give a number that leaves some to the predictor")
+        raise ConfigError("ray.num_workers auto uses all GPUs: give a number that leaves some for the predictor")
     settings = FoldingSettings(
         section.predictor,
         section.model,

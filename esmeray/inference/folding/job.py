@@ -97,12 +97,12 @@ class Folder:
             # The batch is not split as in other inference, because the last bits depend on the batch. A resumed job,
             # also on another GPU, must compute the same batches.
             raise ResourceError(
-                f"predicting {len(sequences)} sequences of up to {max(map(len, sequences))} residues needs more memory "
-                f"than the device has: lower {self._settings.section}.tokens, or leave long sequences out"
+                f"predicting {len(sequences)} sequences of up to {max(map(len, sequences))} residues is out of "
+                f"memory: lower {self._settings.section}.tokens, or remove long sequences"
             ) from error
         # Checked before caching, because a cached structure is never predicted again.
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):
-            raise DataError(f"{self._settings.source}: gives NaN or infinity; check its weights")
+            raise DataError(f"{self._settings.source}: the model returns NaN or infinity; check its weights")
         keep(self._settings.cache / self._predictor.fingerprint, sequences, predicted)
         return len(sequences)
 
@@ -119,7 +119,10 @@ def actors(
 
     def same(first: str, other: str) -> None:
         if first != other:
-            raise DataError(f"{settings.source}: nodes have different weights ({first}, {other}); give all the same")
+            raise DataError(
+                f"{settings.source}: the weights differ between nodes ({first}, {other}); copy the same model "
+                "to all nodes"
+            )
 
     return ActorPool(
         Folder,

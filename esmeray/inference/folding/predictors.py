@@ -48,7 +48,7 @@ def predictor(name: str, source: str, device: str, section: str = "fold") -> Pre
     Raises ConfigError for an unknown name, or if the source can't be loaded.
     """
     if name not in PREDICTORS:
-        raise ConfigError(f"{section}.predictor {name}: there are {', '.join(sorted(PREDICTORS))}")
+        raise ConfigError(f"{section}.predictor {name}: unknown predictor; available: {', '.join(sorted(PREDICTORS))}")
     try:
         return PREDICTORS[name](source, device)
     except (OSError, ValueError) as error:
@@ -67,7 +67,7 @@ class _OfTransformers:
         kind, config = getattr(transformers, self.kind), transformers.AutoConfig.from_pretrained(source)
         # transformers would load any weights into the class and randomly initialize the missing ones.
         if config.model_type != kind.config_class.model_type or not getattr(config, "is_folding_model", True):
-            raise ValueError(f"by its config.json it is no {self.kind}")
+            raise ValueError(f"its config.json does not describe a {self.kind}")
         with quiet_transformers():
             self._model = kind.from_pretrained(source, use_safetensors=True).eval().to(device)
         if config.model_type == "esm" and device == "cpu":

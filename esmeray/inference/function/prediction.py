@@ -140,7 +140,7 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
     """Settings and blend of a finished run. Raises ConfigError if there is none, DataError if it is damaged."""
     blend = run / FOLDER / BLEND_FILE
     if not blend.is_file():
-        raise ConfigError(f"{run}: is no finished run of function prediction; give one, or train: {TRAIN}")
+        raise ConfigError(f"{run}: is not a finished run of function prediction; give one, or train one: {TRAIN}")
     for path in blend.parent.rglob("*"):
         if path.is_file():
             verified(path)
@@ -198,7 +198,9 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     if part == "ranker":
         files = {name: run / FOLDER / f"ranker_{name}.npz" for name in weights}
         if not all(path.is_file() for path in files.values()):
-            raise ConfigError(f"{run}: is of a version without rankers; give --predict.part blend, or train again")
+            raise ConfigError(
+                f"{run}: was trained by a version without rankers; give --predict.part blend, or train again"
+            )
         rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)

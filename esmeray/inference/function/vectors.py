@@ -70,7 +70,7 @@ def load_known(folder: Path, computed: Path) -> Vectors:
     weights = folder / "weights.txt"
     vectors = verified(folder / "vectors.npy")
     if weights.is_file() and verified(weights).read_text(encoding="utf-8") != _space(computed):
-        raise DataError(f"{folder}: was computed by other weights than the run's model has now; train again")
+        raise DataError(f"{folder}: was computed with other weights than the run's model has now; train again")
     with parsing(vectors, "train again"):
         return np.load(vectors)
 

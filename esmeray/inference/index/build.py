@@ -28,7 +28,7 @@ from esmeray.common.publishing import (
     resolved,
     write_atomically,
 )
-from esmeray.common.remote import leave, local_path, publish, target_path
+from esmeray.common.remote import discard_work, local_path, publish, target_path
 from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
@@ -61,7 +61,7 @@ PART_ROWS = 2**21
 """Maximum rows of a part. With short vectors the ids would otherwise dominate memory."""
 _SAMPLED = 64
 """Training vectors per cluster of a compressed index."""
-_FEWEST_SAMPLED = 39
+_MIN_SAMPLED = 39
 """Minimum training vectors per cluster that faiss asks for."""
 _BLOCK = 16_384
 
@@ -105,7 +105,7 @@ def build_index(
     """
     sources = [Path(str(source)) for source in checked_list(vectors, "vectors", "paths")]
     if not sources:
-        raise ConfigError("vectors: a list of at least one folder of embeddings is needed")
+        raise ConfigError("vectors: give at least one folder of embeddings")
     return make_index(sources, IndexSection.of(output=output, **settings), overwrite=overwrite)
 
 
@@ -134,7 +134,7 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
-            leave(section.output)
+            discard_work(section.output)
             return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),
@@ -197,9 +197,13 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
         ("name", section.name, before.output),
     ):
         if wanted not in (None, there):
-            raise ConfigError(f"--index.{name} {wanted}: {section.output} is of {there}; choose another --index.output")
+            raise ConfigError(
+                f"--index.{name} {wanted}: {section.output} has {name} {there}; choose another --index.output"
+            )
     if section.lists is not None:
-        raise ConfigError(f"--index.lists: {section.output} has its clusters; leave it out, or pass --overwrite")
+        raise ConfigError(
+            f"--index.lists: {section.output} already has its clusters; remove the option, or pass --overwrite"
+        )
     return before
 
 
@@ -224,7 +228,7 @@ def _model_of(source: Embeddings) -> SourceModel | None:
 def num_lists(rows: int, channels: int) -> int:
     """Number of clusters of a compressed index with this number of rows."""
     # faiss recommends 4 sqrt(N). Fewer if a cluster would get fewer than the 39 training vectors that faiss asks for.
-    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _FEWEST_SAMPLED))
+    return max(1, min(int(4 * rows**0.5), min(rows, _most_sampled(channels)) // _MIN_SAMPLED))
 
 
 def _most_sampled(channels: int) -> int:
@@ -250,10 +254,10 @@ def _trained(
     count = sum(len(group.records) for group in rows)
     lists = section.lists or num_lists(count, manifest.channels)
     if lists > count:
-        raise ConfigError(f"--index.lists {lists}: more than the {count:,} vectors")
+        raise ConfigError(f"--index.lists {lists}: more lists than vectors ({count:,})")
     recorded = path.with_suffix(".xxh128")
     if recorded.exists():
-        check_file(path, f"remove {partial}, and start again", xxh128=recorded.read_text())
+        check_file(path, f"remove {partial} and start again", xxh128=recorded.read_text())
     else:
         # The sample is spread evenly over all sources.
         share = min(1, min(_SAMPLED * lists, _most_sampled(manifest.channels)) / count)
@@ -285,7 +289,7 @@ def _grown(
     for piece, entry in zip_longest(pieces, [*map(PartEntry.model_validate_json, done.lines())]):
         if entry is not None:
             for name, checksum in entry.files.items():
-                check_file(partial / name, f"remove {partial}, and start again", xxh128=checksum)
+                check_file(partial / name, f"remove {partial} and start again", xxh128=checksum)
         else:
             entry = _write_part(partial, manifest, piece, trained)
             done.add([entry.model_dump_json()])

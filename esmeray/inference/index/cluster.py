@@ -47,7 +47,7 @@ def _opened_part(source: str, probes: int | None, cpus: int, parts: slice, entri
     os.environ["OMP_NUM_THREADS"] = str(cpus)
     index = open_index(source, probes, parts)
     if index.manifest.parts != entries:
-        raise ResourceError(f"{source}: nodes have different indexes under this name; copy one to all")
+        raise ResourceError(f"{source}: the index differs between nodes; copy the same index to all nodes")
     return index
 
 
@@ -95,7 +95,7 @@ def on_cluster(
     """
     entries = index.manifest.parts
     if not all(entry.files for entry in entries):
-        raise ConfigError(f"--search.workers: {source} is no index; make one by 'esmeray embed index {source}'")
+        raise ConfigError(f"--search.workers: {source} is not an index; build one with 'esmeray embed index {source}'")
     bounds = np.linspace(0, len(entries), min(workers, len(entries)) + 1, dtype=int).tolist()
     groups = [slice(start, stop) for start, stop in pairwise(bounds)]
     ended = threading.Event()
@@ -103,7 +103,7 @@ def on_cluster(
         # Checked here, because Ray would wait forever for more cores.
         room = sum(node.cpus // cpus_per_worker for node in cluster_resources())
         if room < len(groups):
-            raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; ask for fewer")
+            raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; request fewer")
 
         def pool(parts: slice) -> ActorPool:
             return ActorPool(

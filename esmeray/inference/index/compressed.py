@@ -26,16 +26,16 @@ from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.inference.index.index import Candidates, Index
-from esmeray.inference.index.metric import LONGEST, MetricName, scores
+from esmeray.inference.index.metric import MAX_NORM, MetricName, scores
 from esmeray.inference.index.parts import REMEDY, TRAINED_FILE, IndexManifest, Kinds, PartEntry, open_part
 
 PROBES = 32
-_FEWEST = 100
+_MIN_ROWS = 100
 _TIMES = 10
 _OF_CLUSTER = 3
 """Number of rows that are scored again: the maximum of three values.
 
-These are ``_FEWEST``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
+These are ``_MIN_ROWS``, ``_TIMES`` times the hits, and the rows of a cluster divided by ``_OF_CLUSTER``.
 """
 _BLOCK = 16_384
 _SCORED_AT_ONCE = 16
@@ -84,9 +84,9 @@ def _read_trained(path: Path, manifest: IndexManifest) -> Any:
             or (rotation.A.size(), centroids.ntotal) != (manifest.channels**2, clusters.nlist)
             # Written so that NaN is rejected too. No value of an orthonormal matrix exceeds 1, except by rounding.
             or not abs(faiss.vector_to_array(rotation.A)).max() <= 1.001
-            or not abs(centroids.reconstruct_n()).max() <= LONGEST
+            or not abs(centroids.reconstruct_n()).max() <= MAX_NORM
         ):
-            raise ValueError(f"not the clusters of an index of {manifest.channels:,} channels by {manifest.metric}")
+            raise ValueError(f"not the clusters of a {manifest.metric} index with {manifest.channels:,} channels")
     return index
 
 
@@ -131,7 +131,7 @@ def compressed_arrays(vectors_nC: Values) -> Arrays:
     return {"codes": codes_nC, "deviations": deviations_C, "centre": centre_C}
 
 
-def _widened(codes_nC: NDArray[np.float16]) -> Values:
+def _dequantized(codes_nC: NDArray[np.float16]) -> Values:
     """Convert finite fp16 to fp32, five times as fast as NumPy (2.4), which converts values one by one."""
     # Shift exponent and fraction to their fp32 positions, and keep the sign of the int32. Then correct the exponent
     # bias.
@@ -151,7 +151,7 @@ def _open_lists(path: Path, rows: int, clusters: int, code_size: int) -> tuple[C
         header_bytes = 32 + 8 * int.from_bytes(header[24:], "little")  # with the size of each list
         # faiss trusts the header and would read beyond the codes. After the codes are ids of 8 bytes.
         if header[:20] != kind or len(content.content) != header_bytes + rows * (code_size + 8):
-            raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes a row")
+            raise ValueError(f"not {rows:,} rows in {clusters:,} lists with {code_size} bytes per row")
         content.check_range(0, header_bytes)
         lists: Any = faiss.read_InvertedLists(faiss.FileIOReader(str(path)), faiss.IO_FLAG_MMAP)
         return content, faiss.downcast_InvertedLists(lists)
@@ -189,8 +189,8 @@ class CompressedIndex(Index):
         for part, chosen, rows in self._by_part(rows_n):
             codes = part["codes"][rows]
             if (codes.view(np.uint16) & 0x7C00 == 0x7C00).any():  # would become finite
-                raise DataError(f"{self.folder}: damaged: codes have NaN or infinity; {REMEDY}")
-            values = _widened(codes)
+                raise DataError(f"{self.folder}: damaged: codes contain NaN or infinity; {REMEDY}")
+            values = _dequantized(codes)
             values *= part["deviations"]
             values += part["centre"]
             if self.metric == "cosine":  # restore length 1, to remove the largest error of fp16 between near rows
@@ -213,7 +213,7 @@ class CompressedIndex(Index):
                         entries = lists.get_ids(cluster), lists.get_codes(cluster)
                         rows = np.unique(faiss.rev_swig_ptr(entries[0], size))
                         if len(rows) < size or rows[0] < self._firsts[number] or rows[-1] >= self._firsts[number + 1]:
-                            raise DataError(f"{self.folder}: damaged: rows of no or another part in a list; {REMEDY}")
+                            raise DataError(f"{self.folder}: damaged: a list contains rows outside its part; {REMEDY}")
                         self._lists.update_entries(cluster, first, size, *entries)
                         first += size
                 self._is_loaded[cluster] = True
@@ -222,7 +222,7 @@ class CompressedIndex(Index):
         # The larger a cluster, the more near rows its bits confuse. Measured with ten million vectors as close as
         # mutants' vectors (1,860 per cluster): 100 rows contained 0.82 of the ten nearest; 632 contained 0.98, at 0.87
         # times the speed.
-        return min(self.count, max(_FEWEST, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
+        return min(self.count, max(_MIN_ROWS, _TIMES * top_k, self._cluster_rows // _OF_CLUSTER))
 
     def candidates(self, queries_qC: Values, top_k: int) -> Candidates:
         rotated_qC = self._rotation.apply(queries_qC)
@@ -242,5 +242,5 @@ class CompressedIndex(Index):
             for number, vectors_wC in enumerate(of_queries, first):
                 scores_qW[number, is_row_qW[number]] = scores(self.metric, vectors_wC, queries_qC[number])
         if not (scores_qW < np.inf).all():  # infinite or NaN
-            raise DataError(f"{self.folder}: damaged: vectors with infinite products; {REMEDY}")
+            raise DataError(f"{self.folder}: damaged: vectors whose products are infinite; {REMEDY}")
         return Candidates(rows_qW, keys_qW, scores_qW)

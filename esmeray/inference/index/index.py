@@ -90,7 +90,7 @@ class Index(ABC):
                 if os.path.samestat(now, opened) and (
                     (now.st_size, now.st_mtime_ns) != (opened.st_size, opened.st_mtime_ns)
                 ):
-                    return f"{path}: truncated, or written to, since the index was opened; {REMEDY}"
+                    return f"{path}: truncated or modified since the index was opened; {REMEDY}"
         return ""
 
     def sequences(self, rows_n: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -163,7 +163,7 @@ class Index(ABC):
                 rows_QK[number], scores_QK[number] = best(rows, scores, rows_QK.shape[1])
         sorted_QK = np.sort(rows_QK, axis=1)
         if ((sorted_QK[:, 1:] == sorted_QK[:, :-1]) & (sorted_QK[:, 1:] >= 0)).any():
-            raise DataError(f"{self.folder}: damaged: a row is in several clusters; {REMEDY}")
+            raise DataError(f"{self.folder}: damaged: a row occurs in several clusters; {REMEDY}")
         return rows_QK, shown(self.metric, scores_QK)
 
     def own_hits(
@@ -180,11 +180,11 @@ class Index(ABC):
     def check(self, queries_QD: Values) -> None:
         """Raise DataError for queries that :meth:`search` rejects."""
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.channels:
-            raise DataError(f"queries of shape {queries_QD.shape}: the index has {self.channels:,} dimensions")
+            raise DataError(f"queries have shape {queries_QD.shape}, but the index has {self.channels:,} dimensions")
         wrong_Q, why = unusable(self.metric, queries_QD)
-        for is_wrong_Q, problem in (~np.isfinite(queries_QD).all(axis=1), "has NaN or infinity"), (wrong_Q, why):
+        for is_wrong_Q, problem in (~np.isfinite(queries_QD).all(axis=1), "has NaN or infinity,"), (wrong_Q, why):
             if is_wrong_Q.any():
-                raise DataError(f"query {int(is_wrong_Q.argmax())} {problem} and can't be compared")
+                raise DataError(f"query {int(is_wrong_Q.argmax())} {problem} so it can't be compared")
 
     @abstractmethod
     def considered(self, top_k: int) -> int:

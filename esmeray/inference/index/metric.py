@@ -15,7 +15,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 
 MetricName = Literal["cosine", "dot", "l2"]
 
-LONGEST = 2.0**60
+MAX_NORM = 2.0**60
 """Maximum length of a vector with finite products in fp32."""
 
 
@@ -24,7 +24,7 @@ def unusable(metric: MetricName, vectors_nC: Values) -> tuple[NDArray[np.bool_],
     norms_n = norms(vectors_nC)
     if metric == "cosine":
         return norms_n == 0, "is a vector of zeros, which has no cosine,"
-    return norms_n > LONGEST, f"is longer than {LONGEST:.3g}, so that a product is infinite,"
+    return norms_n > MAX_NORM, f"is longer than {MAX_NORM:.3g}, so that a product is infinite,"
 
 
 def prepared(metric: MetricName, vectors_nC: Values) -> Values:

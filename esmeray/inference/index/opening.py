@@ -21,7 +21,7 @@ def open_index(path: Path | str, probes: int | None = None, parts: slice = slice
     manifest = whole.model_copy(update={"parts": whole.parts[parts]})
     if manifest.kind == "exact":
         if probes is not None:
-            raise ConfigError(f"{path}: is an exact index, which has no clusters to probe; leave search.probes out")
+            raise ConfigError(f"{path}: is an exact index without clusters to probe; remove search.probes")
         opened = [open_part(folder, part, kinds(manifest, part), by_blocks=False) for part in manifest.parts]
         index: Index = ExactIndex(folder, manifest, opened, first_row)
     else:

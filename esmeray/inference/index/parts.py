@@ -29,7 +29,7 @@ from esmeray.common.verification import check_file, verified
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.inference.index.metric import LONGEST, MetricName
+from esmeray.inference.index.metric import MAX_NORM, MetricName
 from esmeray.inference.index.section import Kind
 
 Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
@@ -37,11 +37,11 @@ Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 
 INDEX_FILE = "index.json"
 TRAINED_FILE = "trained.faiss"
-REMEDY = "make or copy the index again"
+REMEDY = "build or copy the index again"
 _BOUNDS = {
-    **dict.fromkeys(("vectors", "centre"), (-LONGEST, LONGEST)),
-    **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * LONGEST)),
-    "half_squares": (0.0, LONGEST**2),
+    **dict.fromkeys(("vectors", "centre"), (-MAX_NORM, MAX_NORM)),
+    **dict.fromkeys(("radii", "residuals", "deviations"), (0.0, 2 * MAX_NORM)),
+    "half_squares": (0.0, MAX_NORM**2),
 }
 """Bounds of values in arrays. Beyond them products are infinite, and hits would be missed silently."""
 
@@ -101,7 +101,9 @@ def read_index_manifest(folder: Path, source: Path | str | None = None) -> Index
     """Read the manifest of a folder. Raises DataError if it is missing or can't be read."""
     path = folder / INDEX_FILE
     if not path.is_file():
-        raise DataError(f"{source or folder}: no index there (no {INDEX_FILE}); give a folder made by embed index")
+        raise DataError(
+            f"{source or folder}: no index found (no {INDEX_FILE}); give a folder written by 'esmeray embed index'"
+        )
     with parsing(path, REMEDY):
         manifest = IndexManifest.model_validate_json(verified(path).read_bytes())
         if not manifest.parts:
@@ -109,7 +111,7 @@ def read_index_manifest(folder: Path, source: Path | str | None = None) -> Index
     for number, part in enumerate(manifest.parts):
         before = manifest.model_copy(update={"parts": manifest.parts[:number]})
         if part.continues not in (None, before.identity()):
-            raise DataError(f"{path}: its part {part.name} continues another index, of other vectors; {REMEDY}")
+            raise DataError(f"{path}: its part {part.name} belongs to an index of other vectors; {REMEDY}")
     return manifest
 
 
@@ -136,11 +138,13 @@ def open_part(folder: Path, entry: PartEntry, kinds: Kinds, by_blocks: bool) -> 
         }
         for name, kind in kinds.items():
             if (arrays[name].dtype, arrays[name].shape) != kind:
-                raise ValueError(f"{name}: {arrays[name].dtype} {arrays[name].shape}, not {kind[0]} {kind[1]}")
+                raise ValueError(
+                    f"{name}: expected {kind[0]} {kind[1]}, found {arrays[name].dtype} {arrays[name].shape}"
+                )
         for name, (lowest, highest) in _BOUNDS.items():
             # Written so that NaN is rejected too.
             if name in kinds and not (lowest <= arrays[name][:].min() and arrays[name][:].max() <= highest):
-                raise ValueError(f"{name}: NaN, or a number that is too small or too large")
+                raise ValueError(f"{name}: contains NaN, or values out of range")
     return arrays
 
 

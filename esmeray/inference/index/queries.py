@@ -33,8 +33,8 @@ def opened_queries(
     known = manifest.model
     if known is None and model is None:
         raise ConfigError(
-            f"--search.queries {queries}: is no folder of embeddings, and the database does not name its model; give "
-            "--search.model, or embeddings"
+            f"--search.queries {queries}: not a folder of embeddings, and the database does not record its "
+            "model; give --search.model, or embeddings"
         )
     # Imported here, because existing vectors need no model.
     from esmeray.inference.embedding.job import run_job

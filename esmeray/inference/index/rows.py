@@ -73,7 +73,7 @@ def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -
                 other = int(is_other_n.argmax())
                 owner = tables[np.searchsorted(firsts, earliest_n[other], side="right") - 1]
                 raise DataError(
-                    f"{source.source}: {ids[other]!r} is another sequence than in {owner.source}; give it another id"
+                    f"{source.source}: {ids[other]!r} has a different sequence in {owner.source}; give it another id"
                 )
             chosen = start + np.flatnonzero(earliest_n >= first)
             records[new : new + len(chosen)] = chosen

@@ -147,7 +147,7 @@ def searching(
 ) -> Iterator[Search]:
     """Open a database and queries for the time of a block, and calibrate. Raises as :func:`search`."""
     if (section.error_rate is None) != (section.calibration is None):
-        raise ConfigError("--search.error_rate and --search.calibration go together; give both or neither")
+        raise ConfigError("--search.error_rate and --search.calibration need each other; give both or neither")
     opened = _opened(database, section)
     context = (
         nullcontext()
@@ -179,14 +179,16 @@ def _opened(database: str | Path, section: SearchSection) -> Index:
         read_manifest(folder, uri_of(database))  # if it is missing, the error names the URI and not its copy
         source = open_vectors(folder, section.name)
         if section.probes is not None:
-            raise ConfigError("--search.probes: embeddings are compared exactly; make a compressed index of them")
+            raise ConfigError(
+                "--search.probes: embeddings are searched exactly; to use probes, build a compressed index"
+            )
         from esmeray.inference.index.build import memory_index  # here: a finished index needs none of it
 
         return memory_index(source, section.metric or "cosine")
     index = open_index(folder, section.probes)
     for name, wanted, there in ("metric", section.metric, index.metric), ("name", section.name, index.name):
         if wanted not in (None, there):
-            raise ConfigError(f"--search.{name} {wanted}: {folder} is an index of {there}; leave it out")
+            raise ConfigError(f"--search.{name} {wanted}: {folder} has {name} {there}; remove the option")
     return index
 
 
@@ -196,7 +198,7 @@ def _searched(
     """The index as this process searches it, or actors of a cluster."""
     if section.workers is None:
         if address is not None:
-            raise ConfigError("--ray.address: the actors that search there are --search.workers; give both or none")
+            raise ConfigError("--ray.address: searching on a cluster needs --search.workers; give both or neither")
         return nullcontext(index)
     from esmeray.inference.index.cluster import on_cluster  # here: it loads Ray
 

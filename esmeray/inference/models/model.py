@@ -127,14 +127,16 @@ class Model:
         last = self.facts.num_layers
         wrong = [layer for layer in layers if layer not in range(-last - 1, last + 1)]
         if wrong:
-            raise ConfigError(f"layers {wrong[0]}: the model has {last} layers; 0 is the embeddings")
+            raise ConfigError(f"layers {wrong[0]}: the model has {last} layers (0 is the embedding layer)")
         known = {name: channels for name in output_names() if (channels := kind_of(name).channels_of(self)) is not None}
         outputs = []
         for name in dict.fromkeys(known if kinds is None else kinds):
             if name not in known:
-                reason = " while its layers are streamed or of 8 bits" if self.facts.streamed else ""
+                reason = " while its layers are streamed or 8-bit" if self.facts.streamed else ""
                 reason += did_you_mean(name, known)
-                raise ConfigError(f"outputs {name}: this model has none{reason}; it has {', '.join(known)}")
+                raise ConfigError(
+                    f"outputs {name}: not available for this model{reason}; available: {', '.join(known)}"
+                )
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
             if kind.reads != "layer":  # independent of layers: listed once
@@ -221,8 +223,8 @@ class Model:
         texts = TokenizedTexts(self.tokenize(cleaned), self)
         for index in np.flatnonzero(texts.lengths > (self.facts.longest or np.inf)).tolist():
             raise DataError(
-                f"sequences[{index}]: {texts.lengths[index]:,} tokens, more than the model's {self.facts.longest:,}; "
-                "crop it"
+                f"sequences[{index}]: {texts.lengths[index]:,} tokens, more than the model's maximum of "
+                f"{self.facts.longest:,}; crop it"
             )
         arrays: list[Any] = [None] * texts.lengths.size
         for batch in run(self, texts, [wanted], self.token_budget(tokens)):
@@ -436,8 +438,8 @@ def run(
         if not tensors.pop("finite"):
             names = ", ".join(texts.name(index) for index in indices[:3].tolist())
             raise DataError(
-                f"the model gives NaN or infinity in the batch of {names} ...; check its weights, or choose another "
-                "precision"
+                f"the model returns NaN or infinity for the batch of {names} ...; check its weights, or use "
+                "another precision"
             )
         yield BatchRows(
             indices, texts.lengths[indices], {name: _array(tensor) for name, tensor in tensors.items()}, loop.splits

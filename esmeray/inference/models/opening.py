@@ -9,7 +9,7 @@ import torch
 from esmeray.common.errors import ConfigError
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
-from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, naming
+from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, rename_errors
 from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
 from esmeray.model.backbones.stored_weights import num_parameters
 from esmeray.model.device import DTYPES, check_device, choose_device, refuse_forked
@@ -63,7 +63,7 @@ def open_model(
         check_device(device)
     located = check_model(source, random_weights, key)
     target = choose_device() if device is None else torch.device(device)
-    with naming(key):
+    with rename_errors(key):
         streamed = _is_streamed(located, section.stream, weights, precision, target)
         with_head = heads is None or "masked_lm" in heads
         opened = (
@@ -99,8 +99,8 @@ def _is_streamed(
         asked = "stream true" if stream is True else f"weights {weights}"
         if stream is True or weights == "int8":
             raise ConfigError(
-                f"{SOURCE_KEY}: {asked} needs an ESM-2 in a folder or of the hub, as transformers has it, and "
-                f"{located.path} is none; leave the setting out"
+                f"{SOURCE_KEY}: {asked} supports only ESM-2 checkpoints in Hugging Face format, and "
+                f"{located.path} is not one; remove the setting"
             )
         return False
     if stream != "auto":
@@ -112,5 +112,7 @@ def _is_streamed(
         itemsize = DTYPES[precision].itemsize if weights == "stored" else 1
         fits = fits and itemsize * parameters <= torch.cuda.mem_get_info(device)[0]
     if not fits:
-        log.info("%s: layers are streamed, as memory does not hold its %.3g parameters", located.path, parameters)
+        log.info(
+            "%s: layers are streamed, because its %.3g parameters do not fit into memory", located.path, parameters
+        )
     return not fits

@@ -68,17 +68,17 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
     # A size is easily mistaken for trained weights, and embeddings of random weights look like any others.
     if located.random_weights and not random_weights:
         raise ConfigError(
-            f"{key} {source}: a size whose weights would be random; trained ones are a folder or a hub name as in "
-            "facebook/esm2_t6_8M_UR50D (random_weights true tries a job out with a size)"
+            f"{key} {source}: a model size, not a checkpoint; give a folder or a hub name such as "
+            "facebook/esm2_t6_8M_UR50D, or to try it with random weights, set random_weights true"
         )
     if located.task is None:  # the manifest of an export has been read already
-        with naming(key):
+        with rename_errors(key):
             source_type(BackboneSection(source=located.path))
     return located
 
 
 @contextmanager
-def naming(key: str) -> Iterator[None]:
+def rename_errors(key: str) -> Iterator[None]:
     """Rename the training setting in error messages to ``key``."""
     try:
         yield
@@ -90,10 +90,10 @@ def exported_by(task: str, source: str | Path) -> Path:
     """Folder of the model that a setting names. Raises ConfigError if it is not a model of this task."""
     located = find_model(source)
     if located.task != task:
-        holds = f"a model of task {located.task}" if located.task else "no exported model"
+        holds = f"a model of task {located.task}" if located.task else "not an exported model"
         raise ConfigError(
-            f"model {source}: {holds}; give a run of model.task {task}, as runs/NAME, or its export: a run exports at "
-            "its end, and 'esmeray train export RUN' does so from a checkpoint"
+            f"model {source}: {holds}; give a run of model.task {task}, such as runs/NAME, or its export (to "
+            "export a run that has not finished: 'esmeray train export RUN')"
         )
     return located.folder
 

@@ -221,7 +221,7 @@ def propose(
 
             fitted = read_fitted(str(model))
             if fitted is None:
-                raise ConfigError(f"model {model}: is no fitted one; esmeray mutations fit makes one")
+                raise ConfigError(f"model {model}: is not a fitted model; fit one with 'esmeray mutations fit'")
             proposer = Proposer(fitted, section, folder)
             plate = pd.DataFrame(proposer.plate())
             with made_file(section.output, PROPOSED_BY, overwrite) as building:
@@ -245,6 +245,6 @@ def _with_wild_type(section: MutationsOf, sequence: str | Path | None, folder: P
 def _written(table: Any, folder: Path) -> Path:
     """The file of a DataFrame. Raises ConfigError for anything else."""
     if not hasattr(table, "to_csv"):
-        raise ConfigError(f"table: a DataFrame or the path of a file is needed, not {table!r:.40}")
+        raise ConfigError(f"table: expected a DataFrame or the path of a file, found {table!r:.40}")
     table.to_csv(folder / _TABLE, index=False)
     return folder / _TABLE

@@ -77,10 +77,10 @@ def _norms(features: Features) -> NDArray[np.float64]:
     return np.sum([_SHARES[name] * values_N for name, values_N in features.squares().items()], axis=0)
 
 
-def of_substitutions(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, Any]:
+def substitution_features(protein: Protein, mutants: Sequence[Mutant]) -> dict[str, Any]:
     """The first three parts. Raises DataError for insertions and deletions."""
     if any(mutant.whole is not None for mutant in mutants):
-        raise DataError("features one_hot: are of substitutions alone; give embeddings")
+        raise DataError("features one_hot: support only substitutions; use embeddings")
     length = len(protein.sequence)
     rows, offsets, lost, won = _columns(mutants)
     positions = csr_array((np.ones(len(rows)), (rows, offsets)), shape=(len(mutants), length))
@@ -120,7 +120,7 @@ class Inputs(NamedTuple):
 
     def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
         """Features of mutants, scaled as ``scale``. ``sites`` adds the features of substitutions."""
-        parts = of_substitutions(protein, mutants) if sites else {}
+        parts = substitution_features(protein, mutants) if sites else {}
         parts["prior"] = ((self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0))[:, None]
         if self.embeddings is not None and scale.embeddings is not None:
             centre_D = scale.embeddings.mean(axis=0)

@@ -40,7 +40,7 @@ TASK = "mutations"
 """Task name in the manifest of a fitted model's folder."""
 _FILE = "mutations.json"
 _EMBEDDINGS = "embeddings.npy"
-_FEWEST = 20
+_MIN_ROWS = 20
 
 Floats: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Floats]
@@ -53,8 +53,8 @@ def inputs_of(
     column = section.zero_shot_column
     if column is not None and column not in columns:
         raise ConfigError(
-            f"the model is fitted with the scores of a column {column!r}: esmeray mutations score takes them from its "
-            f"table by --score.compare {column}"
+            f"the model was fitted with scores from a column {column!r}: with esmeray mutations score, pass the "
+            f"column by --score.compare {column}"
         )
     embeddings_ND = open_scorer().embeddings(variants) if section.features == "embeddings" else None
     return Inputs(open_scorer().zero_shot(variants) if column is None else columns[column], embeddings_ND)
@@ -118,7 +118,7 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         def open_scorer() -> Scorer:
             scorer = Scorer(str(self.model), fit_section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
-                raise DataError(f"model {self.model}: has changed since the fit; fit again")
+                raise DataError(f"model {self.model}: its weights have changed since the fit; fit again")
             return scorer
 
         return inputs_of(fit_section, variants, open_scorer, columns)
@@ -129,10 +129,10 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         # Several values of one protein may have been measured, each under its own name.
         named = [part for part in same if part.name == protein.name] or same
         if not named:
-            raise DataError("the model is fitted to mutants of another protein; give its wild type")
+            raise DataError("the model was fitted to mutants of another protein; give that protein's wild type")
         if len(named) > 1:
             names = " and ".join(part.name for part in named)
-            raise DataError(f"the model is fitted to {names}; name one in the FASTA file")
+            raise DataError(f"the model was fitted to {names}; use one of these names in the FASTA file")
         return named[0]
 
     def predict(
@@ -285,7 +285,7 @@ def measured_parts(
     the features need a model and there is none.
     """
     if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
-        raise ConfigError("missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
+        raise ConfigError("missing: MODEL; give a model, or set features one_hot and zero_shot_column")
     variants = table.variants
     # Without the wild type, which has no mutations to learn from and belongs to no fold by position.
     mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
@@ -293,17 +293,17 @@ def measured_parts(
     proteins = _by_protein([variants[row] for row in rows])
     sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
-    if fewest < _FEWEST:
+    if fewest < _MIN_ROWS:
         where = f"{section.table}, {name}" if name else section.table
-        raise DataError(f"{where}: {fewest} mutants have all their values; give at least {_FEWEST}")
+        raise DataError(f"{where}: only {fewest} mutants have values in all columns; give at least {_MIN_ROWS}")
     zero_shot = section.zero_shot_column or f"{source} ({section.method})"
     say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
     replicates_N = table.replicates[section.measured_column][rows]
     if replicates_N.max() > 1:
-        table.counts["measurement{s}, averaged for each mutant"] = int(replicates_N.sum())
+        table.counts["measurement{s}, averaged per mutant"] = int(replicates_N.sum())
     for column, values in table.numbers.items():
         missing = int(np.isnan(values[mutated_N]).sum())
-        table.counts[f"mutant{{s}} left out, without a value in column {column!r}"] = missing
+        table.counts[f"mutant{{s}} without a value in column {column!r} left out"] = missing
     columns = {column: values[rows] for column, values in table.numbers.items()}
     inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
     parts = []
@@ -318,8 +318,8 @@ def measured_parts(
             for mutant, names in zip(own_mutants, groups, strict=True):
                 if len(names) > 1 or not names[0]:
                     raise DataError(
-                        f"{section.table}: {protein.text_of(mutant)} is of the groups {', '.join(map(repr, names))}; "
-                        "give all its rows one group"
+                        f"{section.table}: {protein.text_of(mutant)} has the groups "
+                        f"{', '.join(map(repr, names))}; give all its rows the same group"
                     )
             groups_N = np.unique(np.concatenate(groups).astype(str), return_inverse=True)[1]
         # Relative numbers: a table with three measurements per mutant is equivalent to one with their means.

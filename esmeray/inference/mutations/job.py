@@ -47,15 +47,15 @@ class MaskedModel:
     def __init__(self, model: Model, max_length: int | None, tokens: int) -> None:
         if "masked_lm" not in model.heads or model.tokenizer.mask is None or not model.tokenizer.one_token_per_residue:
             raise ConfigError(
-                f"model {model.facts.name}: is no masked language model with a token for each residue; give ESM-2, "
-                "ESM C, a BERT of proteins or a run of model.task masked_lm"
+                f"model {model.facts.name}: is not a masked language model with one token per residue; give "
+                "ESM-2, ESM C, a protein BERT or a run of model.task masked_lm"
             )
         self.model, self.tokens = model, tokens
         longest = model.facts.longest or max_length or WINDOW
         if max_length is not None and max_length > longest:
             raise ConfigError(
-                f"max_length {max_length}: model {model.facts.name} takes at most {longest} residues; set it to "
-                f"{longest} or less"
+                f"max_length {max_length}: model {model.facts.name} supports at most {longest} residues; set it "
+                f"to at most {longest}"
             )
         self.max_length = max_length or min(WINDOW, longest)
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
@@ -106,7 +106,7 @@ class MaskedModel:
         """(N, D) mean embeddings of whole sequences. Raises ConfigError for a sequence that is too long."""
         longest = self.model.facts.longest
         if longest is not None and max(map(len, sequences)) > longest:
-            raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; give one_hot")
+            raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; use one_hot")
         return np.asarray(self.model.embed(sequences, tokens=self.tokens), np.float64)
 
 
@@ -183,7 +183,7 @@ class Scorer:
             )
             return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
         if any(variant.mutant.whole is not None for variant in variants):
-            raise DataError(f"method {self._method}: has no score of insertions and deletions; give pseudo")
+            raise DataError(f"method {self._method}: can't score insertions and deletions; use pseudo")
         # Concatenated wild types: one row per residue over all proteins.
         starts = np.cumsum([0, *map(len, wild_types)])
         mutations = [

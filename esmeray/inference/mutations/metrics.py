@@ -59,7 +59,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
     size = int(known_N.sum())
     if not size:
-        raise DataError("no mutant has a measured value and every score; nothing can be evaluated")
+        raise DataError("no mutant has both a measured value and all scores, so nothing can be evaluated")
 
     def evaluated(scores_N: Floats) -> dict[str, Any]:
         metrics = mutation_metrics(scores_N[known_N], measured_N[known_N])

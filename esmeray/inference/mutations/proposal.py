@@ -80,7 +80,7 @@ class Proposer:
         parts = [part for part in fitted.proteins if section.protein in (None, part.name)]
         if len(parts) != 1:
             raise ConfigError(
-                f"propose.protein {section.protein}: name one of {', '.join(p.name for p in fitted.proteins)}"
+                f"propose.protein {section.protein}: give one of {', '.join(p.name for p in fitted.proteins)}"
             )
         self._part = parts[0]
         self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
@@ -100,8 +100,8 @@ class Proposer:
         candidates = self._candidates()
         if not candidates:
             raise DataError(
-                f"no candidate is left ({'; '.join(self.lines()).strip() or 'there was none'}); exclude less, or give "
-                "the fit's table the scores of more mutants"
+                f"no candidates left ({'; '.join(self.lines()).strip() or 'there were none'}); exclude less, or "
+                "add scores of more mutants to the table of the fit"
             )
         section = self._section
         fit = self._fitted.section
@@ -133,7 +133,7 @@ class Proposer:
         taken = {*measured}
         allowed = []
         for mutant in dict.fromkeys(candidates):
-            objection = "measured already" if mutant in taken else self._objection(mutant)
+            objection = "already measured" if mutant in taken else self._objection(mutant)
             noun = "single mutant" if len(mutant.mutations) == 1 else "mutant"
             if objection:
                 self.left_out[f"{noun}{{s}} not proposed, {objection}"].append(self._protein.text_of(mutant))

@@ -77,7 +77,7 @@ def distinct(
     if not len(mutants):
         reasons = ", ".join(counted(count, words) for words, count in counts.items() if count)
         raise DataError(
-            f"{where}: no mutant has a score ({reasons or 'there is none'}); give substitutions, such as A24G"
+            f"{where}: no mutant can be scored ({reasons or 'the table has none'}); give substitutions, such as A24G"
         )
     return mutants.tolist(), number_of_row
 
@@ -91,7 +91,7 @@ def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> N
 def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
     """Read the wild types; ``folder`` is for the work. Raises DataError for an invalid file."""
     if section.sequence is None:
-        raise ConfigError("no wild type is given; name its FASTA file in the setting sequence")
+        raise ConfigError("the wild type is missing; set sequence to its FASTA file")
     # Read like any other input, with the same cleaning and checks.
     store = job_store([str(section.sequence)], IngestSection(), folder)
     return [Protein(store.text(row), section.first_position, store.id(row)) for row in range(len(store))]
@@ -141,7 +141,7 @@ def read_mutants(
     rows = pd.concat(tables, ignore_index=True)
     # Compared as mutants instead of texts: A1C:D2E and D2E:A1C are the same.
     mutants, number_of_row = distinct(variants, section.table, counts)
-    counts["row{s} of the wild type, synonyms included"] = sum(
+    counts["row{s} of the wild type (including synonymous mutations)"] = sum(
         variant is not None and variant.mutant == WILD_TYPE for variant in variants
     )
     counts["duplicate{s}, computed once"] = len(variants) - variants.count(None) - len(mutants)
@@ -192,10 +192,10 @@ def read_variants(
         except ValueError as error:
             if refuse:
                 shown = "" if whole else f", {text!r}"
-                remedy = hint_of(protein) or ("correct it" if whole else f"correct it or {options}first_position")
+                remedy = hint_of(protein) or ("correct it" if whole else f"correct it, or set {options}first_position")
                 remedy += f", or give {options}bad_mutants empty" if options else ""
                 raise DataError(f"{where}, row {row}{shown}: {error}; {remedy}") from None
-            kind = hint_of(protein) or "no mutant of the wild type"
+            kind = hint_of(protein) or "not a mutant of the wild type"
             counts[f"row{{s}} without a score: {kind if text else 'missing'}"] += 1
     counts["row{s} without a score"] += variants.count(None)
     return variants
@@ -211,7 +211,7 @@ def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tupl
         files = sorted(file for file in path.iterdir() if file.is_file() and file != section.sequence)
         assays = [*filter(is_table_name, files)]
         if not assays:
-            raise DataError(f"{path}: holds no table; give a CSV, TSV or Parquet file for each protein")
+            raise DataError(f"{path}: contains no table; give a CSV, TSV or Parquet file per protein")
         paths += [(assay, _SUFFIX.sub("", assay.name)) for assay in assays]
         ignored = [file.name for file in files if file not in assays]
         counts[f"file{{s}} of {path} ignored: {', '.join(ignored)}"] = len(ignored)
@@ -222,7 +222,7 @@ def _mutant_column(path: Path, counts: Counter[str]) -> str:
     """Find the mutant column by its usual names. Counted if it is not the first of these names."""
     header = {name.lower(): name for name in reversed(_header(path))}
     column = next((header[name] for name in _MUTANT_COLUMNS if name in header), _MUTANT_COLUMNS[0])
-    counts[f"column{{s}} of mutants, by its name: {column}"] = int(column != _MUTANT_COLUMNS[0])
+    counts[f"column{{s}} of mutants, detected by name: {column}"] = int(column != _MUTANT_COLUMNS[0])
     return column
 
 
@@ -271,18 +271,18 @@ def _tables(
         if _SEQUENCE_COLUMN in needed:
             protein = _gym_wild_type(path, Protein("", section.first_position, name), columns, column)
             if known.setdefault(name, protein) != protein:
-                raise DataError(f"{path}: its wild type is another than in the table before of this name; rename one")
+                raise DataError(f"{path}: its wild type differs from an earlier table with the same name; rename one")
         matches = match_ids(names, known, path, section.sequence, share=0)
         for row, unknown in enumerate(names, 1):
             if unknown not in matches:
-                problem = f"no wild type is called {unknown!r}{did_you_mean(unknown, known)}"
-                raise DataError(f"{path}, row {row}: {problem}; give the FASTA file of all of them")
+                problem = f"no wild type is named {unknown!r}{did_you_mean(unknown, known)}"
+                raise DataError(f"{path}, row {row}: {problem}; give a FASTA file with all wild types")
         yield path, columns, [known[matches[own]] for own in names]
 
 
 def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) -> Protein:
     """Infer the wild type of a ProteinGym assay from the whole sequence of the first mutant with substitutions."""
-    problem = "no row has a mutant of substitutions and its whole sequence"
+    problem = "no row has both a mutant with only substitutions and its full sequence"
     for text, whole in zip(columns[column], columns[_SEQUENCE_COLUMN], strict=True):
         mutated = replace(unknown, sequence=text_of(whole).strip().upper())
         try:
@@ -292,7 +292,7 @@ def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) 
             return replace(mutated, sequence=mutated.mutant(back or "WT").sequence(mutated.sequence))
         except ValueError as error:
             problem = str(error)
-    raise DataError(f"{path}: {problem}; name the FASTA file of the wild type")
+    raise DataError(f"{path}: {problem}; give the FASTA file of the wild type")
 
 
 def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value]) -> list[Value]:

@@ -64,13 +64,13 @@ def folds(
         units_N = np.arange(len(mutants)) if groups_N is None else groups_N
         return np.random.default_rng(seed).integers(NUM_FOLDS, size=units_N.max() + 1)[units_N]
     if groups_N is not None:
-        raise ConfigError(f"folds {kind}: would divide groups; give random or rest")
+        raise ConfigError(f"folds {kind}: would split groups; use random or rest")
     if any(len(mutant.mutations) != 1 for mutant in mutants):
-        raise ConfigError(f"folds {kind}: are of single mutants; give random alone")
+        raise ConfigError(f"folds {kind}: need single mutants; use only random")
     # Ranks instead of position numbers, because folds could be empty if few positions are mutated.
     positions, index_N = np.unique([mutant.mutations[0].offset for mutant in mutants], return_inverse=True)
     if len(positions) < NUM_FOLDS:
-        raise ConfigError(f"folds {kind}: {len(positions)} positions are mutated, fewer than folds; give random alone")
+        raise ConfigError(f"folds {kind}: {len(positions)} mutated positions, fewer than folds; use only random")
     if kind == "modulo":
         return index_N % NUM_FOLDS
     segments = np.array_split(np.arange(len(positions)), NUM_FOLDS)
@@ -92,7 +92,7 @@ def parts(
         train = np.flatnonzero(fold_N != fold) if fold_N.any() else test
         if size is not None:
             if size > len(train):
-                raise ConfigError(f"sizes {size}: a training part has {len(train):,} mutants; give fewer")
+                raise ConfigError(f"sizes {size}: a training set has only {len(train):,} mutants; give a smaller size")
             if groups_N is None or fold_N.any():
                 train = random.choice(train, size, replace=False)
             else:
@@ -101,7 +101,7 @@ def parts(
                 test = np.flatnonzero(~np.isin(groups_N, groups_N[train]))
         test = np.setdiff1d(test, train)
         if not (len(train) and len(test)):
-            raise ConfigError("folds: no mutant is left to train on, or to predict; give smaller sizes, or more groups")
+            raise ConfigError("folds: no mutants left for training or for testing; give smaller sizes, or more groups")
         pairs.append((train, test))
     return pairs
 

@@ -83,9 +83,9 @@ def read_changes(text: str) -> list[Change]:
     """Parse a notation without checking it against the wild type. The wild type has no changes. Raises ValueError."""
     text = _TARGET.sub("", text.strip().upper(), count=1)
     if not text:
-        raise ValueError("is empty, or a text that means a missing value, such as NaN")
+        raise ValueError("is empty or a missing value such as NaN")
     if _TWO_ALLELES.search(text):
-        raise ValueError("is of two alleles; write a row for each mutant")
+        raise ValueError("describes two alleles; write one row per mutant")
     text = _MARKS.sub("", text)
     if _NAMED_POSITION.search(text):
         text = _NAME.sub(lambda name: _LETTERS[name[0]], text)
@@ -98,7 +98,7 @@ def read_changes(text: str) -> list[Change]:
 def _change(text: str) -> Change:
     match = _CHANGE.fullmatch(text)
     if match is None:
-        raise ValueError("is none; write it as A12G")
+        raise ValueError("is not a mutation; write it like A12G")
     named = [(letter, int(position)) for letter, position in re.findall("([A-Z]?)([0-9]+)", match["named"] or "")]
     new = match["new"] or match["inserted"] or ""
     if new and len(new) == named[-1][1] - named[0][1] + 1:
@@ -149,7 +149,7 @@ class Protein:
             offset = position - self.first
             if not 0 <= offset < len(self.sequence):
                 last = self.first + len(self.sequence) - 1
-                raise ValueError(f"position {position} is not of the sequence, which has {self.first} to {last}")
+                raise ValueError(f"position {position} is outside the sequence ({self.first} to {last})")
             # Usually the numbering starts elsewhere, and the scores would be for other mutants.
             if letter not in ("", self.sequence[offset]):
                 raise ValueError(f"the sequence has another residue at position {position}")
@@ -162,7 +162,7 @@ class Protein:
                 raise ValueError(f"position {after.offset + self.first} is mutated twice")
         for mutation in mutations:
             if mutation.wild not in AMINO_ACIDS:
-                raise ValueError(f"position {mutation.offset + self.first} of the sequence is no amino acid")
+                raise ValueError(f"position {mutation.offset + self.first} of the sequence is not an amino acid")
         for kind in (change.kind for change in changes if change.kind):
             raise UnscoredError(f"{kind} has no score")
         return Mutant(tuple(mutation for mutation in mutations if mutation.mutant not in (mutation.wild, _SAME)))
@@ -191,12 +191,12 @@ class Protein:
         # Translations end in a stop, which is not a residue. Files of wild types are read the same way.
         sequence = sequence.strip().upper().removesuffix("*")
         if not sequence:
-            raise ValueError("the sequence is empty, or a text that means a missing value, such as NaN")
+            raise ValueError("the sequence is empty or a missing value such as NaN")
         if "*" in sequence:
             raise UnscoredError("a stop has no score")
         # Letters of the wild type itself (X) are valid.
         if unknown := {*sequence} - {*self.sequence, *AMINO_ACIDS}:
-            raise ValueError(f"{min(unknown)!r} is no amino acid")
+            raise ValueError(f"{min(unknown)!r} is not an amino acid")
         if len(sequence) != len(self.sequence):
             return Mutant(whole=sequence)
         pairs = enumerate(zip(self.sequence, sequence, strict=True), self.first)

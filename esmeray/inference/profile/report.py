@@ -45,7 +45,7 @@ def report(profile: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", f"Whole file of {whole['samples']:,} samples: {metrics} ({speed})")
     if "advice" in profile:
         yield ""
-        yield from profile["advice"] or ["Nothing else limits it than the device: use a faster one or a smaller model"]
+        yield from profile["advice"] or ["The device is the only bottleneck: use a faster device or a smaller model"]
 
 
 def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
@@ -58,15 +58,15 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield (
-            f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, "
-            f"{profile['peak_memory_bytes'] / 2**30:,.2f} GiB of memory at most"
+            f"{profile['tokens_per_s']:,.0f} tokens/s in batches of {profile['tokens_of_a_batch']:,}, peak "
+            f"memory {profile['peak_memory_bytes'] / 2**30:,.2f} GiB"
         )
     yield from ("", f"{'stage':<20}{'ms a batch':>12}{'share':>9}{'of its limit':>14}")
     for name, stage in profile["stages"].items():
         milliseconds = f"{1e3 * stage['seconds'] / profile['batches']:,.3f}" if "seconds" in stage else ""
         limit = "" if stage.get("share_of_limit") is None else f"{stage['share_of_limit']:.0%}"
         yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
-    yield from ("", "Operators that take most time themselves")
+    yield from ("", "Operators with the most self time")
     for rank, operator in enumerate(profile["operators"], 1):
         yield (
             f"  {rank}. {operator['name']}: {operator['share']:.1%}, {operator['self_ms']:,.2f} ms in "
@@ -109,7 +109,7 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
     }
     with picture(path, 9, 1.2 + 0.3 * len(rates), title) as figure:
         axes = figure.subplots()
-        style(axes, "Tokens per second of each stage")
+        style(axes, "Tokens per second by stage")
         bars = axes.barh(list(rates), list(rates.values()), height=0.66, color=BLUE)
         axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates.values()], padding=3, fontsize=8)
         axes.invert_yaxis()

@@ -99,8 +99,8 @@ def calibrated(
     # The method adds one query with false hits only to the calibrating queries.
     if len(rows_n) + 1 < 1 / error_rate:
         raise DataError(
-            f"--search.error_rate {error_rate}: {counted(len(rows_n), 'protein{s}')} with a label can't say; give at "
-            f"least {math.ceil(1 / error_rate) - 1}"
+            f"--search.error_rate {error_rate}: {counted(len(rows_n), 'protein{s}')} with a label are too few; "
+            f"give at least {math.ceil(1 / error_rate) - 1}"
         )
     groups_N = level_ids([labels.get(name, "") for name in ids], level + 1)[:, level]
     hits = []
@@ -120,18 +120,18 @@ def calibrated(
 def chosen(path: Path | None, numbers: Mapping[str, int], labels: Path) -> NDArray[np.int64]:
     """(n,) numbers of the ids in a file, one per line, or of all with a label. Raises DataError for an unknown id."""
     if not numbers:
-        raise DataError(f"{labels}: has none of the ids that are searched, or no label of them")
+        raise DataError(f"{labels}: has no labels for the searched ids")
     if path is None:
         return np.array(list(numbers.values()))
     from esmeray.dataset.table import numbered_lines
 
     wanted = {line: text.strip() for line, text in numbered_lines(path) if text.strip()}
     if not wanted:
-        raise DataError(f"{path}: has no ids; write one a line, or leave the file out")
+        raise DataError(f"{path}: has no ids; write one per line, or leave the file out")
     matches = match_ids(wanted.values(), numbers, path, f"the proteins with a label in {labels}")
     for line, name in wanted.items():
         if name not in matches:
-            raise DataError(f"{path}, line {line}: {name!r} is not there, or has no label; leave it out")
+            raise DataError(f"{path}, line {line}: {name!r} is unknown or has no label; remove it")
     # A protein listed twice is one query.
     return np.array([*dict.fromkeys(numbers[matches[name]] for name in wanted.values())], dtype=np.int64)
 

@@ -30,11 +30,11 @@ def in_training(folder: Path, sequences_n2: NDArray[np.uint64], kind: str = "") 
     """
     training = training_hashes(folder)
     if training is None:
-        return None, "proteins in the training of the model: not recorded"
+        return None, "proteins in the model's training data: not recorded"
     trained_n = np.isin(sequences_n2[:, 0], training)
     return trained_n, (
-        f"{np.count_nonzero(trained_n):,} of {counted(len(trained_n), f'{kind}protein{{s}}')} were in the training of "
-        f"the fitted model ({counted(len(training), 'protein{s}')})"
+        f"{np.count_nonzero(trained_n):,} of {counted(len(trained_n), f'{kind}protein{{s}}')} were in the "
+        f"training data of the fitted model ({counted(len(training), 'protein{s}')})"
     )
 
 

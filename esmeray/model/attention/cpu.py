@@ -179,7 +179,7 @@ def _call(
     assert kernels is not None  # checked by kernel_takes
     # The kernel takes raw pointers: offsets beyond the tokens would access foreign memory.
     if cu_seqlens.dtype != torch.int32 or int(cu_seqlens[-1]) != num_tokens:
-        raise ValueError(f"cu_seqlens must be int32 and end at {num_tokens}, the number of tokens")
+        raise ValueError(f"cu_seqlens must be int32 and end at the number of tokens, {num_tokens}")
     result = getattr(kernels, f"esmeray_attention_{name}")(
         ctypes.c_int(inputs[0].dtype == torch.bfloat16),
         (_Pointer * len(inputs))(*(tensor.data_ptr() for tensor in inputs)),
@@ -196,6 +196,6 @@ def _call(
         ctypes.c_int(torch.get_num_threads()),
     )
     if result == _BAD_SEQUENCES:
-        raise ValueError("cu_seqlens must ascend from 0, with no sequence longer than the rotary tables")
+        raise ValueError("cu_seqlens must increase from 0, and no sequence may be longer than the rotary tables")
     if result != _DONE:
-        raise MemoryError("no memory was left for attention: lower the token budget or the length of sequences")
+        raise MemoryError("out of memory in attention: lower the token budget or the sequence length")

@@ -93,11 +93,11 @@ def packed_attention(  # noqa: PLR0913 - the parameters of AttentionInterface
     """
     # Refused, not ignored: transformers passes whatever a config sets, and ignoring it gives wrong features silently.
     if cu_seqlens is None or max_seqlen is None:
-        raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen given to the model's forward")
+        raise ValueError(f"{PACKED_ATTENTION} needs cu_seqlens and max_seqlen as arguments of the model's forward")
     if attention_mask is not None or query.shape[0] != 1:
-        raise ValueError(f"{PACKED_ATTENTION} takes one row of packed sequences and no attention mask")
+        raise ValueError(f"{PACKED_ATTENTION} needs a single row of packed sequences without an attention mask")
     if softcap is not None or position_bias is not None or (sliding_window or max_seqlen) < max_seqlen:
-        raise ValueError(f"{PACKED_ATTENTION} supports neither sliding windows nor soft-capped or biased scores")
+        raise ValueError(f"{PACKED_ATTENTION} does not support sliding windows, or soft-capped or biased scores")
     causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
     query_THd, key_THd, value_THd = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     out_THd = attend(

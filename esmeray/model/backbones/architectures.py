@@ -68,7 +68,8 @@ def model_class(config: PreTrainedConfig) -> type[Any]:
         kind = MODEL_MAPPING[type(config)]
     else:
         raise ConfigError(
-            f"{SOURCE_KEY}: transformers has no encoder alone of a model of type {config.model_type!r}; choose another"
+            f"{SOURCE_KEY}: transformers has no encoder-only class for model type {config.model_type!r}; choose "
+            "another model"
         )
     return kind[0] if isinstance(kind, tuple) else kind
 
@@ -77,8 +78,9 @@ def masked_lm_class(config: PreTrainedConfig) -> type[Any]:
     """Return the masked-LM class around :func:`model_class`. Raises ConfigError if its head is unknown."""
     if config.model_type not in MASKED_LM_HEADS or is_causal(config):
         raise ConfigError(
-            f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a language-model head, of type "
-            f"{', '.join(MASKED_LM_HEADS)}; this is a {config.model_type}{' decoder' if is_causal(config) else ''}"
+            f"{SOURCE_KEY}: model.task masked_lm needs an encoder with a masked language-model head (types "
+            f"{', '.join(MASKED_LM_HEADS)}); this is a "
+            f"{config.model_type}{' decoder' if is_causal(config) else ''}"
         )
     return MODEL_FOR_MASKED_LM_MAPPING[type(config)]  # type: ignore[return-value]
 
@@ -162,34 +164,38 @@ def _folder_config(section: BackboneSection) -> PreTrainedConfig:
     settings = read_settings(path, SOURCE_KEY)
     if kind not in CONFIG_MAPPING:
         raise ConfigError(
-            f"{SOURCE_KEY}: {path} describes a model of type {kind!r}, which transformers does not have; code "
-            "of its own is never run"
+            f"{SOURCE_KEY}: {path} has model type {kind!r}, which transformers does not have, and custom model "
+            "code is never run; choose another model"
         )
     # Before transformers sees them: it would import a quantization library, or load the adapter itself.
     if "quantization_config" in settings:
         raise ConfigError(f"{SOURCE_KEY}: the weights in {folder} are quantized; use a model with fp32, bf16 or fp16")
     if (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"{SOURCE_KEY}: {folder} holds an adapter; merge it into its model, and use that folder")
+        raise ConfigError(
+            f"{SOURCE_KEY}: {folder} contains an adapter; merge it into its base model and use that folder"
+        )
     try:
         return CONFIG_MAPPING[kind].from_dict(settings)
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{SOURCE_KEY}: {path} is no config of a {kind} ({' '.join(str(error).split())})") from error
+        raise ConfigError(
+            f"{SOURCE_KEY}: {path} is not a valid {kind} config ({' '.join(str(error).split())})"
+        ) from error
 
 
 def _check_packed(config: PreTrainedConfig) -> None:
     """Refuse an architecture without packed attention; the message names the alternative."""
     if config.model_type not in PACKED:
         raise ConfigError(
-            f"{SOURCE_KEY}: packed attention does not know models of type {config.model_type!r} (it knows esm, "
+            f"{SOURCE_KEY}: packed attention does not support model type {config.model_type!r} (supported: esm, "
             f"{', '.join(PACKED)}); set model.backbone.padded true"
         )
     if not PACKED[config.model_type] and "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(
-            f"{SOURCE_KEY}: layers of this {config.model_type} look at near tokens alone (layer_types in its "
-            "config.json), which packed attention does not know; set model.backbone.padded true"
+            f"{SOURCE_KEY}: this {config.model_type} has sliding-window attention (layer_types in its "
+            "config.json), which packed attention does not support; set model.backbone.padded true"
         )
     if getattr(config, "is_decoder", False) and not PACKED[config.model_type]:
         raise ConfigError(
             f"{SOURCE_KEY}: this {config.model_type} is a decoder (is_decoder in its config.json), which packed "
-            "attention does not know; set model.backbone.padded true"
+            "attention does not support; set model.backbone.padded true"
         )

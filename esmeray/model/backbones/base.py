@@ -142,8 +142,8 @@ class PackedBackbone(nn.Module, ABC):
     def _in_own_vocabulary(self, batch: PackedBatch) -> PackedBatch:
         if self.longest is not None and batch.max_seqlen > self.longest:
             raise ConfigError(
-                f"a sequence of {batch.max_seqlen} tokens exceeds the {self.longest} positions of this backbone; "
-                f"set data.max_length to at most {self.longest - 2}"
+                f"a sequence of {batch.max_seqlen} tokens exceeds this backbone's {self.longest} positions; set "
+                f"data.max_length to at most {self.longest - 2}"
             )
         return batch if self.residue_ids is None else replace(batch, tokens=self.residue_ids[batch.tokens])
 

@@ -113,7 +113,7 @@ def esm2_config(section: BackboneSection) -> EsmConfig:
     settings = {"is_folding_model": False, "is_decoder": False} | read_settings(path, SOURCE_KEY)
     for key, value in _EXPECTED.items():
         if settings.get(key) != value:
-            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}; an ESM-2 has {value!r}")
+            raise ConfigError(f"{SOURCE_KEY}: {path} has {key} {settings.get(key)!r}, but ESM-2 has {value!r}")
     # Older name of the weights' dtype; the run's precision overrides it.
     settings.pop("torch_dtype", None)
     try:
@@ -121,11 +121,11 @@ def esm2_config(section: BackboneSection) -> EsmConfig:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{SOURCE_KEY}: {path} is no config of an esm ({key}: {refusal(problem)})") from error
+        raise ConfigError(f"{SOURCE_KEY}: {path} is not a valid esm config ({key}: {refusal(problem)})") from error
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
-            f"{SOURCE_KEY}: {path} has hidden_size {config.hidden_size}, which {config.num_attention_heads} heads "
-            "can't share"
+            f"{SOURCE_KEY}: {path} has hidden_size {config.hidden_size}, which is not divisible by "
+            f"{config.num_attention_heads} heads"
         )
     return config
 
@@ -287,7 +287,7 @@ class EsmForMaskedLM(nn.Module):
         lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
         problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
         problems += [
-            f"have another shape than config.json says at {name.removeprefix('esm.')}"
+            f"do not have the shape in config.json for {name.removeprefix('esm.')}"
             for name, shape in shapes.items()
             if name in there and there[name].shape != shape
         ]

@@ -71,8 +71,8 @@ class PaddedBackbone(PackedBackbone):
         parameters = inspect.signature(model.forward).parameters
         if not {"input_ids", "attention_mask"} <= parameters.keys():
             raise ConfigError(
-                f"{SOURCE_KEY}: a model of type {model.config.model_type!r} takes no input_ids with an attention_mask, "
-                "so it can't be given padded texts; choose another"
+                f"{SOURCE_KEY}: model type {model.config.model_type!r} does not accept input_ids with an "
+                "attention_mask, so it can't process padded sequences; choose another model"
             )
         super().__init__(model, **settings)
         self.causal = is_causal(model.config)
@@ -104,8 +104,8 @@ class PaddedBackbone(PackedBackbone):
         last_GLD = getattr(output, "last_hidden_state", None)
         if last_GLD is None or last_GLD.shape[:2] != ids_GL.shape:
             raise ConfigError(
-                f"{SOURCE_KEY}: a model of type {self.config.model_type!r} does not give one vector for each token; "
-                "choose another"
+                f"{SOURCE_KEY}: model type {self.config.model_type!r} does not return one vector per token; "
+                "choose another model"
             )
         rows = _on(is_token_GL.ravel().nonzero()[0], device)  # by NumPy: a mask on the device would be a sync point
         states = _states(output, self.num_layers)
@@ -132,10 +132,12 @@ def _set_packed_attention(model: PreTrainedModel) -> None:
 
 def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:
     if enabled == "selective":
-        raise ConfigError("model.backbone.gradient_checkpointing: selective is for ESM-2; set it to true or false")
+        raise ConfigError(
+            "model.backbone.gradient_checkpointing: selective supports only ESM-2; set it to true or false"
+        )
     if enabled and not model.supports_gradient_checkpointing:
         raise ConfigError(
-            f"model.backbone.gradient_checkpointing: transformers can't recompute the layers of a model of type "
+            "model.backbone.gradient_checkpointing: transformers does not support it for model type "
             f"{model.config.model_type!r}; set it to false"
         )
     if enabled:

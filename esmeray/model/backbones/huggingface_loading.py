@@ -157,11 +157,11 @@ def _load_weights(kind: type[Any], folder: Path, config: PreTrainedConfig) -> An
         ) from error
     except UnpicklingError as error:  # its message recommends letting the pickle run code
         raise DataError(
-            f"{folder}: the weights are no pickle of tensors alone, but damaged, or would run code; give safetensors"
+            f"{folder}: the weights are damaged, or a pickle that could run code; convert them to safetensors"
         ) from error
     # transformers initialises missing weights randomly and only warns: the features would be noise.
     missing = [f"lack {key}" for key in sorted(info["missing_keys"]) if not _MAY_BE_MISSING & set(key.split("."))]
-    other = [f"have another shape than config.json says at {key}" for key in sorted(map(str, info["mismatched_keys"]))]
+    other = [f"do not have the shape in config.json for {key}" for key in sorted(map(str, info["mismatched_keys"]))]
     if problems := missing + other:
         raise DataError(f"the weights in {folder} {problems[0]}; fetch or export them again")
     network.drawn_weights = frozenset(info["missing_keys"])

@@ -52,12 +52,12 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
     """Write one file per tensor, so that only one is in memory."""
     files: dict[str, str] = {}
-    with record_bar("weights of 8 bits") as bar:
+    with record_bar("8-bit weights") as bar:
         for count, (name, tensor) in enumerate(stored.items(), 1):
             values = tensor.read(once=True).float().numpy()
             # Rounding would turn them into ordinary numbers.
             if not np.isfinite(values).all():
-                raise DataError(f"{tensor.path}: the weights {name} hold NaN or infinity; {REMEDY}")
+                raise DataError(f"{tensor.path}: the weights {name} contain NaN or infinity; {REMEDY}")
             arrays = {name: values}
             if values.ndim == 2:
                 scales_O1 = scales_of(np.abs(values).max(axis=1))[:, None]
@@ -70,7 +70,7 @@ def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:
     list_files(folder, "weights int8")
 
 
-def widened(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return a layer's tensors without scales: int8 weights dequantized to ``dtype``, computed in fp32."""
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALES)}
     for name in tensors.keys() - whole.keys():

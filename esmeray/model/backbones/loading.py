@@ -154,8 +154,8 @@ def _in_alphabet(backbone: PackedBackbone, tokenizer: SequenceTokenizer) -> Pack
         return backbone
     if not tokenizer.one_token_per_residue or (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1):
         raise ConfigError(
-            f"{SOURCE_KEY}: tasks on residues need a tokenizer that gives one token for each residue, one before and "
-            "one after all of them; use model.task classifier, or another backbone"
+            f"{SOURCE_KEY}: residue tasks need a tokenizer with one token per residue, plus one before and one "
+            "after the sequence; use model.task classifier, or another backbone"
         )
     # Letters that the vocabulary lacks map to its unknown token; without one, plans refuse such letters.
     unknown = tokenizer.pad if tokenizer.unknown is None else tokenizer.unknown
@@ -200,8 +200,9 @@ def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int
     rows = network.get_input_embeddings().weight.shape[0]
     if vocabulary_size is not None and vocabulary_size > rows:
         raise ConfigError(
-            f"the tokenizer has {vocabulary_size} tokens, but the embedding of {section.source} {rows}; "
-            "give the tokenizer that the model was trained with (model.tokenizer.source auto takes the folder's)"
+            f"the tokenizer has {vocabulary_size} tokens, but the embedding table of {section.source} has "
+            f"{rows}; use the tokenizer that the model was trained with (model.tokenizer.source auto uses the "
+            "one in its folder)"
         )
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
     # In training mode, unless frozen.

@@ -54,7 +54,8 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
         return
     if backbone.frozen:
         raise ConfigError(
-            "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter freezes the other weights"
+            "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter already freezes "
+            "the other weights"
         )
     layers = chosen_layers(linear_layers(backbone.model), section.targets)
     from peft import LoraConfig, inject_adapter_in_model  # imported here: it takes seconds, and few runs need it
@@ -100,8 +101,8 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
             # Parts of the names after the layer's number, as a target could name them.
             there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
             raise ConfigError(
-                f"model.backbone.lora.targets: no linear layer is called {target!r}{did_you_mean(target, there)}; "
-                f"there are {', '.join(there)}, and all-linear"
+                "model.backbone.lora.targets: no linear layer is named "
+                f"{target!r}{did_you_mean(target, there)}; available: {', '.join(there)}, all-linear"
             )
         chosen |= dict.fromkeys(matching)
     return list(chosen)

@@ -98,10 +98,10 @@ def random_size(section: BackboneSection) -> BackboneSize:
     if hidden_size % (heads * multiple):
         fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
         advice = f"one of {fitting}" if fitting else "an even hidden_size"
-        needed = " of an even number of channels, which rotary positions need" if multiple == 2 else ""
+        needed = " with an even number of channels, which rotary positions need" if multiple == 2 else ""
         raise ConfigError(
-            f"model.backbone: hidden_size {hidden_size} can't be split over {heads} heads{needed}; "
-            f"set model.backbone.heads to {advice}"
+            f"model.backbone: hidden_size {hidden_size} can't be split into {heads} heads{needed}; set "
+            f"model.backbone.heads to {advice}"
         )
     return size
 
@@ -122,10 +122,10 @@ def weights_folder(section: BackboneSection) -> Path:
     # Named in the message, since a folder with other pickles looks complete.
     patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
     pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
-    pickle = f"only {pickles[0]}, a pickle, which can run code when read" if pickles else "no weights at all"
+    pickle = f"only {pickles[0]}, a pickle, which can run code when it is loaded" if pickles else "it has no weights"
     raise ConfigError(
-        f"{SOURCE_KEY}: {section.source} holds no safetensors ({pickle}); convert the weights with save_pretrained of "
-        "transformers, and use that folder"
+        f"{SOURCE_KEY}: {section.source} has no safetensors ({pickle}); convert the weights with "
+        "save_pretrained of transformers and use that folder"
     )
 
 
@@ -137,10 +137,10 @@ def model_type(folder: Path) -> str:
     """Return the architecture in config.json. Raises ConfigError (no file, or no model_type)."""
     kind = read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")
     if not isinstance(kind, str):
-        raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} names no model_type; give a Hugging Face model folder")
+        raise ConfigError(f"{SOURCE_KEY}: {folder / CONFIG_FILE} has no model_type; give a Hugging Face model folder")
     # Padding would make it a different model than the package intended.
     if "esmeray.backbones" in UNUSABLE.get(kind, ""):
-        raise ConfigError(f"{SOURCE_KEY}: {folder} holds a {kind}, and {UNUSABLE[kind]}")
+        raise ConfigError(f"{SOURCE_KEY}: {folder} is a {kind} model, and {UNUSABLE[kind]}")
     return kind
 
 
@@ -175,7 +175,7 @@ def _folder(section: BackboneSection, patterns: list[str]) -> Path:
     sizes_set = [key for key in ("layers", "hidden_size", "heads") if getattr(section, key) is not None]
     if sizes_set:
         raise ConfigError(
-            f"model.backbone.{sizes_set[0]} can't be set for loaded weights ({source}); remove it, or choose a "
+            f"model.backbone.{sizes_set[0]} can't be set for trained weights ({source}); remove it, or choose a "
             f"size with random weights: {', '.join(sizes)}"
         )
     folder = local_folder(source, SOURCE_KEY)
@@ -183,8 +183,8 @@ def _folder(section: BackboneSection, patterns: list[str]) -> Path:
         return folder
     if "/" not in source:  # the hub has a few names without an owner, which a misspelt size must not match
         raise ConfigError(
-            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, sizes)}; sizes are "
-            f"{', '.join(sizes)}; hub names have an owner, as in facebook/esm2_t6_8M_UR50D"
+            f"{SOURCE_KEY}: {source!r} is neither a folder nor a known size{did_you_mean(source, sizes)}; use a "
+            f"size ({', '.join(sizes)}), a folder, or a hub name such as facebook/esm2_t6_8M_UR50D"
         )
     advice = f"give a local folder, or a size with random weights ({', '.join(sizes)})"
     return fetch(source, patterns, SOURCE_KEY, advice)

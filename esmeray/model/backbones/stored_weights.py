@@ -58,7 +58,7 @@ class StoredTensor(NamedTuple):
             while view:
                 count = file.readinto(view)
                 if not count:
-                    raise DataError(f"{self.path}: has become shorter since it was opened; {REMEDY}")
+                    raise DataError(f"{self.path}: was truncated after it was opened; {REMEDY}")
                 view = view[count:]
             if once:  # drop it from the page cache, where it would displace other files before the next pass
                 os.posix_fadvise(file.fileno(), self.offset, tensor.nbytes, os.POSIX_FADV_DONTNEED)

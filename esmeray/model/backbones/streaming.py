@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esmeray.common.background_thread import BackgroundThread
-from esmeray.model.backbones.int8 import SCALES, widened
+from esmeray.model.backbones.int8 import SCALES, dequantized
 from esmeray.model.backbones.stored_weights import StoredTensor
 
 
@@ -63,14 +63,14 @@ class StreamedLayers(nn.ModuleList):
         """Return a layer with weights; ``computed``: event after which the layers before the last one are free."""
         tensors = self._tensors(index)
         if self._copies is None:
-            tensors = widened(tensors, self._like.dtype)
+            tensors = dequantized(tensors, self._like.dtype)
         else:
             # Launches run ahead of execution: without waiting, weights would fill the device or be overwritten.
             if computed is not None:
                 computed.synchronize()
             with torch.cuda.stream(self._copies):
                 tensors = {name: tensor.to(self._like.device, non_blocking=True) for name, tensor in tensors.items()}
-                tensors = widened(tensors, self._like.dtype)
+                tensors = dequantized(tensors, self._like.dtype)
             self._copies.synchronize()  # this thread waits while the main one launches
         layer = copy.deepcopy(self[index])
         layer.load_state_dict(tensors, assign=True)
@@ -96,7 +96,7 @@ class StreamedLayers(nn.ModuleList):
     def read(self, name: str) -> Tensor:
         """Return a tensor of :meth:`state_dict` on the host, in fp32."""
         both = {key: self.stored[key].read(once=True) for key in (name, name + SCALES) if key in self.stored}
-        return widened(both, torch.float32)[name].float()
+        return dequantized(both, torch.float32)[name].float()
 
 
 def state_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -93,10 +93,12 @@ def read_settings_of(path: Path, holds: str, parse: Callable[[dict[str, Any]], S
     format version.
     """
     if not path.is_file():
-        raise DataError(f"{path.parent} holds no {holds} ({path.name} is missing)")
+        raise DataError(f"{path.parent} contains no {holds} ({path.name} is missing)")
     settings = read_json(verified(path), REMEDY)
     with parsing(path, REMEDY):
         version = settings.pop("format_version")  # checked first, because names of settings may differ between versions
         if version != FORMAT_VERSION:
-            raise DataError(f"{path} has format version {version}, this program reads {FORMAT_VERSION}; {REMEDY}")
+            raise DataError(
+                f"{path} has format version {version}, but this version of Esmeray reads {FORMAT_VERSION}; {REMEDY}"
+            )
         return parse(settings)

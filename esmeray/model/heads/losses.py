@@ -34,7 +34,7 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
     for regression, which has no classes.
     """
     if kind == "regression":
-        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+        raise ConfigError("model.classifier.class_weights: regression has no classes; set it to none")
     if kind == "multilabel":
         # Sum block by block, because with thousands of terms the targets of all records may not fit into memory.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)
@@ -98,7 +98,7 @@ def _class_losses(
         )
     # Without torch's class weights, which would change p in the focal factor.
     surprise_M = functional.cross_entropy(logits_MK, targets_M, ignore_index=IGNORED_TARGET, reduction="none")
-    losses_M = _doubt(surprise_M, gamma) * surprise_M
+    losses_M = _focal_weight(surprise_M, gamma) * surprise_M
     # clamp for indexing: an ignored target is -100, and its loss is 0 with any weight.
     return losses_M if class_weights is None else losses_M * class_weights[targets_M.clamp(min=0)]
 
@@ -113,11 +113,11 @@ def _label_losses(
             logits_MK, filled_MK, pos_weight=positive_weights, reduction="none"
         )
     surprise_MK = functional.binary_cross_entropy_with_logits(logits_MK, filled_MK, reduction="none")
-    losses_MK = _doubt(surprise_MK, gamma) * surprise_MK
+    losses_MK = _focal_weight(surprise_MK, gamma) * surprise_MK
     return losses_MK if positive_weights is None else losses_MK * (1 + (positive_weights - 1) * filled_MK)
 
 
-def _doubt(surprise: Tensor, gamma: float) -> Tensor:
+def _focal_weight(surprise: Tensor, gamma: float) -> Tensor:
     """Return (1 - p)^gamma from -log p."""
     # expm1, because 1 - exp(-x) rounds to 0 for small x, and the gradient of nearly right predictions would vanish.
     # clamp, because a power below 1 has no derivative at 0, to which fp32 rounds values below 1e-8.

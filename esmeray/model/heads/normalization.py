@@ -41,12 +41,12 @@ class FeatureStatistics:
         """
         count = self.sums["count"]
         if not count.item():
-            raise DataError("no residue to measure the feature normalisation from; the training data is empty")
+            raise DataError("no residues to compute the feature normalisation from; the training data is empty")
         mean = self.sums["features"] / count
         # clamp, because rounding may make the difference negative for a constant channel.
         scale = (self.sums["squares"] / count - mean.square()).clamp_min(0).sqrt()
         if not (mean.isfinite().all() and scale.isfinite().all()):
-            raise DataError("the backbone gives features that are not finite; check its weights or use bf16 or fp32")
+            raise DataError("the backbone returns features that are not finite; check its weights, or use bf16 or fp32")
         # The floor prevents that a nearly constant channel becomes noise.
         floor = (scale.median() * 1e-3).clamp_min(1e-6)
         return mean.float(), torch.maximum(scale, floor).float()

@@ -41,16 +41,14 @@ def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
     name = choices[0] if section.loss == "auto" else section.loss
     if name not in choices:
         raise ConfigError(
-            f"model.classifier.loss {name} is not for data.labels.kind {kind}: choose auto or {' or '.join(choices)}"
+            f"model.classifier.loss {name} does not support data.labels.kind {kind}: use auto or {' or '.join(choices)}"
         )
     if section.label_smoothing and name != "cross_entropy":
-        raise ConfigError(f"model.classifier.label_smoothing is for cross_entropy, not for {name}: set it to 0")
+        raise ConfigError(f"model.classifier.label_smoothing needs loss cross_entropy, not {name}: set it to 0")
     if section.class_weights != "none" and kind == "regression":
-        raise ConfigError("model.classifier.class_weights: regression has no classes: set it to none")
+        raise ConfigError("model.classifier.class_weights: regression has no classes; set it to none")
     if section.label_weights is not None and kind != "multilabel":
-        raise ConfigError(
-            f"model.classifier.label_weights is for data.labels.kind multilabel, not for {kind}: remove it"
-        )
+        raise ConfigError(f"model.classifier.label_weights needs data.labels.kind multilabel, not {kind}: remove it")
     return name
 
 
@@ -61,9 +59,7 @@ def best_metric(section: ClassifierSection, kind: TargetKind) -> str:
         return {"multilabel": "f1_micro", "regression": "spearman"}.get(kind, "mcc")
     known = ("loss", *METRICS[kind])
     if name not in known:
-        raise ConfigError(
-            f"model.classifier.best_metric: an evaluation of {kind} has no metric {name!r}; it has {', '.join(known)}"
-        )
+        raise ConfigError(f"model.classifier.best_metric: {kind} has no metric {name!r}; available: {', '.join(known)}")
     return name
 
 
@@ -72,14 +68,13 @@ def check_pooling(section: ClassifierSection, kind: TargetKind, *, num_prefix: i
     pooling = section.pooling
     if kind == "per_residue" and pooling != "mean":
         raise ConfigError(
-            f"model.classifier.pooling {pooling}: residues are not pooled, data.labels.kind is per_residue; "
-            "leave it at mean"
+            f"model.classifier.pooling {pooling}: data.labels.kind per_residue does not pool; leave it at mean"
         )
     if pooling == "cls" and num_prefix == 0:
         raise ConfigError(
-            "model.classifier.pooling cls: this tokenizer puts no token before a sequence; use mean, max or last"
+            "model.classifier.pooling cls: this tokenizer adds no token before a sequence; use mean, max or last"
         )
     if pooling == "cls" and causal:
         raise ConfigError(
-            "model.classifier.pooling cls: the first token of a decoder sees nothing of the sequence; use last"
+            "model.classifier.pooling cls: in a decoder the first token does not see the sequence; use last"
         )

@@ -126,7 +126,9 @@ class _Rows:
         every = _numpy(probabilities_NC, np.float64)
         wanted = _numpy(targets, np.float64 if by_number else np.int64)
         if every.ndim != 2 or wanted.shape != (every.shape if by_number else every.shape[:1]):
-            raise ValueError(f"{kind}: probabilities {every.shape} and targets {wanted.shape} don't fit together")
+            raise ValueError(
+                f"{kind}: the shapes of probabilities {every.shape} and targets {wanted.shape} do not match"
+            )
         kept = has_target(wanted)
         self.probabilities, self.targets = every[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
@@ -137,14 +139,14 @@ class _Rows:
         unusable = int((~np.isfinite(self.probabilities)).any(axis=1).sum())
         if unusable:
             raise DivergenceError(
-                f"the predictions of {unusable:,} of {len(self.targets):,} records are NaN or infinite, so they have "
-                "no metrics: take an earlier checkpoint, or train with a lower learning rate"
+                f"the predictions of {unusable:,} of {len(self.targets):,} records are NaN or infinite, so "
+                "metrics can't be computed: use an earlier checkpoint, or train with a lower learning rate"
             )
         if kind != "regression":
             # Rounding in a bf16 softmax or in sums may leave 0..1 slightly. Larger deviations mean logits.
             clipped = self.probabilities.clip(0, 1)
             if np.abs(clipped - self.probabilities).max(initial=0.0) > _ROUNDING:
-                raise ValueError("these are no probabilities: some are below 0 or above 1")
+                raise ValueError("not probabilities: some values are below 0 or above 1")
             self.probabilities = clipped
 
 

@@ -107,15 +107,15 @@ class Correlation:
         if not weights.sum():  # the resampling has no known record of this column
             return dict.fromkeys(("mse", "mae", "r2", "pearson", "spearman"), np.nan)
         squared = np.average(self._errors**2, weights=weights)
-        measured = _standing(self._measured, weights)
+        measured = _deviations(self._measured, weights)
         predicted_ranks, measured_ranks = (
-            _standing(_mid_ranks(ties, weights), weights) for ties in (self._predicted_ties, self._measured_ties)
+            _deviations(_mid_ranks(ties, weights), weights) for ties in (self._predicted_ties, self._measured_ties)
         )
         return {
             "mse": squared,
             "mae": np.average(np.abs(self._errors), weights=weights),
             "r2": 1 - _ratio(squared, np.average(measured**2, weights=weights)),
-            "pearson": _correlation(_standing(self._predicted, weights), measured, weights),
+            "pearson": _correlation(_deviations(self._predicted, weights), measured, weights),
             "spearman": _correlation(predicted_ranks, measured_ranks, weights),
         }
 
@@ -243,7 +243,7 @@ def _mid_ranks(ties_N: NDArray[np.intp], weights_N: Floats) -> Floats:
     return (np.cumsum(at_U) - at_U / 2)[ties_N]
 
 
-def _standing(values_N: Floats, weights_N: Floats) -> Floats:
+def _deviations(values_N: Floats, weights_N: Floats) -> Floats:
     """Return (N,) deviations from the weighted mean, exactly 0 if all values with a weight are equal."""
     weighted = values_N[weights_N > 0]
     # Exactly 0, because rounding errors of equal values would give a correlation of noise.

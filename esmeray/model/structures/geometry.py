@@ -19,12 +19,12 @@ from esmeray.dataset.packed_batch import PackedBatch
 
 RADII = torch.linspace(2.0, 22.0, 16)
 """Centres of the radial basis functions in Å; their width is the distance between two centres."""
-FARTHEST_OFFSET = 32
+MAX_OFFSET = 32
 """Maximum offset along the chain in residues; larger offsets are clamped."""
-PAIR_FEATURES = 25 * len(RADII) + (2 * FARTHEST_OFFSET + 2) + 12
+PAIR_FEATURES = 25 * len(RADII) + (2 * MAX_OFFSET + 2) + 12
 RESIDUE_FEATURES = 6
 _CA = 1
-_LONGEST_BOND = 2.5
+_MAX_BOND = 2.5
 """Maximum distance in Å between C and the next residue's N; the chain is broken if it is larger."""
 _AT_ONCE = 1 << 22
 """Maximum number of pairs whose distances are in memory at the same time."""
@@ -76,9 +76,9 @@ def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -
     radii = RADII.to(distances)
     radial = (-((distances[..., None] - radii) / (radii[1] - radii[0])).square()).exp().flatten(2)
     offsets = indices - torch.arange(len(indices), device=indices.device)[:, None]
-    offsets = offsets.clamp(-FARTHEST_OFFSET, FARTHEST_OFFSET) + FARTHEST_OFFSET
+    offsets = offsets.clamp(-MAX_OFFSET, MAX_OFFSET) + MAX_OFFSET
     other_chain = chains_T[indices] != chains_T[:, None]  # offsets between chains mean nothing and get their own class
-    along = functional.one_hot(offsets.masked_fill(other_chain, 2 * FARTHEST_OFFSET + 1), 2 * FARTHEST_OFFSET + 2)
+    along = functional.one_hot(offsets.masked_fill(other_chain, 2 * MAX_OFFSET + 1), 2 * MAX_OFFSET + 2)
     frames_T33 = _frames(atoms_TA3)
     ca_T3 = atoms_TA3[:, _CA]
     to_local = frames_T33.transpose(1, 2)[:, None]
@@ -93,7 +93,7 @@ def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch
     segments_T = batch.segment_ids()
     bonded = known_T[1:] & known_T[:-1] & (segments_T[1:] == segments_T[:-1]) & (chains_T[1:] == chains_T[:-1])
     # Check the distance as well, because residues that are missing in the file leave no gap in the batch.
-    bonded &= (n[1:] - c[:-1]).square().sum(-1) < _LONGEST_BOND**2
+    bonded &= (n[1:] - c[:-1]).square().sum(-1) < _MAX_BOND**2
     phi = _torsion(c[:-1], n[1:], ca[1:], c[1:])
     psi = _torsion(n[:-1], ca[:-1], c[:-1], n[1:])
     omega = _torsion(ca[:-1], c[:-1], n[1:], ca[1:])

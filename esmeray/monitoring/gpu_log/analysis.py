@@ -63,7 +63,7 @@ class GpuSummary(NamedTuple):
 
     def __str__(self) -> str:
         parts = [
-            ("utilisation {:.0%} at work", self.utilisation),
+            ("utilisation {:.0%} while busy", self.utilisation),
             ("idle {:.0%}", self.idle),
             ("peak memory {:.1f}", self.memory_peak_bytes and self.memory_peak_bytes / 2**30),
             ("of {:.0f} GiB", self.memory_total_bytes and self.memory_total_bytes / 2**30),
@@ -72,7 +72,7 @@ class GpuSummary(NamedTuple):
             ("clocks at {:.0%}", self.clock_share),
         ]
         known = ", ".join(words.format(value) for words, value in parts if value is not None).replace(", of ", " of ")
-        return f"GPU {self.gpu}: {known}" + ("" if self.advice else "; nothing is amiss")
+        return f"GPU {self.gpu}: {known}" + ("" if self.advice else "; no problems found")
 
 
 def summarise(log: GpuLog) -> list[GpuSummary]:
@@ -179,16 +179,16 @@ def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:
 def _notes(rows: pd.DataFrame, worked: bool) -> list[str]:
     notes = []
     if rows["throttle_reasons"].isna().all():
-        notes.append("no throttle reasons: throttling is detected by clocks alone")
+        notes.append("no throttle reasons in the log: throttling is inferred from the clocks")
     if len(rows) < 30:
-        notes.append(f"{counted(len(rows), 'sample{s}')} are few to judge by")
+        notes.append(f"only {counted(len(rows), 'sample{s}')}, so the values are uncertain")
     if not worked and rows["util"].notna().any():
-        notes.append("did nothing: use it (ray.num_workers), or leave it to others (CUDA_VISIBLE_DEVICES)")
+        notes.append("was never used: use it (raise ray.num_workers), or release it (CUDA_VISIBLE_DEVICES)")
     errors = rows["ecc_uncorrected"].dropna()  # counted since the driver was loaded: only growth belongs to this log
     if len(errors) and errors.max() > errors.min():
         when = rows[TIME][errors[errors > errors.iloc[0]].index[0]]
         count = counted(int(errors.max() - errors.min()), "uncorrected memory error{s}")
-        notes.append(f"{count}, the first after {when:.0f} s: results since then may be wrong")
+        notes.append(f"{count}, the first after {when:.0f} s: later results may be wrong")
     return notes
 
 

@@ -13,7 +13,7 @@ from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 
 _COLOURS = (BLUE, ORANGE, GREEN, "#7b5aa6", "#4ab4c4", "#8c564b", "#d6539b", "#5c7f3f", GREY)
 _SHADES = {"idle": GREY, "thermal": RED, "power_capped": ORANGE}
-_MOST_POINTS = 3000
+_MAX_POINTS = 3000
 
 
 class Panel(NamedTuple):
@@ -56,7 +56,7 @@ def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary]
                 axes.axvspan(start / unit, end / unit, color=_SHADES[kind], alpha=0.25, linewidth=0)
     for number, (label, table) in enumerate(log.gpus.items()):
         # Long logs show the mean of groups of samples, in a band from minimum to maximum.
-        size = len(table) // _MOST_POINTS + 1
+        size = len(table) // _MAX_POINTS + 1
         groups = (table[panel.metric] / panel.scale).groupby(np.arange(len(table)) // size)
         times, colour = table[TIME].iloc[::size] / unit, _COLOURS[number % len(_COLOURS)]
         if size > 1:

@@ -74,7 +74,7 @@ def read_gpu_log(path: Path) -> GpuLog:
         data = path.read_bytes()
     rows = list(csv_rows(io.BytesIO(data[: data.rfind(b"\n") + 1]), path, ","))
     if not rows:
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{path}: the log is empty")
     # nvidia-smi puts a blank after each comma.
     cells = pd.DataFrame(rows[1:], columns=rows[0], dtype=str).rename(columns=str.strip)
     titles = _find_titles(list(cells), path)
@@ -82,7 +82,7 @@ def read_gpu_log(path: Path) -> GpuLog:
     cells.index += 2  # line numbers start at 1, the first is the header
     cells = cells[cells.iloc[:, 0] != cells.columns[0]]  # repeated headers of an nvidia-smi that appended
     if cells.empty:
-        raise DataError(f"{path}: has a header and no samples")
+        raise DataError(f"{path}: the log has a header but no samples")
     # By length first: indices are strings here, and "10" comes after "9".
     by_gpu = sorted(_values(cells, titles, path).groupby(GPU), key=lambda item: (len(item[0]), item[0]))
     return GpuLog(path, cells[titles[TIME]].iloc[0], {gpu: rows.reset_index(drop=True) for gpu, rows in by_gpu})
@@ -104,8 +104,8 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
             near = difflib.get_close_matches(title, free, n=1, cutoff=0.4)
             described.append(title + "".join(f" (nearest: {name})" for name in near))
         raise DataError(
-            f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles)}. Query what is missing by "
-            "`nvidia-smi --query-gpu`: `esmeray profile log --help` has the columns"
+            f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles)}. Add the missing "
+            "columns to `nvidia-smi --query-gpu`; `esmeray profile log --help` lists them"
         )
     return known
 

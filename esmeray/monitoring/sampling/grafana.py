@@ -47,7 +47,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "title": "Esmeray",
         "uid": "esmeray",  # fixed: a new import replaces the dashboard, and links to it stay valid
-        "description": "Runs that train_ray.py has on this Ray cluster.",
+        "description": "Training runs on this Ray cluster.",
         "tags": ["ray", "esmeray"],
         "schemaVersion": 39,
         "version": 1,

@@ -71,7 +71,7 @@ class MemoryMeter:
         """Raise torch.OutOfMemoryError if the peak exceeds the limit. On a GPU the allocator raises it."""
         if self._limit_bytes is not None and (peak := self.peak_bytes()) > self._limit_bytes:
             taken, limit = (f"{size_bytes / 2**20:,.0f} MiB" for size_bytes in (peak, self._limit_bytes))
-            raise torch.OutOfMemoryError(f"the process took {taken} of memory, {limit} is what it may take")
+            raise torch.OutOfMemoryError(f"the process used {taken} of memory, more than its limit of {limit}")
 
     def free(self) -> None:
         """Release unused memory to the system, and reset the peak."""

@@ -52,18 +52,18 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Step of each worker": (Metric("throughput/worker/{worker}/step_s", "seconds", "Duration of a worker's step"),),
     },
     "GPU and memory": {
-        "GPU utilisation": (Metric("gpu/{gpu}/util", "percent", "Time in which some kernel ran"),),
+        "GPU utilisation": (Metric("gpu/{gpu}/util", "percent", "Share of time in which a kernel ran"),),
         "GPU memory in use": (
             Metric("gpu/{gpu}/mem_used_bytes", "bytes", "GPU memory in use, by all processes"),
-            Metric("gpu/{gpu}/mem_total_bytes", "bytes", "GPU memory in all"),
+            Metric("gpu/{gpu}/mem_total_bytes", "bytes", "Total GPU memory"),
         ),
         "GPU memory read or written": (
-            Metric("gpu/{gpu}/mem_util", "percent", "Time in which GPU memory was read or written"),
+            Metric("gpu/{gpu}/mem_util", "percent", "Share of time in which GPU memory was read or written"),
         ),
         "Temperature": (Metric("gpu/{gpu}/temperature_c", "celsius", "Temperature of the chip"),),
         "Power": (
-            Metric("gpu/{gpu}/power_w", "watts", "Power that the board draws"),
-            Metric("gpu/{gpu}/power_limit_w", "watts", "Power that the board may draw"),
+            Metric("gpu/{gpu}/power_w", "watts", "Power draw of the board"),
+            Metric("gpu/{gpu}/power_limit_w", "watts", "Power limit of the board"),
         ),
         "Clocks": (
             Metric("gpu/{gpu}/sm_clock_mhz", "MHz", "Clock of the SMs"),
@@ -71,7 +71,7 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
             Metric("gpu/{gpu}/memory_clock_mhz", "MHz", "Clock of the memory"),
         ),
         "Throttle reasons (NVML's bits)": (
-            Metric("gpu/{gpu}/throttle_reasons", "bits", "Why the clocks are lowered, as NVML's bits"),
+            Metric("gpu/{gpu}/throttle_reasons", "bits", "Reasons for lowered clocks, as NVML's bits"),
         ),
         "PCIe": (
             Metric("gpu/{gpu}/pcie_tx_bytes_per_s", "bytes/s", "Sent over PCIe"),
@@ -88,30 +88,34 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Processes": (Metric("gpu/{gpu}/processes", "count", "Processes that compute on the GPU"),),
         "In tensors, reserved, peak": (
             Metric("gpu/worker/{worker}/torch_allocated_bytes", "bytes", "In tensors, on the worker's GPU"),
-            Metric("gpu/worker/{worker}/torch_reserved_bytes", "bytes", "Held by torch's allocator, tensors included"),
+            Metric(
+                "gpu/worker/{worker}/torch_reserved_bytes", "bytes", "Reserved by torch's allocator, including tensors"
+            ),
             Metric("gpu/worker/{worker}/torch_peak_bytes", "bytes", "Maximum in tensors, in this epoch"),
         ),
-        "Reserved without a tensor": (
-            Metric("gpu/worker/{worker}/torch_fragmentation", "share", "Share of the reserved memory without a tensor"),
+        "Reserved but unused": (
+            Metric(
+                "gpu/worker/{worker}/torch_fragmentation", "share", "Share of the reserved memory that holds no tensor"
+            ),
         ),
-        "Allocations tried again": (
+        "Allocation retries": (
             Metric(
                 "gpu/worker/{worker}/torch_alloc_retries",
                 "count",
-                "Times that torch had to give memory back and try again",
+                "Number of times that torch released cached memory and retried an allocation",
             ),
         ),
     },
     "Host": {
         "Memory": (
-            Metric("host/mem_used_bytes", "bytes", "Memory that is not available"),
+            Metric("host/mem_used_bytes", "bytes", "Memory in use (not available)"),
             Metric("host/mem_available_bytes", "bytes", "Memory that is available without swapping"),
             Metric("host/mem_total_bytes", "bytes", "Memory of the machine, or the limit of its container"),
         ),
         "Resident memory with loaders": (
             Metric("host/worker/{worker}/rss_bytes", "bytes", "Resident memory of the worker and its loader processes"),
         ),
-        "Cores": (Metric("host/cpu_percent", "percent", "Time in which the cores worked, all together"),),
+        "Cores": (Metric("host/cpu_percent", "percent", "CPU utilisation over all cores"),),
         "CPU of the workers (100 is a core)": (
             Metric(
                 "host/worker/{worker}/cpu_percent", "percent", "CPU time of the worker and its loaders; 100 is one core"
@@ -127,20 +131,18 @@ PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
         ),
     },
     "Data": {
-        "Token budget left empty": (
-            Metric("data/padding_share", "share", "Share of the token budget that batches leave empty"),
-            Metric("data/worker/{worker}/padding_share", "share", "Share of the token budget that batches leave empty"),
+        "Unused token budget": (
+            Metric("data/padding_share", "share", "Unused share of the token budget"),
+            Metric("data/worker/{worker}/padding_share", "share", "Unused share of the token budget"),
         ),
-        "Batches that are ready": (
-            Metric(
-                "data/worker/{worker}/loader_queue_depth", "count", "Batches that are ready and wait for the worker"
-            ),
+        "Ready batches": (
+            Metric("data/worker/{worker}/loader_queue_depth", "count", "Prefetched batches that wait for the worker"),
         ),
-        "Features from the cache": (
+        "Cache hits": (
             Metric(
                 "data/worker/{worker}/feature_cache_hit_rate",
                 "share",
-                "Share of the features or structures that the cache had",
+                "Share of features or structures found in the cache",
             ),
         ),
     },

@@ -72,13 +72,13 @@ class NvmlDevices:
             # A machine without a GPU is fine; the driver's device file without a driver is an error.
             no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value not in no_driver or _DRIVER_NODE.exists():
-                warn(f"the GPUs are not watched: NVML can't be used ({error}); see 'esmeray profile gpu'")
+                warn(f"GPUs are not monitored: NVML can't be used ({error}); see 'esmeray profile gpu'")
             return
         for index in range(count):
             try:
                 self._gpus.append(_Gpu(index, clock))
             except pynvml.NVMLError as error:
-                warn(f"GPU {index} is not watched: NVML can't open it ({error})")
+                warn(f"GPU {index} is not monitored: NVML can't open it ({error})")
 
     def read(self) -> list[GpuSample]:
         samples = []
@@ -88,10 +88,10 @@ class NvmlDevices:
                 samples.append(gpu.read(pcie=gpu is turn))
             except pynvml.NVMLError as error:
                 if error.value in _DRIVER_GONE:  # one warning for all GPUs
-                    self._warn(f"NVML failed ({error}): the GPUs are not watched from here on")
+                    self._warn(f"NVML failed ({error}): GPUs are no longer monitored")
                     self._gpus.clear()
                     return []
-                self._warn(f"GPU {gpu.index} can't be read any more ({error}) and is not watched from here on")
+                self._warn(f"GPU {gpu.index} can't be read ({error}) and is no longer monitored")
                 self._gpus.remove(gpu)
         return samples
 

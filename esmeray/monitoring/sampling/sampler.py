@@ -121,7 +121,7 @@ class Sampler:
             return
         self._thread.join(CLOSE_LIMIT_S)
         if self._thread.is_alive():
-            self._warn(f"monitoring hangs: its last sample did not come within {CLOSE_LIMIT_S:g} s")
+            self._warn(f"monitoring hangs: its last sample did not finish within {CLOSE_LIMIT_S:g} s")
 
     def _work(self) -> None:
         self.sample()

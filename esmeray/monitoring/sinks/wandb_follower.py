@@ -60,8 +60,12 @@ def main(argv: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("--mode", choices=["offline", "online"], help="default: wandb.mode of the run's config")
-    parser.add_argument("--worker", type=int, help="only this worker's records, as a W&B run of its own")
-    parser.add_argument("--follow", action="store_true", help="until standard input ends; default: what is there now")
+    parser.add_argument("--worker", type=int, help="upload only this worker's records, as a separate W&B run")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="follow the run until stdin closes; default: upload the existing records and exit",
+    )
     arguments = parser.parse_args(argv)
     replies = os.dup(1)  # the pipe to the driver, not inherited by wandb's service; descriptor 1 goes to the log
     os.dup2(2, 1)
@@ -85,7 +89,7 @@ class _Follower:
         self._worker: int | None = arguments.worker
         self._follow, self._replies = arguments.follow, replies
         self._hint = f" (wandb.finish_timeout_s is {self._section.finish_timeout_s:g}" + (
-            ", and the model was to be uploaded)" if self._section.log_model else ")"
+            ", and wandb.log_model uploads the model)" if self._section.log_model else ")"
         )
         self._ended, self._imported = threading.Event(), threading.Event()
 
@@ -186,7 +190,7 @@ class _Follower:
         # Online has three more seconds, in which wandb's service closes its file.
         limit_s = self._section.finish_timeout_s + 3.0 if self._mode == "online" else OFFLINE_LIMIT_S
         time.sleep(limit_s)
-        _leave(self._replies, f"no answer within {limit_s:.0f} s of the run's end{self._hint}")
+        _leave(self._replies, f"no answer within {limit_s:.0f} s after the end of the run{self._hint}")
 
     def _settings(self) -> dict[str, Any]:
         section = self._section

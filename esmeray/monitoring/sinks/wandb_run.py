@@ -100,5 +100,5 @@ class WandbFollowers:
         if self._warned.acquire(blocking=False):  # never released: one warning is enough
             path = self._run.path
             self._warn(
-                f"W&B: {problem}; {path} holds all values: 'python -m {PROGRAM} {path} --mode online' uploads them"
+                f"W&B: {problem}; {path} has all values; to upload them, run 'python -m {PROGRAM} {path} --mode online'"
             )

@@ -34,7 +34,7 @@ class AlertSink:
         last = {(record.get("name"), record.get("subject")): record for record in RecordTail(self._path).poll()}
         for record in last.values():
             if record.get("state") == "raised":
-                over = {"state": "cleared", "message": "the run was started again", "time": steady_time()}
+                over = {"state": "cleared", "message": "the run was restarted", "time": steady_time()}
                 self._append(record | over, record)
 
     def write(self, record: Record) -> None:
@@ -43,7 +43,7 @@ class AlertSink:
             self._check_loss(record)
         elif record["kind"] == "sample":
             host = {name.removeprefix("host/"): value for name, value in record["metrics"].items()}
-            remedy = "lower data.num_workers or data.prefetch, or stop what else runs there"
+            remedy = "lower data.num_workers or data.prefetch, or stop other processes on the machine"
             self._check_memory(f"host {record['host']}", host, remedy, record)
             for index, values in self._gpus(record).items():
                 self._check_gpu(f"GPU {index} on {record['host']}", values, record)
@@ -60,7 +60,7 @@ class AlertSink:
         self._finite_losses = 0 if record["loss"] is None else self._finite_losses + 1
         if record["loss"] is None:
             message = (
-                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or look at the "
+                f"the loss is not finite at step {record['step']}: lower training.learning_rate, or check the "
                 "records listed in the run's folder nonfinite"
             )
             self._set("nonfinite_loss", "loss", True, message, record)
@@ -105,8 +105,10 @@ class AlertSink:
         if waits:
             return f"{waits[0].finding}: {waits[0].actions[0].text}"
         if facts.data_wait is None:
-            return "how a step's time is spent is not known"
-        return f"data is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give it more work"
+            return "the phases of a step were not measured"
+        return (
+            f"loading is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give the GPU more work"
+        )
 
     def _gpus(self, record: Record) -> dict[str, dict[str, float]]:
         """Return values of the run's GPUs, by number and last part of the name.

@@ -28,10 +28,10 @@ _STYLES = {"raised": "yellow", "validation": "dim"}
 _EVENTS = {
     **dict.fromkeys(("started", "finished", "stopped", "resizing", "diverged", "failed"), ""),
     "checkpoint": "step {step}: checkpoint saved",
-    "exports_best": "the best checkpoint is {checkpoint}, which is exported",
+    "exports_best": "exporting the best checkpoint, {checkpoint}",
     "resumed": "step {step}: resumed from {checkpoint}",
     "resized": "step {step}: from {from} to {to} workers ({why})",
-    "nonfinite": "step {step}: loss or gradient not finite, update left out",
+    "nonfinite": "step {step}: loss or gradient not finite, update skipped",
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
 }
 """Text of events; empty for events that the progress line or the end of the run reports."""

@@ -59,7 +59,7 @@ class RunWatcher:
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._warn(f"what shows the run did not close within {timeout_s:g} s and is left behind")
+            self._warn(f"the run's displays did not close within {timeout_s:g} s and were abandoned")
 
     def _watch(self) -> None:
         while not self._closing.wait(self._poll_s):
@@ -82,4 +82,4 @@ class RunWatcher:
             call(*arguments)
         except Exception as error:  # noqa: BLE001 - reported once, then the sink is out
             self._sinks.remove(sink)
-            self._warn(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")
+            self._warn(f"{type(sink).__name__} failed and is disabled: {type(error).__name__}: {error}")

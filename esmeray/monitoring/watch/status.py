@@ -7,7 +7,7 @@ from pathlib import Path
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import amount, did_you_mean, duration
-from esmeray.monitoring.advice import Facts, what_limits
+from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from esmeray.run_folder.checkpoints import saved_steps
 from esmeray.run_folder.job import lock_state
@@ -28,7 +28,7 @@ class RunStatus:
         self.files = RunFolder(folder.parent, folder.name)
         if not self.files.config.exists():
             nearest = did_you_mean(folder.name, {path.parent.name for path in folder.parent.glob("*/config.yaml")})
-            raise ConfigError(f"{folder} is not the folder of a run: no config.yaml{nearest}; give runs/NAME")
+            raise ConfigError(f"{folder} is not a run folder: no config.yaml{nearest}; give runs/NAME")
         self._pace = Pace()
         self._alerts: dict[tuple[str, str], Record] = {}
         self._heard_s: float | None = None  # by the monotonic clock
@@ -71,13 +71,13 @@ class RunStatus:
             yield f"  step {step['step']:,}{total}, loss {loss_text(step)}"
             speed = [f"  {amount(pace.tokens_per_s())} tokens/s"]
             if (step_s := pace.seconds_per_step()) is not None:
-                speed.append(f"{step_s:.3g} s a step")
+                speed.append(f"{step_s:.3g} s per step")
             if state == "running" and (left_s := pace.seconds_left()) is not None:
                 speed.append(f"{duration(left_s)} left")
             yield ", ".join(speed)
             if pace.validation is not None:
                 yield f"  step {pace.validation['step']:,}: {describe_validation(pace.validation, self._labels)}"
-            yield f"  {what_limits(self._facts()) or 'nothing measured limits the speed'}"
+            yield f"  {limiting_factor(self._facts()) or 'no bottleneck measured'}"
         yield from (f"  {tail.problem}" for tail in self._tails if tail.problem)
         for alert in self._alerts.values():
             if alert.get("state") == "raised":
@@ -87,13 +87,13 @@ class RunStatus:
         if self._outcome is not None:  # before the lock, which an orderly end releases too
             return f"{self._outcome.status}, {self._outcome.message}"
         if self._lock == "left":
-            return f"ended without an outcome (killed?), {saved_steps(self.files)[1]}"
+            return f"ended without an outcome (probably killed), {saved_steps(self.files)[1]}"
         if self._pace.step is None:
-            return "starting, no step is done yet"
+            return "starting, no step completed yet"
         assert self._heard_s is not None  # of the step
         # Quiet: no record for a minute, or for three usual steps if these are longer.
         if time.monotonic() - self._heard_s > max(60.0, 3 * (self._pace.seconds_per_step() or 0.0)):
-            return "quiet, validating for long, or ended without notice"
+            return "quiet: in a long validation, or ended without notice"
         return "running"
 
     def _facts(self) -> Facts:

@@ -28,8 +28,8 @@ NPY_TYPE = "application/x-npy"
 _LETTERS = re.compile(r"[A-Za-z]+")
 """Letters of the store's alphabet in any case, and J. Gaps of alignments are refused, as in the commands."""
 _MASKED_LETTERS = re.compile(rf"(?:[A-Za-z]|{MASK_TEXT})+")
-LONGEST_ID = 256
-_MOST_HEADER_BYTES = 4 * LONGEST_ID  # a character of UTF-8 has at most four bytes
+MAX_ID_LENGTH = 256
+_MAX_HEADER_BYTES = 4 * MAX_ID_LENGTH  # a character of UTF-8 has at most four bytes
 _MASK = MASK_TEXT.encode()
 SMALL_BYTES = 65_536
 """Bodies up to this size are parsed in the event loop, larger ones in a thread."""
@@ -39,8 +39,8 @@ _COSTS_BYTES = {b",": 40, b'"': 28, b":": 60, b"[": 80, b"{": 250}
 Comma: a number and the list's pointer to it. Quote: half a short string. Colon: an entry of a dictionary. Brackets: a
 list, a dictionary."""
 _CHEAP_BYTES = 8_000_000
-_MOST_RELATIVE = 5
-"""A body's values may take _CHEAP_BYTES, or _MOST_RELATIVE times the body; the body and its copies come on top."""
+_MAX_RELATIVE = 5
+"""A body's values may take _CHEAP_BYTES, or _MAX_RELATIVE times the body; the body and its copies come on top."""
 _SHOWN_PROBLEMS = 3
 """Number of faults that a refusal names."""
 
@@ -64,7 +64,7 @@ class Body(BaseModel):
 class Record(Body):
     """A sequence with its id."""
 
-    id: Annotated[str, Field(max_length=LONGEST_ID)]
+    id: Annotated[str, Field(max_length=MAX_ID_LENGTH)]
     sequence: str
 
 
@@ -159,7 +159,7 @@ def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]
     for name in given:
         if name not in known:
             yield (
-                f"{printable(name, longest=40)!r}{did_you_mean(name[:LONGEST_ID], known)}; "
+                f"{printable(name, longest=40)!r}{did_you_mean(name[:MAX_ID_LENGTH], known)}; "
                 f"there are {', '.join(known) or 'none'}"
             )
 
@@ -234,7 +234,7 @@ def _residues(letters: str, record: str, masks: bool) -> str:
 def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[str, Any]:
     """Parse the body as a JSON object, after bounding the memory of its values by counting bytes."""
     built_bytes = sum(body.count(letter) * cost_bytes for letter, cost_bytes in _COSTS_BYTES.items())
-    if built_bytes > max(_CHEAP_BYTES, _MOST_RELATIVE * len(body)):
+    if built_bytes > max(_CHEAP_BYTES, _MAX_RELATIVE * len(body)):
         raise RefusalError(
             413, "the body has too many short values; send fewer, latents as .npy, or sequences as FASTA"
         )
@@ -275,8 +275,8 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
         residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
         _check_number(residues, "residues", limits)
         # Cut before decoding: the header may be the whole body.
-        words = header[:_MOST_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
-        name = words[0][:LONGEST_ID] if words else str(number)
+        words = header[:_MAX_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
+        name = words[0][:MAX_ID_LENGTH] if words else str(number)
         try:
             records.append({"id": name, "sequence": sequence.decode("utf-8")})
         except UnicodeDecodeError as error:

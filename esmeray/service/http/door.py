@@ -32,8 +32,8 @@ LEAVES_S, WARY_S = 0.05, 1.0
 client that leaves meanwhile costs the ingress nothing; one that keeps its connection does not wait."""
 LINGER_S = 0.25
 """Seconds before a refused connection is closed, or a foreign page is answered, so that they come back less often."""
-MOST_HEAD_BYTES = 65_536
-LARGE_HEAD = RefusalError(431, f"address and headers have more than {MOST_HEAD_BYTES:,} bytes; send a body")
+MAX_HEAD_BYTES = 65_536
+LARGE_HEAD = RefusalError(431, f"address and headers have more than {MAX_HEAD_BYTES:,} bytes; send a body")
 _FRAME_BYTES = 100
 """Bytes of a body in addition to its residues."""
 _OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
@@ -166,7 +166,7 @@ class _Gathered:
 def head_refusal(scope: Scope) -> RefusalError | None:
     """Refuse an address and headers that are too large. protocol.py only counts those that arrive in pieces."""
     head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
-    return LARGE_HEAD if head_bytes > MOST_HEAD_BYTES else None
+    return LARGE_HEAD if head_bytes > MAX_HEAD_BYTES else None
 
 
 def give_back_memory() -> None:

@@ -9,7 +9,7 @@ import uuid
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from esmeray.service.http.door import LARGE_HEAD, LINGER_S, MOST_HEAD_BYTES
+from esmeray.service.http.door import LARGE_HEAD, LINGER_S, MAX_HEAD_BYTES
 from esmeray.service.http.refusals import RefusalError
 
 HEAD_S = 20.0
@@ -47,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.unparsed = self.unparsed[PARSED_BYTES:]
             self.pending_bytes += len(piece)
             super().data_received(piece)  # type: ignore[arg-type]
-            if self.pending_bytes > MOST_HEAD_BYTES:
+            if self.pending_bytes > MAX_HEAD_BYTES:
                 self._refuse(LARGE_HEAD)
             elif self.missing_bytes > FREE_CHUNKS * MEAN_CHUNK_BYTES:
                 self._refuse(SMALL_CHUNKS)

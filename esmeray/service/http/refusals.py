@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Scope
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 _TEI_ROUTES = (
     *("/embed", "/embed_all", "/predict", "/tokenize", "/info"),
     # Not served, but their 404 has the format of that API.
@@ -76,7 +76,7 @@ class RefusalError(Exception):
         headers = {**self.headers, **(headers or {})}  # a copy: the proxy sends one refusal many times
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 asks for it
-        return Response(json.dumps(body, ensure_ascii=False).encode()[:MOST_BYTES], self.status, headers, media_type)
+        return Response(json.dumps(body, ensure_ascii=False).encode()[:MAX_BYTES], self.status, headers, media_type)
 
 
 def printable(text: str, longest: int = 100) -> str:

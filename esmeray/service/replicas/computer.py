@@ -21,7 +21,7 @@ from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
-from esmeray.model.forward_loop import ForwardLoop, Indices, each
+from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
 from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
@@ -135,7 +135,7 @@ class Computer:
 
         # The loop of inference halves a batch that is out of memory.
         loop = ForwardLoop(
-            self._model.device, each(launch), lambda index: f"latents of {items[index].tokens:,} residues"
+            self._model.device, one_by_one(launch), lambda index: f"latents of {items[index].tokens:,} residues"
         )
         batches = loop.run([np.array(latents)])
         return {int(index): rows.numpy() for _, tensors in batches for index, rows in tensors.items()}

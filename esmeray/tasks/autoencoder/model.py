@@ -201,7 +201,7 @@ class ESM2Autoencoder(ResidueModel):
         tensors = [torch.as_tensor(latent) for latent in checked_list(latents, "latents", "tensors")]
         wrong = [tuple(tensor.shape) for tensor in tensors if tensor.shape[1:] != (self.latent_size,)]
         if wrong:
-            raise DataError(f"latents: one has shape {wrong[0]}, not (residues, {self.latent_size})")
+            raise DataError(f"latents: expected shape (residues, {self.latent_size}), found {wrong[0]}")
         if not tensors:
             return [], []
         lengths = [len(tensor) for tensor in tensors]

@@ -155,10 +155,10 @@ def _cropping(model: Classifier, opening: Opening) -> str:
     tail = opening.max_length - head
     used = f"the first {head:,} and the last {tail:,}" if tail else f"the first {head:,}"
     # Otherwise a reader would take row i for residue i.
-    rows = " A residue that is left out has no row in `result`." if model.per_residue else ""
+    rows = " Cropped residues have no row in `result`." if model.per_residue else ""
     return (
-        f"Of a text of more than {opening.max_length:,} tokens, special ones not counted, {used} are used, as in the "
-        f"run's validation; these lines and those below do the same.{rows}\n\n"
+        f"Texts of more than {opening.max_length:,} tokens, not counting special tokens, are cropped to {used} "
+        f"tokens, as in the run's validation. The code above and below does the same.{rows}\n\n"
     )
 
 

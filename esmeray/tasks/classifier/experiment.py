@@ -112,9 +112,9 @@ class ClassifierExperiment(LabelledExperiment):
         assert isinstance(model, Classifier)
         if data.crop == "random" and self.cropped.sequences:
             raise ConfigError(
-                f"data.crop random: {self.cropped.sequences} sequences are longer than data.max_length, and features "
-                "of a random window can't be kept: set data.crop to start or ends, or model.backbone.cache_features "
-                "to false"
+                f"data.crop random: {self.cropped.sequences} sequences are longer than data.max_length, and "
+                "features of random windows can't be cached: set data.crop to start or ends, or "
+                "model.backbone.cache_features to false"
             )
         precision = self.settings.precision
         # Keys are content hashes, so that equal sequences share their features, in any store.

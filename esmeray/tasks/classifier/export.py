@@ -198,15 +198,15 @@ def _base_folder(folder: Path) -> Path:
     # Without a revision the base was a folder, so the hub does not have it.
     if revision is None:
         raise DataError(
-            f"{path}: the base of the adapter, {source}, is gone; put it back or export with lora.export merged"
+            f"{path}: the adapter's base model {source} is missing; restore it, or export with lora.export merged"
         )
     try:
         # The patterns exclude pickles and code.
         return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
     except (OSError, HTTPError) as error:
         raise ResourceError(
-            f"{path}: the base of the adapter, {source} at {revision}, is not in the local cache and the hub can't be "
-            "reached"
+            f"{path}: the adapter's base model {source} at {revision} is not in the local cache, and the hub "
+            "can't be reached"
         ) from error
 
 

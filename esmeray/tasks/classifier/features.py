@@ -22,7 +22,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
 from esmeray.model.device import DTYPES
-from esmeray.model.forward_loop import ForwardLoop, Indices, each
+from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
 from esmeray.tasks.classifier.model import Classifier
 
 SHARD_BYTES = 128 << 20
@@ -106,7 +106,9 @@ def _computed(
         features_TD = backbone(batch)
         return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
 
-    loop = ForwardLoop(device, each(launch), lambda index: f"record {records[index]}, {lengths_N[index]:,} tokens")
+    loop = ForwardLoop(
+        device, one_by_one(launch), lambda index: f"record {records[index]}, {lengths_N[index]:,} tokens"
+    )
     for indices, tensors in loop.run(longest_first(lengths_N, max_tokens)):
         rows = tensors["features"].split(rows_N[indices].tolist())
         yield from zip(indices.tolist(), (row.numpy() for row in rows), strict=True)

@@ -31,7 +31,7 @@ from esmeray.model.section import ClassifierSection
 from esmeray.model.task_model import TaskModel, TaskOutput, scalar_sums
 from esmeray.tasks.section import ModelSection
 
-_LEAST_VARIATION = 1e-12
+_MIN_VARIATION = 1e-12
 """Minimum ratio of a column's sum of squares about the mean to its sum of squares; below it there is only rounding."""
 
 
@@ -215,7 +215,7 @@ class Classifier(LabelModel):
             if not self.per_residue:
                 features_MD = self.pool(features_MD, batch)
         elif self.per_residue or self.light_attention is not None:
-            raise ValueError("features of sequences were given, but this head takes features of tokens")
+            raise ValueError("expected features per token, found features per sequence")
         outputs_MK = self.head(features_MD)
         return outputs_MK if self.target_scale is None else self.target_scale.inverse(outputs_MK)
 
@@ -264,7 +264,7 @@ def _number_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     metrics = {"mse": (errors_K.sum() / counts_K.sum()).item()}
     squares_K = sums["value_square"].double()
     variation_K = squares_K - sums["value_sum"].double().square() / counts_K
-    if (variation_K > _LEAST_VARIATION * squares_K).all():  # also false if a column has no number
+    if (variation_K > _MIN_VARIATION * squares_K).all():  # also false if a column has no number
         metrics["r2"] = (1 - errors_K / variation_K).mean().item()
     return metrics
 

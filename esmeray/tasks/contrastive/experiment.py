@@ -31,7 +31,8 @@ class ContrastiveExperiment(ResidueExperiment):
         records, groups = by_level(labelled.training)
         if np.unique(groups.ids).size == groups.ids.size:
             raise ConfigError(
-                "model.contrastive.group_level: no two training records share a group, so there is nothing to learn"
+                "model.contrastive.group_level: no two training records are in the same group, so there is "
+                "nothing to learn"
             )
         # Grouped as well: relatives must be in one batch, since each held-out batch is evaluated by itself.
         held_out, held_out_groups = by_level(labelled.validation)

@@ -127,8 +127,8 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (
-            f"# {family} of close relatives\n\n{family} with {size}, the mean of whose features, without special "
-            "tokens, lies close for proteins of one group. Compare means by their cosine.\n"
+            f"# {family} of close relatives\n\n{family} with {size}. Proteins of one group have similar mean "
+            "features (without special tokens). Compare the means by cosine similarity.\n"
         )
         return Card("feature-extraction", ("contrastive",), description, network_code("features", "last_hidden_state"))
 

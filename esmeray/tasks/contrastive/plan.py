@@ -20,8 +20,9 @@ class ContrastivePlan(ResiduePlan):
         # Before the data is prepared, which may take long.
         if self.data.labels.kind not in _KINDS or self.model.tokenizer.content == "text":
             raise ConfigError(
-                f"data.labels.kind {self.data.labels.kind}, model.tokenizer.content {self.model.tokenizer.content}: "
-                f"contrastive learning is of proteins, whose groups are {' or '.join(_KINDS)}"
+                f"data.labels.kind {self.data.labels.kind}, model.tokenizer.content "
+                f"{self.model.tokenizer.content}: contrastive learning needs proteins (content protein) with "
+                f"groups (kind {' or '.join(_KINDS)})"
             )
         self._model()
         return ensure_labelled_store(self.data, self.model.tokenizer, root, progress)

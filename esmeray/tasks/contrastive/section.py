@@ -25,5 +25,5 @@ class ContrastiveSection(Section):
     @model_validator(mode="after")
     def _level_is_weighted(self) -> Self:
         if self.group_level >= len(self.level_weights):
-            raise ValueError("group_level must be a level of level_weights, which count from 0")
+            raise ValueError("group_level must be an index into level_weights, starting at 0")
         return self

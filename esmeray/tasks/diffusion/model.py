@@ -49,7 +49,7 @@ class SequenceDiffusion(MaskedLM):
     """
 
     task = "diffusion"
-    not_served = "sequence diffusion is not served; design with it by 'esmeray design generate SOURCE'"
+    not_served = "sequence diffusion models can't be served; use 'esmeray design generate SOURCE'"
     saved_apart = ("backbone.", "lm_head.")
 
     def __init__(
@@ -131,8 +131,9 @@ class SequenceDiffusion(MaskedLM):
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (
-            f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned "
-            "on a backbone structure. The network alone, without what reads the structure, is config.json's.\n"
+            f"# Sequences for a structure\n\nMasked diffusion on {family} with {size}, conditioned on a "
+            "backbone structure. config.json describes the language model only, without the structure "
+            "encoder.\n"
         )
         return Card(None, ("inverse-folding",), description, _OPENING)
 

@@ -25,8 +25,8 @@ class DiffusionPlan(TaskPlan):
         threshold = self.model.diffusion.min_confidence
         if threshold and predictions is None and not StructureStore(path).manifest.counts.predicted:
             raise ConfigError(
-                f"model.diffusion.min_confidence {threshold:g}: none of the structures has a confidence; if they are "
-                "predictions, set data.structures.predicted true, otherwise remove min_confidence"
+                f"model.diffusion.min_confidence {threshold:g}: no structure has a confidence; if they are "
+                "predictions, set data.structures.predicted to true, otherwise remove min_confidence"
             )
         return path
 

@@ -63,7 +63,7 @@ class MaskedLM(ResidueModel):
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (
-            f"# {family} masked language model\n\n{family} with {size}, which predicts hidden residues of proteins.\n"
+            f"# {family} masked language model\n\n{family} with {size}, which predicts masked residues of proteins.\n"
         )
         return Card("fill-mask", ("masked-lm",), description, network_code("logits", "logits"))
 

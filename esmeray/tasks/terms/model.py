@@ -54,7 +54,7 @@ class VectorClassifier(LabelModel):
 
 def refuse_sequences(folder: Path) -> NoReturn:
     """Raise DataError: an export of this task takes vectors."""
-    raise DataError(f"{folder}: a network on vectors gives no outputs of sequences; see 'esmeray function predict'")
+    raise DataError(f"{folder}: a network on vectors has no outputs for sequences; use 'esmeray function predict'")
 
 
 def new_vector_classifier(
@@ -83,8 +83,8 @@ def export_vector_classifier(
     """Write the folder of a network on vectors. Raises as the classifier's export."""
     with exported_folder(folder, "terms", overwrite, resolved_config) as (building, target):
         write_head(model, building, "vectors", hidden_size=model.channels, padded=False, num_prefix=0, num_suffix=0)
-        description = f"Logits of {model.label_space.num_outputs} terms from a vector of {model.channels}."
-        opening = "`esmeray function predict` takes the folder of its run."
+        description = f"Logits of {model.label_space.num_outputs} terms from a vector with {model.channels} channels."
+        opening = "To use it, give the folder of its run to `esmeray function predict`."
         card = model_card("text-classification", ["protein"], description, facts, opening)
         (building / "README.md").write_text(card, encoding="utf-8")
     return target

@@ -42,7 +42,7 @@ class TermsPlan(ClassifierPlan):
         super().check_settings(kind)
         model = self.model
         if model.terms.network == "vectors" and model.classifier.pooling == "light_attention":
-            raise ConfigError("model.classifier.pooling light_attention: vectors are not pooled; leave it at mean")
+            raise ConfigError("model.classifier.pooling light_attention: vectors can't be pooled; leave it at mean")
 
     @property
     def padded(self) -> bool:

@@ -20,13 +20,13 @@ import time
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.alignment import MADE_BY, AlignSection, align_to_file
-from esmeray.tools.grammar import IngestedSection, Made, command
+from esmeray.tools.grammar import IngestedSection, OutputWriter, command
 
 
 @command("align", __doc__, made_by=MADE_BY)
-def main(align: AlignSection, data: IngestedSection, made: Made) -> None:
+def main(align: AlignSection, data: IngestedSection, writer: OutputWriter) -> None:
     start_s = time.perf_counter()
-    queries, records, hits = align_to_file(align, data.ingest, made.overwrite)
-    aligned = f"{counted(len(queries), 'protein{s}')} with {records:,}"
-    print(f"{align.output}: {counted(hits, 'hit{s}')} of {aligned} ({time.perf_counter() - start_s:.1f} s)")
+    queries, records, hits = align_to_file(align, data.ingest, writer.overwrite)
+    aligned = f"{counted(len(queries), 'protein{s}')} against {records:,}"
+    print(f"{align.output}: {counted(hits, 'hit{s}')} for {aligned} ({time.perf_counter() - start_s:.1f} s)")
     print("\n".join(f"  {line}" for line in count_lines(queries.manifest.counts)))

@@ -26,21 +26,21 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import Part
 from esmeray.inference.classify.calls import EVALUATED_BY, ClassifyEvaluateSection
 from esmeray.inference.classify.calls import evaluate as evaluate_classifier
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 from esmeray.train_config.section import Overrides
 
 
 @command("classify evaluate", __doc__, made_by=EVALUATED_BY)
-def main(model: OfModel, evaluate: ClassifyEvaluateSection, made: Made, overrides: Overrides) -> None:
+def main(model: ModelPath, evaluate: ClassifyEvaluateSection, writer: OutputWriter, overrides: Overrides) -> None:
     output = evaluate.output or _output(model, evaluate, evaluate.own_part())
     settings = {**dict(evaluate), "output": output}
     config = {".".join(key): value for key, value in overrides.items()}
-    evaluation = evaluate_classifier(model, **settings, config=config, overwrite=made.overwrite)
+    evaluation = evaluate_classifier(model, **settings, config=config, overwrite=writer.overwrite)
     from esmeray.inference.classify.report import metrics_lines  # imported here: it loads torch
 
     print("\n".join(metrics_lines(evaluation.content, evaluation.best_of)))
     if not evaluation.training_known:
-        print("  whether the model was trained on these records is not known: its run's data are not here")
+        print("  unknown whether the model was trained on these records: the data of its run are not available")
     for name, number in evaluation.counts.items():
         print(f"  {counted(number, name.replace('_', ' ').replace('records ', 'record{s} '))}")
     print(f"written: {output}/report.md and evaluation.json")

@@ -24,7 +24,7 @@ from esmeray.common.remote import publish, target_path, uri_of
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.inference.classify.calls import ClassifySection, opened_classification
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 from esmeray.train_config.section import Overrides
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -38,12 +38,12 @@ class ClassifyPredictSection(ClassifySection):
 
 
 @command("classify predict", __doc__, made_by="predict")
-def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides: Overrides) -> None:
+def main(model: ModelPath, predict: ClassifyPredictSection, writer: OutputWriter, overrides: Overrides) -> None:
     output = predict.output
     if not output.name.endswith(SUFFIXES):
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
-    target = target_path(output, made.overwrite)
-    made.refuse_file(target)
+    target = target_path(output, writer.overwrite)
+    writer.refuse_file(target)
     begun = opened_classification(model, predict, overrides)
     from esmeray.inference.classify.prediction_table import predict_all, writing_predictions  # here: they load torch
 
@@ -51,7 +51,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
     space = begun.pipeline.label_space
     # Written chunk by chunk, so that predictions of a large file need not fit into memory.
     with (
-        made.file(target) as building,
+        writer.file(target) as building,
         writing_predictions(building, output.name, space, begun.separator) as write,
     ):
         records, cropped, unknown = predict_all(begun.pipeline, begun.chunks, write)
@@ -64,7 +64,7 @@ def main(model: OfModel, predict: ClassifyPredictSection, made: Made, overrides:
     if cropped:
         print(
             f"  {cropped:,} longer than {begun.pipeline.max_length:,} tokens, cropped ({begun.pipeline.crop}); "
-            "--data.max_length takes more"
+            "to use more, raise --data.max_length"
         )
     # The share of unknown tokens was checked chunk by chunk; this line reports the total.
     if unknown:

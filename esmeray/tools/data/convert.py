@@ -46,7 +46,7 @@ def main(
     convert: ConvertSection,
     data: FastaSection,
     check: Annotated[
-        bool, Field(description="Read everything and report what would be refused or changed; write nothing.")
+        bool, Field(description="Check all records and report errors and changes, without writing anything.")
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -54,7 +54,7 @@ def main(
     if check:  # needs no store, which is why convert.store is optional
         with conversion_bar("checking") as progress:
             checked = conversion.check(sources, ingest, progress=progress)
-        _print_summary(f"{', '.join(sources)}: sound, {_holds(checked.records, checked.residues)}", checked.counts)
+        _print_summary(f"{', '.join(sources)}: valid, {_holds(checked.records, checked.residues)}", checked.counts)
         return
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")

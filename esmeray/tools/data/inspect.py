@@ -33,8 +33,8 @@ _BIN_EDGES = (0, 50, 100, 200, 300, 400, 500, 750, 1000, 1500, 2000, 5000, 10_00
 @command("data inspect", __doc__)
 def main(
     store: Annotated[Path, Field(description="Folder of the store.")],
-    verify: Annotated[bool, Field(description="Read all of it and check every checksum.")] = False,
-    json_: Annotated[bool, Field(description="Print one JSON object in place of the tables.")] = False,
+    verify: Annotated[bool, Field(description="Read the whole store and verify all checksums.")] = False,
+    json_: Annotated[bool, Field(description="Print one JSON object instead of tables.")] = False,
 ) -> None:
     depth: Literal["full", "quick"] = "full" if verify else "quick"
     # A labelled store is a store with an additional manifest of labels.

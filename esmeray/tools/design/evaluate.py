@@ -26,7 +26,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 from esmeray.train_config.section import PositiveInt
 
 
@@ -46,8 +46,8 @@ class DesignEvaluateSection(DesignModelSection):
 
 
 @command("design evaluate", __doc__, made_by="evaluate_design")
-def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
-    made.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
+def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter) -> None:
+    writer.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
     exported_design(model)  # checked before torch is loaded
     store = StructureStore(
         evaluate.store,
@@ -56,7 +56,7 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
     records = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}[evaluate.part]
     if not records.size:
         raise DataError(
-            f"{evaluate.store}: has no {evaluate.part} part; leave --evaluate.part out to evaluate all of it"
+            f"{evaluate.store}: has no {evaluate.part} part; to evaluate all records, remove --evaluate.part"
         )
     diffusion, _ = load_model(model, evaluate)
 
@@ -84,15 +84,17 @@ def main(model: OfModel, evaluate: DesignEvaluateSection, made: Made) -> None:
     # To stderr, because scripts read the table from stdout.
     print(
         f"evaluated {evaluation.proteins:,} of {counted(len(store), 'record{s}')}; left out: "
-        f"{len(store) - records.size:,} of other parts, {evaluation.left_out:,} without structure or native residue",
+        f"{len(store) - records.size:,} in other parts, {evaluation.left_out:,} without structure or native "
+        "residues",
         file=sys.stderr,
     )
     # Structures seen in training give values that are too good: point to the validation part if there is one.
     if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
-            f"{store.validation.size:,} of them are the store's validation part: --evaluate.part validation",
+            f"{store.validation.size:,} of them are in the store's validation part; to evaluate only these, "
+            "give --evaluate.part validation",
             file=sys.stderr,
         )
     metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
     content = {"part": evaluate.part, **dataclasses.asdict(evaluation), "metrics": metrics}
-    made.write_json(evaluate.output, content, indent=2)
+    writer.write_json(evaluate.output, content, indent=2)

@@ -59,13 +59,13 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
         # Checks the address before sequences are read and torch is loaded.
         find(RaySection(address=address))
     elif address is not None:
-        raise ConfigError("--ray.address: give --fold.workers, too: without them this process alone predicts")
+        raise ConfigError("--ray.address needs --fold.workers; without workers, this process predicts")
     if ":" not in fold.predictor:  # a predictor from outside defines what its model may be
         check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer sequences would run out of memory.
     sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
     if not sequences:
-        raise DataError(f"{', '.join(fold.input)}: no sequence of up to {fold.max_length} residues")
+        raise DataError(f"{', '.join(fold.input)}: no sequence with at most {fold.max_length} residues")
     import torch  # here: it takes seconds
 
     from esmeray.inference.folding.job import FoldingSettings, actors, predict_structures
@@ -73,7 +73,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
     def predictor(has_gpu: bool, cpus: int | None) -> FoldingSettings:
         device = fold.device or ("cuda" if has_gpu else "cpu")
         if device == "cuda" and not has_gpu:
-            raise ResourceError("--fold.device cuda: there is no GPU here; use --fold.device cpu")
+            raise ResourceError("--fold.device cuda: no GPU found; use --fold.device cpu")
         return FoldingSettings(fold.predictor, fold.model, fold.cache.absolute(), device, cpus)
 
     with record_bar("predicting") as bar:
@@ -93,7 +93,9 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
                 on_actors = predictor(any(node.gpus for node in cluster_resources()), 1)
                 workers = actors(on_actors, fold.workers, 1)
                 report = predict_structures(sequences, on_actors, workers=workers, **options)
-    removed = f", {counted(report.removed_shards, 'shard{s}')} removed for its size" if report.removed_shards else ""
+    removed = (
+        f", {counted(report.removed_shards, 'shard{s}')} removed to limit its size" if report.removed_shards else ""
+    )
     distinct = counted(report.sequences, "distinct sequence{s}")
     share = report.cached / max(1, report.sequences)
-    result_console().print(f"{report.folder}: {distinct}, {share:.1%} of them there before{removed}", markup=False)
+    result_console().print(f"{report.folder}: {distinct}, {share:.1%} already in the cache{removed}", markup=False)

@@ -29,14 +29,14 @@ Examples:
 from esmeray.common.publishing import NOTES
 from esmeray.common.text import counted
 from esmeray.inference.design.calls import MADE_BY, GenerateSection, design
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 
 
 @command("design generate", __doc__, made_by=MADE_BY)
-def main(model: OfModel, generate: GenerateSection, made: Made) -> None:
-    table = design(model, **dict(generate), overwrite=made.overwrite)
+def main(model: ModelPath, generate: GenerateSection, writer: OutputWriter) -> None:
+    table = design(model, **dict(generate), overwrite=writer.overwrite)
     words = f"{counted(len(table), 'sequence{s}')} for {counted(table['structure'].nunique(), 'structure{s}')}"
     equal = (table["same_as"] != "").sum()
     if equal:
-        words += f", {equal:,} of them equal to an earlier one (same_as in designs.fasta)"
+        words += f", {equal:,} of them duplicates (same_as in designs.fasta)"
     print("\n".join([f"{generate.output}: {words}", *(f"  {line}" for line in table.attrs[NOTES])]))

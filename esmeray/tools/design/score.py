@@ -18,7 +18,7 @@ from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.structures.conversion import read_proteins
 from esmeray.inference.design.calls import DesignStructuresSection, exported_design, load_model, structures_of
-from esmeray.tools.grammar import Made, OfModel, command
+from esmeray.tools.grammar import ModelPath, OutputWriter, command
 
 
 class ScoreSection(DesignStructuresSection):
@@ -31,25 +31,25 @@ class ScoreSection(DesignStructuresSection):
 
 
 @command("design score", __doc__, made_by="score_design")
-def main(model: OfModel, score: ScoreSection, made: Made) -> None:
-    made.refuse_file(score.output)
+def main(model: ModelPath, score: ScoreSection, writer: OutputWriter) -> None:
+    writer.refuse_file(score.output)
     exported_design(model)
     if not score.structures:
-        raise ConfigError("--score.structures: name files of the structures to score on")
+        raise ConfigError("--score.structures: give the files of the structures to score on")
     structures = structures_of(score)
     records = list(zip(*read_proteins(score.sequences), strict=True))
     # A file often has designs of several structures: score each sequence on structures of its length.
     fitting = [[record for record in records if len(record[1]) == len(item.residues)] for item in structures]
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
-        raise DataError(f"no sequence has the length of a structure ({lengths} residues)")
+        raise DataError(f"no sequence is as long as a structure ({lengths} residues)")
     diffusion, label = load_model(model, score)
 
     from esmeray.inference.design.sampling import log_likelihoods, recovery
 
     rows = 0
     with (
-        made.file(score.output) as building,
+        writer.file(score.output) as building,
         building.open("w", encoding="utf-8") as file,
         record_bar("scoring") as bar,
     ):
@@ -66,5 +66,5 @@ def main(model: OfModel, score: ScoreSection, made: Made) -> None:
     # Count a sequence if it has the length of no structure at all.
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
-        print(f"{counted(left_out, 'sequence{s}')} of another length than every structure left out", file=sys.stderr)
+        print(f"{counted(left_out, 'sequence{s}')} left out because no structure has that length", file=sys.stderr)
     print(f"{score.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")

@@ -41,7 +41,7 @@ from esmeray.dataset.table import numbered_lines
 from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import chosen
 from esmeray.inference.retrieval.metrics import METRICS, in_training, means, query_metrics
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Section
 
 
@@ -68,9 +68,9 @@ class RetrievalSection(Section):
 def main(
     vectors: Annotated[Path, Field(description="Folder of embeddings, or TSV of hits.")],
     evaluate: RetrievalSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
-    made.refuse_file(evaluate.output)
+    writer.refuse_file(evaluate.output)
     by_id = labels_by_id(evaluate.labels, evaluate.label_column, "evaluate", evaluate.not_missing)
     index = None if vectors.is_file() else memory_index(open_vectors(vectors, evaluate.name), "cosine")
     # A list of hits does not name all searched proteins, so they are taken from the table of labels.
@@ -98,9 +98,9 @@ def main(
     facts: dict[str, Any] = {"input": str(vectors), "queries": len(queries), "proteins": len(numbers)}
     facts["proteins_in_training"] = None if trained_n is None else int(np.count_nonzero(trained_n))
     for name, values_QLM in zip(tables, zip(*values, strict=True), strict=True):
-        print("all:" if name == "levels" else "without them:")
+        print("all:" if name == "levels" else "without training proteins:")
         facts[name] = _reported(values_QLM, evaluate)
-    made.write_json(evaluate.output, facts)
+    writer.write_json(evaluate.output, facts)
 
 
 def _reported(values: Sequence[NDArray[np.float64]], evaluate: RetrievalSection) -> dict[str, dict[str, Any]]:
@@ -139,5 +139,5 @@ def _hits(path: Path) -> Iterator[tuple[str, str]]:
             target = fields.index("target")
             continue
         if len(fields) <= target:
-            raise DataError(f"{path}, line {line}: a hit has at least {target + 1} columns, with tabs between them")
+            raise DataError(f"{path}, line {line}: a hit needs at least {target + 1} columns, separated by tabs")
         yield fields[0], fields[target]

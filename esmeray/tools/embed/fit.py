@@ -78,15 +78,15 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
             records = np.sort(np.random.default_rng(fit.seed).choice(records, fit.learnt, replace=False))
         if np.unique(groups[records]).size in (0, 1, records.size):
             raise DataError(
-                f"{fit.labels}: of {counted(records.size, 'protein{s}')} of {fit.input} with a label there have to be "
-                "several groups, and two of one; see --fit.label_column and --fit.level"
+                f"{fit.labels}: the {counted(records.size, 'labelled protein{s}')} of {fit.input} must form at "
+                "least two groups, one of them with two proteins; see --fit.label_column and --fit.level"
             )
         needed = max(_COUNTS_BYTES * records.size, _PAIR_BYTES * records.size**2)
         free = memory_of_this_machine().available
         if needed > free:
             raise ConfigError(
-                f"--fit.learnt: to learn {records.size:,} proteins takes {needed / 1e9:.1f} GB of memory, and "
-                f"{free / 1e9:.1f} are free; give fewer"
+                f"--fit.learnt: fitting {records.size:,} proteins needs {needed / 1000000000.0:.1f} GB of "
+                f"memory, but only {free / 1000000000.0:.1f} GB are free; give a smaller number"
             )
         from esmeray.inference.retrieval.fitting import fit as fitted_to  # here: it loads torch
         from esmeray.model.export.relatives import write_relatives
@@ -97,8 +97,9 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
             fitted = fitted_to(sequences, learnt_groups, fit.features, fit.channels, fit.seed, status)
         write_relatives(fitted.table, fitted.head, store.sequence_hashes[records], fit.output, overwrite)
     print(
-        f"{fit.output}: {counted(records.size, 'protein{s}')} of {counted(learnt_groups.max() + 1, 'group{s}')}; "
-        f"{fitted.named:.1%} of those with relatives are named by all others"
+        f"{fit.output}: {counted(records.size, 'protein{s}')} in "
+        f"{counted(learnt_groups.max() + 1, 'group{s}')}; {fitted.named:.1%} of proteins with relatives are "
+        "assigned correctly (leave-one-out)"
     )
     run = f"embed run --embed.models {fit.output} --embed.outputs relatives --embed.input proteins.fasta"
     say(next_command(*run.split(), "--embed.output", f"{fit.output}-vectors"))

@@ -22,7 +22,7 @@ from esmeray.common.remote import uri_of
 from esmeray.common.text import counted
 from esmeray.inference.index.section import IndexSection
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 
 @command("embed index", __doc__, made_by="index")
@@ -30,14 +30,17 @@ def main(
     vectors: Annotated[list[Path], Field(min_length=1, description="Folders of embeddings, or URIs of them.")],
     index: IndexSection,
     storage: StorageSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
     storage.apply()
     from esmeray.inference.index.build import build_index  # here: a mistake in the command needs none of it
 
-    built = build_index(vectors, **dict(index), overwrite=made.overwrite)
+    built = build_index(vectors, **dict(index), overwrite=writer.overwrite)
     manifest = built.manifest
-    known = f", {built.known:,} were there by their ids" if built.known else ""
+    known = f", {built.known:,} already present (same ids)" if built.known else ""
     kind = f"{manifest.kind}, {manifest.metric}, {counted(len(manifest.parts), 'part{s}')}"
     added = f"{counted(built.new, 'vector{s}')} added{known}"
-    print(f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} of {manifest.channels:,} ({kind})")
+    print(
+        f"{uri_of(index.output) or index.output}: {added}; {manifest.count:,} vectors with "
+        f"{manifest.channels:,} channels ({kind})"
+    )

@@ -19,7 +19,7 @@ from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.embeddings import joining
 from esmeray.dataset.embeddings.formats.registry import TABLE_FORMATS
 from esmeray.dataset.embeddings.reader import open_vectors
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Section
 
 
@@ -37,9 +37,9 @@ class JoinSection(Section):
 
 
 @command("embed join", __doc__, made_by="concat_embeddings")
-def main(join: JoinSection, made: Made) -> None:
+def main(join: JoinSection, writer: OutputWriter) -> None:
     folders, output = join.folders, join.output
-    made.refuse_existing(output)
+    writer.refuse_existing(output)
     # Checked here: a Literal in the schema would be a second list of formats next to the registry.
     if join.format not in (None, *TABLE_FORMATS):
         raise ConfigError(
@@ -48,15 +48,17 @@ def main(join: JoinSection, made: Made) -> None:
         )
     names: Sequence[str | None] = join.names or [None] * len(folders)
     if len(names) != len(folders):
-        raise ConfigError(f"--join.names: {len(names)} for {len(folders)} folders; give one for each, in their order")
+        raise ConfigError(
+            f"--join.names: {len(names)} names for {len(folders)} folders; give one per folder, in the same order"
+        )
     # Keyed by folder and output. This key names the columns in the manifest, so it must be unique.
     sources = {f"{source.source}/{source.name}": source for source in map(open_vectors, folders, names)}
     if len(sources) < len(folders):
-        raise ConfigError("the same output of a folder is given twice; choose another by --join.names")
+        raise ConfigError("the same output of a folder is given twice; choose another with --join.names")
     first = next(iter(sources.values()))
     file_format = join.format or ("npy" if first.output.format == "npy" else "parquet")
-    with record_bar("joining") as bar, made.folder(output) as building:
+    with record_bar("joining") as bar, writer.folder(output) as building:
         joined = joining.join(building, sources, file_format, bar)
-    shape = f"{counted(len(first), 'record{s}')} of {joined.channels:,} channels"
+    shape = f"{counted(len(first), 'record{s}')} with {joined.channels:,} channels"
     print(f"{output}: {shape}, {joined.dtype}, {joined.format}, {(output / joined.files[0]).stat().st_size:,} bytes")
     print("\n".join(f"  {channels:>7,}  {name}" for name, channels in joined.columns.items()))

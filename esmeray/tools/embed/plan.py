@@ -17,21 +17,21 @@ from esmeray.common.errors import ConfigError, expanded
 from esmeray.common.text import did_you_mean, duration
 from esmeray.inference.embedding.forecast import Cost, EmbeddingPlanSection, Forecast, forecast, tokens_per_s
 from esmeray.model.section import BackboneSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 _UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
 
 @command("embed plan", __doc__, made_by="embed plan")
-def main(plan: EmbeddingPlanSection, made: Made) -> None:
+def main(plan: EmbeddingPlanSection, writer: OutputWriter) -> None:
     output = expanded(plan.json_output) if plan.json_output else None
-    made.refuse_file(output)
+    writer.refuse_file(output)
     cost = cost_of(plan.model)
     rate = tokens_per_s(plan, cost, 0.0 if plan.assume.tokens_per_s else _peak_tflops(plan))
     rows = [forecast(plan, cost, rate, proteins) for proteins in plan.proteins]
     result_console().print(_table(plan, rate, rows))
     values = {"tokens_per_s": rate, "rows": [row._asdict() for row in rows]}
-    made.write_json(output, {"settings": plan.model_dump(mode="json"), **values})
+    writer.write_json(output, {"settings": plan.model_dump(mode="json"), **values})
 
 
 def cost_of(model: str) -> Cost:
@@ -51,8 +51,8 @@ def _peak_tflops(plan: EmbeddingPlanSection) -> float:
     if peak is None:
         gpus = known_gpus()
         raise ConfigError(
-            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; choose one "
-            f"of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
+            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; use "
+            f"one of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
         )
     return peak
 

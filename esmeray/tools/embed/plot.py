@@ -22,7 +22,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import Embeddings, Values, open_vectors
 from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.inference.retrieval.metrics import in_training
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Section
 
 SEED = 0
@@ -51,16 +51,16 @@ class PlotSection(Section):
 
 @command("embed plot", __doc__, made_by="plot_embeddings")
 def main(
-    folder: Annotated[Path, Field(description="Folder of embeddings to draw.")], plot: PlotSection, made: Made
+    folder: Annotated[Path, Field(description="Folder of embeddings to plot.")], plot: PlotSection, writer: OutputWriter
 ) -> None:
-    made.refuse_existing(plot.output)
+    writer.refuse_existing(plot.output)
     # umap-learn is an optional dependency.
     if plot.method == "umap" and find_spec("umap") is None:
-        raise ConfigError("--plot.method umap: umap-learn is not installed; pip install umap-learn")
+        raise ConfigError("--plot.method umap: umap-learn is not installed; run: pip install umap-learn")
     embeddings = open_vectors(folder, plot.name)
     records = len(embeddings)
     if min(records, embeddings.channels) < 2:
-        raise DataError(f"{folder}: a map needs at least two proteins of two channels")
+        raise DataError(f"{folder}: a map needs at least two proteins and two channels")
     from esmeray.inference.embedding.map import Points, draw, write_page  # here: it loads Matplotlib
 
     labels = _labels(plot.labels, plot, embeddings) if plot.labels else embeddings.lengths
@@ -80,11 +80,11 @@ def main(
     trained_P, training = in_training(embeddings.folder, embeddings.sequence_keys[chosen_N])
     title = f"{embeddings.name}: {drawn}" + f"; {training}" * (trained_P is not None)
     texts = title, *axes, plot.label_column if plot.labels else "residues"
-    with made.folder(plot.output) as building:
+    with writer.folder(plot.output) as building:
         draw(building / "embeddings.png", points, *texts)
         write_page(building / "embeddings.html", points, *texts)
     unlabelled = size - points.are_labelled.sum()
-    print(f"{plot.output}: embeddings.png and embeddings.html of {drawn}, {unlabelled:,} without a label")
+    print(f"{plot.output}: embeddings.png and embeddings.html with {drawn}, {unlabelled:,} without a label")
     print(training)
 
 
@@ -114,4 +114,4 @@ def _projected(vectors_PC: Values, method: str) -> tuple[NDArray[np.floating], t
     pca = PCA(2, random_state=SEED)
     xy_P2 = pca.fit_transform(vectors_PC)
     first, second = pca.explained_variance_ratio_
-    return xy_P2, (f"component 1: {first:.0%} of the variance", f"component 2: {second:.0%}")
+    return xy_P2, (f"PC 1 ({first:.0%} of the variance)", f"PC 2 ({second:.0%})")

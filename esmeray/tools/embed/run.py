@@ -42,7 +42,7 @@ from esmeray.inference.embedding.plan import check_registered
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.models.source import check_model
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
+from esmeray.tools.grammar import ClusterSection, IngestedSection, OutputWriter, command
 
 
 @command("embed run", __doc__, made_by="embed")
@@ -51,16 +51,16 @@ def main(
     data: IngestedSection,
     storage: StorageSection,
     ray: ClusterSection,
-    made: Made,
+    writer: OutputWriter,
     dry_run: Annotated[
-        bool, Field(description="Report sequences, bytes and time after a measurement; write nothing.")
+        bool, Field(description="Measure the speed and report sequences, bytes and time, without writing anything.")
     ] = False,
 ) -> None:
     """Plan the job, compute and publish the embeddings, and print the table of performance."""
     storage.apply()
     # A finished output may belong to this job: run_job compares them, and extends or keeps it.
-    if made.overwrite or not any(embed.output.glob("**/embeddings.json")):
-        made.refuse_existing(embed.output)
+    if writer.overwrite or not any(embed.output.glob("**/embeddings.json")):
+        writer.refuse_existing(embed.output)
     check_registered(embed)
     # Checked here, too, so that a wrong name is reported before torch is loaded.
     source_store(DataSection(source=embed.input)) or find_files(embed.input)
@@ -80,7 +80,7 @@ def main(
     if dry_run:
         console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
         return
-    reports = run_job(embed, data.ingest, cluster=cluster, overwrite=made.overwrite)
+    reports = run_job(embed, data.ingest, cluster=cluster, overwrite=writer.overwrite)
     console.print(table(reports))
     # The newest part's lines, if the output has grown; parts of earlier versions have none.
     changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]

@@ -31,7 +31,7 @@ from esmeray.common.text import counted
 from esmeray.inference.index.search import SearchSection, searching
 from esmeray.inference.retrieval.conformal import ascending
 from esmeray.run_folder.section import StorageSection
-from esmeray.tools.grammar import ClusterSection, IngestedSection, Made, command
+from esmeray.tools.grammar import ClusterSection, IngestedSection, OutputWriter, command
 
 
 class SearchFileSection(SearchSection):
@@ -43,20 +43,20 @@ class SearchFileSection(SearchSection):
 
 @command("embed search", __doc__, made_by="search")
 def main(
-    database: Annotated[Path, Field(description="Index, or folder of embeddings, to search in; or the URI of one.")],
+    database: Annotated[Path, Field(description="Index or folder of embeddings to search, or its URI.")],
     search: SearchFileSection,
     data: IngestedSection,
     storage: StorageSection,
     ray: ClusterSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
     storage.apply()
-    made.refuse_file(search.output)
+    writer.refuse_file(search.output)
     start_s = time.perf_counter()
     hits = 0
     with (
         searching(database, search, data.ingest, ray.address) as begun,
-        made.file(search.output) as building,
+        writer.file(search.output) as building,
         building.open("w", encoding="utf-8") as file,
     ):
         file.write("\t".join(begun.columns) + "\n")
@@ -68,9 +68,9 @@ def main(
     index = begun.index
     if begun.calibration:
         # Scores of an L2 index are negated distances: print the distance.
-        print(f"threshold of the score: {ascending(index.metric, begun.calibration.threshold):.6g}")
+        print(f"score threshold: {ascending(index.metric, begun.calibration.threshold):.6g}")
         print(begun.calibration.training)
     print(
-        f"{search.output}: {counted(hits, 'hit{s}')} of {counted(begun.count, 'protein{s}')} searched in "
+        f"{search.output}: {counted(hits, 'hit{s}')} for {counted(begun.count, 'protein{s}')} against "
         f"{index.count:,} ({index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s)"
     )

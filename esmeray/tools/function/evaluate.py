@@ -36,24 +36,24 @@ from esmeray.function.annotations import (
 from esmeray.function.evaluation import Evaluation, evaluate_functions
 from esmeray.function.ontology import read_ontology
 from esmeray.function.section import EvaluateTermsSection, EvaluationSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 log = logging.getLogger(__name__)
 
 
 @command("function evaluate", __doc__, made_by="evaluate_function")
 def main(
-    predictions: Annotated[Path, Field(description="TSV of protein, term and score in 0 to 1.")],
+    predictions: Annotated[Path, Field(description="TSV with protein, term and score (0 to 1).")],
     evaluate: EvaluateTermsSection,
-    made: Made,
+    writer: OutputWriter,
 ) -> None:
     if evaluate.ia and evaluate.ia_from:
-        raise ConfigError("--evaluate.ia and --evaluate.ia_from exclude each other; give one")
-    made.refuse_existing(evaluate.output)
+        raise ConfigError("--evaluate.ia and --evaluate.ia_from are mutually exclusive; give one")
+    writer.refuse_existing(evaluate.output)
     evaluations = _evaluated(predictions, evaluate)
     _print(evaluations)  # before writing the folder, which may fail
     if evaluate.output is not None:
-        with made.folder(evaluate.output) as building:
+        with writer.folder(evaluate.output) as building:
             _write(building, evaluations, evaluate)
 
 
@@ -92,12 +92,14 @@ def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Ev
             evaluations[name] = evaluation
     for name in sorted(truth.keys() - evaluations.keys()):
         log.warning(
-            "%s is left out: nothing is left to predict, or no score of such a protein reaches a threshold", name
+            "%s is left out: no annotations left to predict, or no protein with such annotations has a score "
+            "above a threshold",
+            name,
         )
     if not evaluations:
         raise DataError(
-            f"{predictions}: no score reaches a threshold for a protein with annotations that count; check it, the "
-            "known annotations and the terms"
+            f"{predictions}: no protein with annotations to predict has a score above a threshold; check the "
+            "predictions, the known annotations and the terms"
         )
     return evaluations
 
@@ -143,7 +145,7 @@ def _draw_curves(evaluations: dict[str, Evaluation], path: Path) -> None:
         style,
     )
 
-    kinds = {"": ("all terms alike", BLUE), "_w": ("by information accretion", ORANGE)}
+    kinds = {"": ("unweighted", BLUE), "_w": ("weighted by information accretion", ORANGE)}
     with picture(path, 5 * len(evaluations), 4.6, "Precision and recall") as figure:
         for number, (name, evaluation) in enumerate(evaluations.items(), 1):
             axes = figure.add_subplot(1, len(evaluations), number)

@@ -15,14 +15,14 @@ Examples:
 
 from esmeray.common.text import counted
 from esmeray.function.section import PredictTermsSection
-from esmeray.tools.grammar import IngestedSection, Made, OfRun, command
+from esmeray.tools.grammar import IngestedSection, OutputWriter, RunPath, command
 
 
 @command("function predict", __doc__, made_by="predict_function")
-def main(run: OfRun, predict: PredictTermsSection, data: IngestedSection, made: Made) -> None:
+def main(run: RunPath, predict: PredictTermsSection, data: IngestedSection, writer: OutputWriter) -> None:
     # Checked before torch is loaded; the prediction checks it again.
-    made.refuse_file(predict.output)
+    writer.refuse_file(predict.output)
     from esmeray.inference.function import prediction  # here: it loads torch
 
-    number = prediction.predict(run, predict, data.ingest, overwrite=made.overwrite)
+    number = prediction.predict(run, predict, data.ingest, overwrite=writer.overwrite)
     print(f"{predict.output}: {counted(number, 'protein{s}')}")

@@ -16,15 +16,15 @@ from functools import cache
 
 from esmeray.inference.mutations.section import MutationCampaignSection
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import Made, command
-from esmeray.tools.mutations.score import MaybeMaskedModel
+from esmeray.tools.grammar import OutputWriter, command
+from esmeray.tools.mutations.score import OptionalMaskedModelPath
 
 
 @command("mutations campaign", __doc__, made_by="simulate_campaign")
-def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel = None) -> None:
+def main(campaign: MutationCampaignSection, writer: OutputWriter, model: OptionalMaskedModelPath = None) -> None:
     from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
 
-    made.refuse_existing(campaign.output)
+    writer.refuse_existing(campaign.output)
     with unfinished(campaign.output, f"mutations campaign of {model}") as folder:
         table = read_mutants(campaign, folder, "campaign", campaign.numbers("campaign"))
         from esmeray.inference.mutations.campaign import campaign_lines, campaigns, draw_campaigns
@@ -34,7 +34,7 @@ def main(campaign: MutationCampaignSection, made: Made, model: MaybeMaskedModel 
         open_scorer = cache(lambda: Scorer(str(model), campaign, folder))
         rounds = campaigns(measured_parts(table, campaign, open_scorer, model), campaign)
         lines = campaign_lines(rounds)
-        with made.folder(campaign.output) as building:
+        with writer.folder(campaign.output) as building:
             rounds.to_csv(building / "campaign.csv", index=False)
             (building / "report.md").write_text("\n".join(["# Campaign", "", *lines, ""]), encoding="utf-8")
             draw_campaigns(building / "campaign.png", rounds)

@@ -20,11 +20,11 @@ Examples:
 from esmeray.inference.mutations.calls import fit_mutants
 from esmeray.inference.mutations.section import MutationFitSection
 from esmeray.tools.grammar import Overwrite, command
-from esmeray.tools.mutations.score import MaybeMaskedModel
+from esmeray.tools.mutations.score import OptionalMaskedModelPath
 
 
 @command("mutations fit", __doc__)
-def main(fit: MutationFitSection, model: MaybeMaskedModel = None, overwrite: Overwrite = False) -> None:
+def main(fit: MutationFitSection, model: OptionalMaskedModelPath = None, overwrite: Overwrite = False) -> None:
     fitted = fit_mutants(model, **dict(fit), overwrite=overwrite)
     from esmeray.inference.mutations.fitted import report_lines  # here: it loads torch
 

@@ -21,12 +21,12 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.calls import PROPOSED_BY
 from esmeray.inference.mutations.calls import propose as propose_mutants
 from esmeray.inference.mutations.section import MutationProposeSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
-OfFittedModel = Annotated[Path, Field(description="A folder that esmeray mutations fit made.")]
+FittedModelPath = Annotated[Path, Field(description="A folder written by esmeray mutations fit.")]
 
 
 @command("mutations propose", __doc__, made_by=PROPOSED_BY)
-def main(model: OfFittedModel, propose: MutationProposeSection, made: Made) -> None:
-    plate = propose_mutants(model, **dict(propose), overwrite=made.overwrite)
+def main(model: FittedModelPath, propose: MutationProposeSection, writer: OutputWriter) -> None:
+    plate = propose_mutants(model, **dict(propose), overwrite=writer.overwrite)
     print("\n".join([f"{propose.output}: {counted(len(plate), 'mutant{s}')} to measure", *plate.attrs[NOTES]]))

@@ -14,12 +14,12 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.calls import SCANNED_BY
 from esmeray.inference.mutations.calls import scan as scan_mutants
 from esmeray.inference.mutations.section import MutationScanSection
-from esmeray.tools.grammar import Made, command
-from esmeray.tools.mutations.score import OfMaskedModel
+from esmeray.tools.grammar import OutputWriter, command
+from esmeray.tools.mutations.score import MaskedModelPath
 
 
 @command("mutations scan", __doc__, made_by=SCANNED_BY)
-def main(model: OfMaskedModel, scan: MutationScanSection, made: Made) -> None:
-    table = scan_mutants(model, **dict(scan), overwrite=made.overwrite)
+def main(model: MaskedModelPath, scan: MutationScanSection, writer: OutputWriter) -> None:
+    table = scan_mutants(model, **dict(scan), overwrite=writer.overwrite)
     best = table.loc[table["score"].idxmax()]
-    print(f"{scan.output}: {counted(len(table), 'mutant{s}')}, the best is {best['mutant']} ({best['score']:.3f})")
+    print(f"{scan.output}: {counted(len(table), 'mutant{s}')}, best: {best['mutant']} ({best['score']:.3f})")

@@ -30,35 +30,32 @@ from esmeray.common.text import counted
 from esmeray.inference.mutations.calls import job_of
 from esmeray.inference.mutations.section import MutationScoreSection
 from esmeray.run_folder.job import unfinished
-from esmeray.tools.grammar import OPTIONAL_TARGET, Made, command
+from esmeray.tools.grammar import OPTIONAL_TARGET, OutputWriter, command
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
-OfMaskedModel = Annotated[
+MaskedModelPath = Annotated[
     Path,
-    Field(
-        description="A masked language model: folder, hub name, run or export; or a folder that esmeray mutations fit "
-        "made."
-    ),
+    Field(description="Masked language model (folder, hub name, run or export), or a folder of esmeray mutations fit."),
 ]
-MaybeMaskedModel = Annotated[
+OptionalMaskedModelPath = Annotated[
     Path | None,
     Field(
-        description="A masked language model: folder, hub name, run or export. With features one_hot and a "
-        "zero_shot_column none is needed."
+        description="A masked language model: folder, hub name, run or export. Not needed with features one_hot and a "
+        "zero_shot_column."
     ),
     OPTIONAL_TARGET,
 ]
 
 
 @command("mutations score", __doc__, made_by="score_mutations")
-def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
+def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWriter) -> None:
     from esmeray.inference.mutations.table import by_row, read_mutants, write_scores  # here: it loads pandas
 
     # The ending selects the format.
     if not score.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
-    made.refuse_file(score.output)
+    writer.refuse_file(score.output)
     start_s = time.perf_counter()
     numbers: dict[str | None, str] = {score.measured_column: "score.measured_column"}
     numbers |= dict.fromkeys(score.compare, "score.compare")
@@ -69,7 +66,9 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
         name = "model_score" if "score" in taken else "score"
         if name in taken:
-            raise ConfigError(f"{score.table}: has columns score and model_score, as the output would; rename one")
+            raise ConfigError(
+                f"{score.table}: already has columns score and model_score, which the output adds; rename one"
+            )
         from esmeray.inference.mutations.fitted import predictions_of
 
         predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
@@ -80,7 +79,7 @@ def main(model: OfMaskedModel, score: MutationScoreSection, made: Made) -> None:
         elif np.isfinite(predicted[0].low).any():  # only a fitted model has intervals
             new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
         rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})
-        with made.file(score.output) as building:
+        with writer.file(score.output) as building:
             write_scores(building, score.output.name, rows)
     scored = f"{counted(len(table.variants), 'mutant{s}')} of {counted(len(table.rows), 'row{s}')}"
     scored += f" in {time.perf_counter() - start_s:.1f} s"

@@ -27,7 +27,7 @@ from esmeray.training.section import DeepSpeedSection, TrainingSection
 Precision = Literal["bf16", "fp16", "fp32"]
 
 _STEPS = 2
-_MOST_ATTEMPTS = 20
+_MAX_ATTEMPTS = 20
 """Maximum number of steps, including steps that fp16 skips until its loss scale, halved from 2^16, is low enough."""
 _LEARNING_RATE = 1e-3
 _TOLERANCE = 0.02
@@ -59,7 +59,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
     reference = float(output.loss_sum) / targets
     losses, norms = [], []
     with closing(TrainingEngine(model, training, DeepSpeedSection(stage=2), device)) as engine:
-        for _ in range(_MOST_ATTEMPTS):  # the same batch each time, so that the loss has to fall
+        for _ in range(_MAX_ATTEMPTS):  # the same batch each time, so that the loss has to fall
             output = engine(batch.to(device))
             engine.backward(output.loss_sum, targets)
             norm = float(engine.step(_LEARNING_RATE).gradient_norm)
@@ -70,11 +70,11 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
             if len(losses) == _STEPS:
                 break
         else:
-            raise ResourceError(f"{_MOST_ATTEMPTS - len(losses)} steps had gradients that are not finite")
+            raise ResourceError(f"{_MAX_ATTEMPTS - len(losses)} steps had non-finite gradients")
     if not all(map(math.isfinite, [*losses, *norms])):
-        raise ResourceError(f"losses {losses} and gradient norms {norms} are not all finite")
+        raise ResourceError(f"some losses {losses} or gradient norms {norms} are not finite")
     if abs(losses[0] - reference) > _TOLERANCE * reference:
-        raise ResourceError(f"the loss is {losses[0]:.4f}, in fp32 on the CPU {reference:.4f}")
+        raise ResourceError(f"the loss is {losses[0]:.4f}, but {reference:.4f} in fp32 on the CPU")
     if losses[-1] >= losses[0]:
         raise ResourceError(f"the update did not lower the loss ({losses[0]:.4f} to {losses[-1]:.4f})")
     return f"loss {' to '.join(f'{loss:.4f}' for loss in losses)}, fp32 on the CPU {reference:.4f}"

@@ -29,7 +29,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
-from esmeray.tools.grammar import Made, command, example_of
+from esmeray.tools.grammar import OutputWriter, command, example_of
 from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
 from esmeray.training.config import load_config
 
@@ -50,11 +50,11 @@ class DeviceProfileSection(Section):
 
 
 @command("profile devices", __doc__, made_by="profile devices")
-def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> None:
+def main(profile: DeviceProfileSection, writer: OutputWriter, overrides: Overrides) -> None:
     if not profile.models or ("data", "source") not in overrides:
         raise ConfigError(f"missing: --profile.models or --data.source; {example_of(__doc__, 'profile devices')}")
     data = load_config(None, overrides).data
-    with made.folder(Path(profile.output)) as building:
+    with writer.folder(Path(profile.output)) as building:
         import torch  # imported here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
@@ -62,7 +62,7 @@ def main(profile: DeviceProfileSection, made: Made, overrides: Overrides) -> Non
 
         console = result_console()
         if not torch.cuda.is_available():
-            console.print("no GPU is seen: the CPU's fp32 and bf16 are compared")
+            console.print("no GPU found: comparing fp32 and bf16 on the CPU")
         with tempfile.TemporaryDirectory() as scratch, status_line() as show:
             store = job_store(data.source, data.ingest, Path(scratch))
             # Sorted, so that the sample is independent of the order of the file.

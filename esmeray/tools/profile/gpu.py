@@ -51,7 +51,7 @@ class Driver(NamedTuple):
 @command("profile gpu", __doc__)
 def main(
     verify: Annotated[
-        bool, Field(description="Train two steps in each precision, and leave with 4 if that fails.")
+        bool, Field(description="Train two steps in each precision; exit code 4 if a step fails.")
     ] = False,
 ) -> int:
     driver, nvml = check_driver()  # first: the verdict on torch depends on the GPUs that the driver sees
@@ -77,10 +77,10 @@ def _steps_work() -> bool:
         from esmeray.model.device import choose_device
         from esmeray.tools.profile._gpu_trial import precisions, single_process_group, train_two_steps
     except ImportError as error:
-        raise ResourceError(f"no step can be trained: {_first_line(error)}; see the lines above") from error
+        raise ResourceError(f"training is not possible: {_first_line(error)}; see the lines above") from error
     device = choose_device()
     # To stderr, because a script may read the lines of stdout.
-    print(f"training on {device}, where the first steps wait for compilers ...", file=sys.stderr)
+    print(f"training on {device}; the first steps take longer because kernels are compiled ...", file=sys.stderr)
     works = True
     with single_process_group(device):
         for precision in precisions(device):
@@ -91,7 +91,7 @@ def _steps_work() -> bool:
                 finding = Finding(
                     "failed",
                     f"on {device}: {_first_line(error)}",
-                    f"training would not work on {device} either: see the lines above",
+                    f"training would fail on {device}, too: see the lines above",
                 )
             works &= _print(f"{precision} steps", finding) == "ok"
     return works
@@ -104,7 +104,7 @@ def _report(part: str, check: Callable[[], Finding]) -> str:
     except ModuleNotFoundError as error:
         finding = Finding("missing", f"{error.name} is not installed", _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever breaks is what this tool reports
-        finding = Finding("mismatch", f"it breaks when it is asked ({_first_line(error)})", f"reinstall: {_INSTALL}")
+        finding = Finding("mismatch", f"the check failed ({_first_line(error)})", f"reinstall: {_INSTALL}")
     return _print(part, finding)
 
 
@@ -131,9 +131,11 @@ def check_driver() -> tuple[Driver, Finding]:
             return Driver(), Finding(
                 "missing",
                 str(error),
-                "where there is a GPU, install NVIDIA's driver, or start the container with --gpus all",
+                "if the machine has a GPU, install NVIDIA's driver, or start the container with --gpus all",
             )
-        return Driver(), Finding("mismatch", str(error), "look at nvidia-smi and the kernel's log, restart the machine")
+        return Driver(), Finding(
+            "mismatch", str(error), "check nvidia-smi and the kernel log, then restart the machine"
+        )
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # raised if NVML was not initialised
             pynvml.nvmlShutdown()
@@ -153,11 +155,11 @@ def check_cuda(driver: Driver) -> Finding:
         return _usable_gpus()
     # CUDA is not available; check the likeliest reason first.
     if not driver.gpus:
-        return Finding("missing", "no GPU is seen", "nothing to do without a GPU: training runs on the CPU")
+        return Finding("missing", "no GPU found", "nothing to fix: without a GPU, training runs on the CPU")
     if built_for is None:
         return Finding(
             "mismatch",
-            f"{driver.gpus} here, but this build of torch has no CUDA",
+            f"{driver.gpus} found, but this build of torch has no CUDA",
             f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}",
         )
     hidden = os.environ.get(_HIDES_GPUS)
@@ -168,7 +170,7 @@ def check_cuda(driver: Driver) -> Finding:
         )
     if driver.cuda[0] < int(built_for.partition(".")[0]):  # a driver supports all minor versions of its major version
         newest = ".".join(map(str, driver.cuda))
-        seen = f"torch is built for CUDA {built_for}, the driver {driver.version} runs {newest} at most"
+        seen = f"torch is built for CUDA {built_for}, but the driver {driver.version} supports only up to {newest}"
         return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
     try:
         # init() raises with the reason; is_available() returns False only.
@@ -178,8 +180,8 @@ def check_cuda(driver: Driver) -> Finding:
         reason = _first_line(error)
     return Finding(
         "mismatch",
-        f"{driver.gpus} here, but torch can't use it ({reason})",
-        "look at nvidia-smi and the kernel's log, then restart the machine",
+        f"{driver.gpus} found, but torch can't use it ({reason})",
+        "check nvidia-smi and the kernel log, then restart the machine",
     )
 
 
@@ -196,7 +198,7 @@ def _usable_gpus() -> Finding:
         except RuntimeError as error:
             return Finding(
                 "mismatch",
-                f"{described[-1]} runs no kernel ({_first_line(error)})",
+                f"{described[-1]} can't run kernels ({_first_line(error)})",
                 f"torch is built for {' '.join(torch.cuda.get_arch_list())}: install a build for this GPU",
             )
     return Finding("ok", ", ".join(described))
@@ -219,7 +221,7 @@ def check_nccl() -> Finding:
     return (
         Finding("ok", ".".join(map(str, torch.cuda.nccl.version())))
         if torch.distributed.is_nccl_available()
-        else Finding("missing", "not in this build of torch; the CPU needs none", _CUDA_BUILD)
+        else Finding("missing", "not in this build of torch; not needed on the CPU", _CUDA_BUILD)
     )
 
 
@@ -236,7 +238,7 @@ def check_deepspeed() -> Finding:
 
         accelerator = get_accelerator().device_name()
     seen = f"{deepspeed.__version__}, computes on {accelerator}"
-    elsewhere = Finding("mismatch", f"{seen}, but torch on {device}", "see CUDA above, and unset DS_ACCELERATOR")
+    elsewhere = Finding("mismatch", f"{seen}, but torch uses {device}", "see CUDA above, and unset DS_ACCELERATOR")
     return _pinned("deepspeed", seen) if accelerator == device else elsewhere
 
 
@@ -248,7 +250,7 @@ def check_kernels() -> Finding:
 
         ops = [op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"]
         fit = [op for op in ops if builder.probe_is_compatible(op)]
-    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; training needs none of them")
+    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; not needed for training")
 
 
 def check_ray() -> Finding:

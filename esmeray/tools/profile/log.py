@@ -18,7 +18,7 @@ from rich.text import Text
 
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Section
 
 
@@ -33,7 +33,9 @@ class LogProfileSection(Section):
 
 @command("profile log", __doc__, made_by="profile log")
 def main(
-    log: Annotated[Path, Field(description="CSV file that nvidia-smi wrote.")], profile: LogProfileSection, made: Made
+    log: Annotated[Path, Field(description="CSV file written by nvidia-smi.")],
+    profile: LogProfileSection,
+    writer: OutputWriter,
 ) -> None:
     # Imported here: they load pandas and Matplotlib.
     from esmeray.monitoring.gpu_log.analysis import interval_s, summarise
@@ -44,17 +46,17 @@ def main(
     json_output = Path(profile.json_output) if profile.json_output else None
     for path in filter(None, (output, json_output)):
         if path.resolve() == log.resolve():
-            raise ConfigError(f"{path} is the log itself; give another file to write to")
-        made.refuse_file(path)
+            raise ConfigError(f"{path} is the log itself; choose another output file")
+        writer.refuse_file(path)
     samples = read_gpu_log(log)
     summaries = summarise(samples)
-    with made.file(output) as building:
+    with writer.file(output) as building:
         draw_log(samples, summaries, building)
     facts = {"log": str(log), "start": samples.start, "gpus": [summary.as_dict() for summary in summaries]}
-    made.write_json(json_output, facts)
+    writer.write_json(json_output, facts)
     console = result_console()
     table = next(iter(samples.gpus.values()))  # nvidia-smi samples all GPUs at once, so that all have the same times
-    console.print(Text(f"{log}: {table[TIME].iloc[-1]:.0f} s, a sample every {interval_s(table):.2g} s"))
+    console.print(Text(f"{log}: {table[TIME].iloc[-1]:.0f} s, one sample every {interval_s(table):.2g} s"))
     for summary in summaries:
         console.print(Text(f"\n{summary}", style="bold"))
         for advice in summary.advice:

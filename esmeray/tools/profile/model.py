@@ -31,15 +31,15 @@ from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
 from esmeray.inference.profile.section import ModelProfileSection
-from esmeray.tools.grammar import Made, Overrides, command, example_of
+from esmeray.tools.grammar import OutputWriter, Overrides, command, example_of
 from esmeray.training.config import load_config
 
 
 @command("profile model", __doc__, made_by="profile model")
 def main(
-    model: Annotated[str, Field(description="Folder, hub name or run, or an experiment's file.")],
+    model: Annotated[str, Field(description="Folder, hub name, run, or the config file of an experiment.")],
     profile: ModelProfileSection,
-    made: Made,
+    writer: OutputWriter,
     overrides: Overrides,
 ) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # hides the start and stop messages of torch's profiler
@@ -47,7 +47,7 @@ def main(
     is_experiment = model.endswith((".yaml", ".yml"))
     if not is_experiment and ("data", "source") not in overrides:
         raise ConfigError(f"missing: --data.source; {example_of(__doc__, 'profile model')}")
-    with made.folder(output) as building, status_line() as show:
+    with writer.folder(output) as building, status_line() as show:
         # Imported here: both load torch, and training also loads DeepSpeed.
         if is_experiment:
             from esmeray.tools.profile._training import profile_training

@@ -24,10 +24,10 @@ def main(key: KeySection) -> None:
     from esmeray.service.http.app import scopes
 
     if not {*key.endpoints} <= {"*", *scopes()}:
-        raise ConfigError(f"--key.endpoints: endpoints are {', '.join(scopes())}, or '*' for all")
+        raise ConfigError(f"--key.endpoints: use {', '.join(scopes())}, or '*' for all")
     keys = read_keys(key.file) if key.file.exists() else []
     if key.name in {other.name for other in keys}:
-        raise ConfigError(f"--key.name {key.name}: {key.file} has a key of this name; choose another")
+        raise ConfigError(f"--key.name {key.name}: {key.file} already has a key with this name; choose another name")
     text, new = new_key(key.name)
     keys.append(new.model_copy(update=key.model_dump(exclude={"name", "file"})))
     # The file has the hash only. This is the only time that the key is available.

@@ -27,21 +27,21 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
 from esmeray.service.client import Client, checked_key
 from esmeray.service.section import QuerySection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 ROWS = 1024
 """Rows per row group of the Parquet file."""
 
 
 @command("serve query", __doc__, made_by="query")
-def main(query: QuerySection, made: Made) -> None:
-    made.refuse_file(query.output)
+def main(query: QuerySection, writer: OutputWriter) -> None:
+    writer.refuse_file(query.output)
     source = FastaSource(query.input)
     client = Client(query.address, key=_key(query.key_file), model=query.model, concurrency=query.concurrency)
     # The input is read only as far ahead as the client has requests, so that memory holds neither input nor answers.
     with (
         client,
-        made.file(query.output) as building,
+        writer.file(query.output) as building,
         record_bar("asking") as bar,
     ):
         write = _write_classes if query.task == "classify" else _write_arrays

@@ -34,10 +34,12 @@ def train(config: str | Path, settings: Mapping[str, Any] | None = None) -> Path
     True
     """
     if not (isinstance(config, str | Path) and isinstance(settings, Mapping | None)):
-        raise ConfigError("train: a name or file of settings is needed, and a dictionary of those that override it")
+        raise ConfigError(
+            "train: expected the name or path of a settings file, and a dictionary of settings that override it"
+        )
     code, run = trained(config, overrides_of(settings))
     if code:
-        error = EsmerayError(f"{run.path}: training did not end (exit code {code}); its last lines say why")
+        error = EsmerayError(f"{run.path}: training failed (exit code {code}); see its last lines")
         error.exit_code = code
         raise error
     return run.path

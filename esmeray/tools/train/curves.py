@@ -14,14 +14,14 @@ from pydantic import Field
 
 from esmeray.common.errors import ConfigError
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 
 
 @command("train curves", __doc__, made_by="train_curves")
 def main(
     run: Annotated[list[Path], Field(description="Folders of the runs.")],
-    made: Made,
-    output: Annotated[Path, Field(description="PNG to make (default: curves.png).")] = Path("curves.png"),
+    writer: OutputWriter,
+    output: Annotated[Path, Field(description="PNG file to write (default: curves.png).")] = Path("curves.png"),
 ) -> None:
     names = [path.resolve().name for path in run]
     repeated = {name for name in names if names.count(name) > 1}
@@ -30,6 +30,6 @@ def main(
     runs = {name: read_metrics(path / "metrics.jsonl") for name, path in zip(names, run, strict=True)}
     from esmeray.monitoring.watch.curves import draw_comparison  # imported here: it loads Matplotlib
 
-    with made.file(output.absolute()) as building:
+    with writer.file(output.absolute()) as building:
         draw_comparison(runs, building)
     print(output)

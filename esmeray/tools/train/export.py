@@ -14,7 +14,7 @@ from esmeray.common.publishing import refuse_existing
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore
 from esmeray.run_folder.paths import RunFolder
-from esmeray.tools.grammar import OfRun, Overwrite, command
+from esmeray.tools.grammar import Overwrite, RunPath, command
 from esmeray.train_config.section import Section
 
 
@@ -31,10 +31,10 @@ class ExportSection(Section):
 
 
 @command("train export", __doc__)
-def main(run: OfRun, export: ExportSection, overwrite: Overwrite = False) -> None:
+def main(run: RunPath, export: ExportSection, overwrite: Overwrite = False) -> None:
     source = RunFolder(run.parent, run.name)
     if not source.config.exists():
-        raise ConfigError(f"{source.path}: no run there (it has no config.yaml); give its folder, as runs/NAME")
+        raise ConfigError(f"{source.path}: not a run folder (no config.yaml); give a folder such as runs/NAME")
     # Check the checkpoint and the output before DeepSpeed is loaded.
     folder = _chosen(CheckpointStore(source.checkpoints), export.checkpoint)
     output = expanded(export.output or source.path / f"export-{folder.path.name}")
@@ -57,5 +57,5 @@ def _chosen(store: CheckpointStore, name: str) -> CheckpointFolder:
     chosen = {"latest": folders[0], "best": store.best()} | {folder.path.name: folder for folder in folders}
     if (folder := chosen.get(name)) is None:
         names = ", ".join(folder.path.name for folder in folders)
-        raise CheckpointError(f"{store.root}: no checkpoint {name}; there are {names}")
+        raise CheckpointError(f"{store.root}: no checkpoint {name}; available: {names}")
     return folder

@@ -19,25 +19,25 @@ from esmeray.common.errors import ConfigError, ResourceError, expanded
 from esmeray.common.text import counted, did_you_mean, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
-from esmeray.tools.grammar import Made, command
+from esmeray.tools.grammar import OutputWriter, command
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
 
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 """Minimum token budget, so that the longest proteins of ESM-2's training fit into a batch."""
 
 
 @command("train plan", __doc__, made_by="train plan")
-def main(plan: PlanSection, made: Made) -> None:
+def main(plan: PlanSection, writer: OutputWriter) -> None:
     if plan.stage == 1 and plan.precision == "bf16":  # as esmeray/training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
-        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a whole matrix: set plan.stage to 2")
+        raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a complete matrix: set plan.stage to 2")
     output = expanded(plan.json_output) if plan.json_output else None
-    made.refuse_file(output)
+    writer.refuse_file(output)
     scaled = scale_run(work_of(plan), plan, device_of(plan))
     print("\n".join(lines(plan, scaled)))
-    made.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
+    writer.write_json(output, {"settings": plan.model_dump(mode="json"), **scaled})
 
 
 def work_of(plan: PlanSection) -> scale.Work:
@@ -68,13 +68,11 @@ def device_of(plan: PlanSection) -> scale.Device:
     peaks, gpus = known_peaks(plan.gpu), known_gpus()
     if peaks is None:
         hint = did_you_mean(plan.gpu, gpus)
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} is not known{hint}: choose one of {', '.join(gpus)}")
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} is unknown{hint}: use one of {', '.join(gpus)}")
     # Training in fp32 multiplies in TF32.
     peak = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
     if peak is None:
-        raise ConfigError(
-            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: choose another plan.precision"
-        )
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: use another plan.precision")
     memory = (peaks.memory_gb, peaks.memory_gb_per_s, peaks.link_gb_per_s)
     return scale.Device(1e12 * peak, *(1e9 * value for value in memory))
 
@@ -85,17 +83,17 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     Raises ResourceError if no micro-batch fits into memory, or if faults leave no time to train.
     """
     assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
-    if largest < (plan.tokens or LEAST_TOKENS):
+    if largest < (plan.tokens or MIN_TOKENS):
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
-            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or LEAST_TOKENS:,} tokens of {plan.model} next to "
+            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or MIN_TOKENS:,} tokens of {plan.model} next to "
             f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
         )
     # The smallest budget, in units of 64, that needs no more micro-batches than the largest one: the largest would
     # leave a short last micro-batch.
     share = math.ceil(plan.global_tokens / plan.gpus)
     micro_batches = math.ceil(share / (plan.tokens or largest))
-    tokens = plan.tokens or max(LEAST_TOKENS, 64 * math.ceil(share / micro_batches / 64))
+    tokens = plan.tokens or max(MIN_TOKENS, 64 * math.ceil(share / micro_batches / 64))
     step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
     parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
     # The baseline is one node, because scaling shows the cost of communication between nodes, without NVLink.
@@ -110,7 +108,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     # written.
     lost = scale.lost_share(interval_s, stall_s, scale.RESTART_S + 2 * write_s, mtbf_s)
     if lost > 0.99:
-        raise ResourceError(f"a fault every {mtbf_s:.0f} s leaves no time to train: lower plan.gpus")
+        raise ResourceError(f"with a fault every {mtbf_s:.0f} s there is no time to train: lower plan.gpus")
     faults = 1 - math.exp(-scale.RESTART_S / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}
@@ -147,18 +145,19 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
     """Lines of the report, which fits on one screen."""
     assume, bound = plan.assume, scaled["shares"].items()
     nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
-    rates = f"products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of their peaks"
+    rates = f"matrix products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of peak"
     cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {plan.precision}"
     cluster += ", Muon" if plan.optimizer == "muon" else ""
     return [
         f"model            {plan.model}, {scaled['parameters'] / 1e9:,.3g} billion parameters",
         f"cluster          {cluster}",
-        f"memory a GPU     {_gb(scaled['memory_bytes'])} of {_gb(scaled['gpu_memory_bytes'])}",
+        f"memory per GPU   {_gb(scaled['memory_bytes'])} of {_gb(scaled['gpu_memory_bytes'])}",
         f"                 {', '.join(f'{name} {_gb(size)}' for name, size in scaled['memory_parts_bytes'].items())}",
         f"token budget     {scaled['tokens']:,}; {scaled['largest_tokens']:,} fit",
-        f"tokens per step  {scaled['global_tokens']:,} in {counted(scaled['micro_batches'], 'micro-batch{es}')} a GPU",
+        f"tokens per step  {scaled['global_tokens']:,} in {counted(scaled['micro_batches'], 'micro-batch{es}')} "
+        "per GPU",
         f"step             {scaled['step_s']:.3g} s, {scaled['tokens_per_s']:,.0f} tokens/s, "
-        f"{scaled['tokens_per_s'] / plan.gpus:,.0f} a GPU, MFU {scaled['mfu']:.1%}",
+        f"{scaled['tokens_per_s'] / plan.gpus:,.0f} per GPU, MFU {scaled['mfu']:.1%}",
         f"scaling          {scaled['share_of_linear']:.1%} of linear",
         f"checkpoint       {_gb(scaled['checkpoint_bytes'])}, written in {duration(scaled['checkpoint_write_s'])}; "
         f"steps wait {scaled['checkpoint_stall_s']:.2g} s",

@@ -55,6 +55,6 @@ def _begun(folder: Path, *, wait: bool) -> RunStatus:
             if not wait:
                 raise
             if not is_reported:
-                say(f"waiting for the run to begin: {error}; Ctrl-C ends the waiting")
+                say(f"waiting for the run to start: {error}; press Ctrl-C to stop waiting")
                 is_reported = True
         time.sleep(EVERY_S)

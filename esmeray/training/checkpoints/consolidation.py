@@ -61,7 +61,7 @@ def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[
     is_cut = bool(shards) and "zero_stage" in shards[0]
     parameters = sharded_parameters(model["param_shapes"], shards) if is_cut else {}
     if weights != FP32 and not any(weights in parameter.pieces for parameter in parameters.values()):
-        raise CheckpointError(f"{folder.path}: holds no mean of the weights, as training.weight_mean was not set")
+        raise CheckpointError(f"{folder.path}: has no averaged weights, because training.weight_mean was not set")
     state |= {name: torch.cat(p.pieces[weights]).float().view(p.shape) for name, p in parameters.items()}
     # Tied weights are trained under one of their names; rank 0 stores them under each.
     tied = (model.get("shared_params") or {}).items()
@@ -74,7 +74,7 @@ def read_shards(folder: CheckpointFolder) -> tuple[dict[str, Any], list[dict[str
     paths = [folder.path / entry.name for rank in sorted(manifest.files) for entry in manifest.files[rank]]
     models = [path for path in paths if path.name.endswith(MODEL_FILE)]
     if not models:
-        raise CheckpointError(f"{folder.path}: holds no model")
+        raise CheckpointError(f"{folder.path}: contains no model")
     shards = [load_tensors(path, mmap=True) for path in paths if path.name.endswith(OPTIMIZER_FILE)]
     return load_tensors(models[0], mmap=True), [shard["optimizer_state_dict"] for shard in shards]
 

@@ -23,7 +23,7 @@ class Resumption:
         self.run = RunFolder(self.config.run.storage_path, self.config.run.name)
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
-    def as_begun(self) -> "Resumption":
+    def with_first_precision(self) -> "Resumption":
         """Return a copy with the precision and the warm-up that the run started with, if the config sets none."""
         if not (self.run.config.exists() and self.checkpoints.complete()):
             return self
@@ -48,17 +48,19 @@ class Resumption:
         if not run.config.exists():
             if resume == "must":
                 raise CheckpointError(
-                    f"{run.path}: no such run, and run.resume is 'must': check run.name and run.storage_path"
+                    f"{run.path}: run not found, but run.resume is 'must': check run.name and run.storage_path"
                 )
             return []
         if resume == "never":
             raise ConfigError(
-                f"{run.path}: the run exists, and run.resume is 'never': choose another run.name, or run.resume allow"
+                f"{run.path}: the run exists, but run.resume is 'never': choose another run.name, or set "
+                "run.resume to allow"
             )
         # Without a checkpoint the run starts from scratch, with any settings.
         if self.checkpoints.complete() and (change := self._changed(FIXED)):
             raise ConfigError(
-                f"{change}, and the run {run.path.name} has checkpoints: set it back, or choose another run.name"
+                f"{change}, but the run {run.path.name} already has checkpoints: change the setting back, or "
+                "choose another run.name"
             )
         return [str(change) for change in self._changes if on_resume(Config, change.key) is not UNSEEN]
 
@@ -75,8 +77,8 @@ class Resumption:
             return False
         if change := self._changed(FIXED) or self._changed(FREE):
             raise ConfigError(
-                f"{change}, and the run {self.run.path.name} is finished: set it back, choose another run.name, or "
-                "raise training.max_steps or training.epochs to train further with it"
+                f"{change}, but the run {self.run.path.name} is finished: change the setting back, choose "
+                "another run.name, or raise training.max_steps or training.epochs to continue training with it"
             )
         return True
 
@@ -87,9 +89,9 @@ class Resumption:
             return
         if change := self._changed(END):
             raise ConfigError(
-                f"{change}, so that training would end after {total_steps} steps, and the run "
-                f"{self.run.path.name} has taken {folder.step} already: raise training.max_steps or training.epochs, "
-                "or choose another run.name"
+                f"{change}, so training would end after {total_steps} steps, but the run {self.run.path.name} "
+                f"is already at step {folder.step}: raise training.max_steps or training.epochs, or choose "
+                "another run.name"
             )
 
     def remark_on_workers(self, count: int) -> str | None:
@@ -97,7 +99,7 @@ class Resumption:
         folder = self.checkpoints.newest_intact()
         if folder is None or (written_by := folder.manifest().world_size) == count:
             return None
-        return f"a checkpoint of {counted(written_by, 'worker{s}')} is resumed by {counted(count, 'worker{s}')}"
+        return f"resuming a checkpoint of {counted(written_by, 'worker{s}')} with {counted(count, 'worker{s}')}"
 
     @cached_property
     def _changes(self) -> list[Difference]:

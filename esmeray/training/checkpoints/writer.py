@@ -76,7 +76,7 @@ def load_tensors(path: Path, map_location: Any = "cpu", mmap: bool = False) -> A
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:  # torch raises pickle, zip and runtime errors alike; all mean an unusable file
         raise CheckpointError(
-            f"{path}: can't be loaded as tensors, nothing in it was run ({first_line(error)})"
+            f"{path}: contains objects other than tensors; it was not loaded and no code was run ({first_line(error)})"
         ) from error
 
 
@@ -188,7 +188,7 @@ class CheckpointWriter:
         while not path.exists():
             # This runs in a background thread: training continues.
             if self._given_up.is_set() or time.monotonic() > deadline:
-                raise TimeoutError(f"rank {rank} did not write its part in time")
+                raise TimeoutError(f"rank {rank} did not write its part of the checkpoint in time")
             time.sleep(POLL_S)
         return [FileEntry(**entry) for entry in json.loads(path.read_text())]
 

@@ -82,15 +82,15 @@ def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) 
     """Error messages of settings that can't be combined, each with whether it applies to this run."""
     is_muon = training.optimizer == "muon"
     return {
-        "deepspeed.offload_optimizer needs ZeRO stage 1 to 3, deepspeed.stage is 0": (
+        "deepspeed.offload_optimizer needs ZeRO: set deepspeed.stage to 1, 2 or 3": (
             section.offload_optimizer and stage == 0
         ),
-        "deepspeed.offload_optimizer: Muon multiplies matrices where their momentum is: set it to false, or "
-        "training.optimizer to adamw": section.offload_optimizer and is_muon,
-        "training.optimizer muon: under ZeRO-3 no worker has a whole matrix: set deepspeed.stage to 2, or "
+        "deepspeed.offload_optimizer: Muon would multiply matrices on the CPU, where their momentum is: set it "
+        "to false, or training.optimizer to adamw": section.offload_optimizer and is_muon,
+        "training.optimizer muon: under ZeRO-3 no worker has a complete matrix: set deepspeed.stage to 2, or "
         "training.optimizer to adamw": stage == 3 and is_muon,
-        "training.weight_mean: without ZeRO a checkpoint does not say whose state is whose: set it to none, or "
-        "deepspeed.stage to 1 or 2": stage == 0 and training.weight_mean is not None,
+        "training.weight_mean: needs ZeRO, because checkpoints without ZeRO do not map optimizer states to "
+        "parameters: set it to none, or deepspeed.stage to 1 or 2": stage == 0 and training.weight_mean is not None,
     }
 
 
@@ -105,14 +105,17 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"deepspeed.config: {path} can't be read ({first_line(error)})") from error
     if not isinstance(settings, dict):
-        raise ConfigError(f"deepspeed.config: {path} must hold a mapping of DeepSpeed's settings")
+        raise ConfigError(f"deepspeed.config: {path} must contain a mapping of DeepSpeed settings")
     if owned := sorted(OWNED_KEYS & set(settings)):
         raise ConfigError(
-            f"deepspeed.config: {path} sets {', '.join(owned)}, which the experiment's config decides: remove it there"
+            f"deepspeed.config: {path} sets {', '.join(owned)}, which Esmeray sets from its own config: remove "
+            "it from the file"
         )
     zero = settings.get("zero_optimization") or {}
     # DeepSpeed 0.19.8 maps parameters to the wrong fp32 values with round_robin_gradients, so exported weights would be
     # garbage. Its elastic_checkpoint changes the layout of the shards, and still requires the same number of workers.
     if unusable := [name for name in ("round_robin_gradients", "elastic_checkpoint") if zero.get(name)]:
-        raise ConfigError(f"deepspeed.config: {path} sets {unusable[0]}, which can't be used: remove it there")
+        raise ConfigError(
+            f"deepspeed.config: {path} sets {unusable[0]}, which is not supported: remove it from the file"
+        )
     return settings

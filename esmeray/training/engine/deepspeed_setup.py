@@ -62,7 +62,7 @@ def compiling_alone() -> Iterator[None]:
     with exclusive(folder):
         # This process holds the lock, so the process that created the mark is no longer alive.
         for mark in folder.glob(f"*/{_MARK}"):
-            _LOG.warning("%s: left by a compilation that was killed; removed", mark)
+            _LOG.warning("%s: removed; it was left by a killed compilation", mark)
             mark.unlink()
         path = os.environ.get("PATH", os.defpath)
         os.environ[_VARIABLE] = str(folder)

@@ -59,12 +59,14 @@ def prepare_layers(
     if backbone is None:
         return  # a model on vectors has no layers
     if training.compile and stage == 3:
-        raise ConfigError("training.compile: ZeRO-3 gathers weights in hooks that torch can't compile; set it to false")
+        raise ConfigError(
+            "training.compile: torch can't compile the hooks in which ZeRO-3 gathers weights; set it to false"
+        )
     if training.fp8:
         if training.precision != "bf16":
             raise ConfigError("training.fp8 needs training.precision bf16")
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-            raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8, Hopper or later: set it to false")
+            raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8 (Hopper or later): set it to false")
         use_fp8(backbone)
     if training.compile or (training.compile is None and device.type == "cuda" and stage < 3):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
@@ -250,7 +252,7 @@ class TrainingEngine:
             str(folder.path / SHARDS_FOLDER), tag="state", load_module_strict=False, load_lr_scheduler_states=False
         )
         if loaded is None:  # DeepSpeed would start from scratch
-            raise CheckpointError(f"{folder.path}: DeepSpeed found no state in it")
+            raise CheckpointError(f"{folder.path}: DeepSpeed found no training state in it")
         # The checkpoint restores the optimizer settings that it was saved with; the settings of the config override
         # them.
         for group, values in zip(self._engine.optimizer.param_groups, settings, strict=True):

@@ -18,8 +18,8 @@ from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 MAX_HALVINGS = 3
 """Maximum number of times that batches are halved in a run: beyond it the steps are slow for other reasons."""
 REMEDY = (
-    "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens, or data.max_length for long "
-    "sequences, under another run.name"
+    "set model.backbone.gradient_checkpointing true and resume, or lower batch.tokens (or data.max_length for "
+    "long sequences) with another run.name"
 )
 
 
@@ -58,14 +58,16 @@ class MemoryGuard:
         # Otherwise the peak of the failed pass would count against the next pass.
         self.meter.free()
         self._report(
-            f"{reason}: every batch is taken in {self.parts} parts from here on, with the same result", self.parts
+            f"{reason}: from now on every batch is split into {self.parts} micro-batches, with the same result",
+            self.parts,
         )
 
     def start_anew(self, reason: str) -> NewStartError:
         """Double the number of parts and return the error to raise. One worker calls it."""
         self._double()
         return NewStartError(
-            f"{reason}: training starts again from the last checkpoint, with every batch in {self.parts} parts"
+            f"{reason}: training restarts from the last checkpoint, with every batch split into {self.parts} "
+            "micro-batches"
         )
 
     def refuse_to_split(self, tokens: int) -> ResourceError:
@@ -73,7 +75,7 @@ class MemoryGuard:
 
     def _double(self) -> None:
         if self.parts >= 2**MAX_HALVINGS:
-            halved = f", also with batches in {self.parts} parts" if self.parts > 1 else ""
+            halved = f", even with batches split into {self.parts} micro-batches" if self.parts > 1 else ""
             raise ResourceError(f"out of memory{halved}: {REMEDY}")
         self.parts *= 2
         # Write now: a process that is killed for its memory would otherwise restart with whole batches.

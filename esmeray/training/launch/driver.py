@@ -88,7 +88,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
         with signals, held(run.path):
             return work(signals)
     except KeyboardInterrupt as error:
-        print(f"interrupted before {name} began", file=sys.stderr)
+        print(f"interrupted before {name} started", file=sys.stderr)
         return 128 + (signals.behind(error) or signal.SIGINT)
 
 
@@ -96,7 +96,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     """Validate everything before writing to the run's folder or starting Ray; then train."""
     # First, because another machine may have trained the run since: all checks need its newest state.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
-    resumption = resumption.as_begun()
+    resumption = resumption.with_first_precision()
     config, run = resumption.config, resumption.run
     resumption.check()
     finished = resumption.is_finished()
@@ -153,7 +153,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             else:
                 attempts = Attempts(run, workers, partial(connection.capacity, workers), signals, config.ray)
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
-                with connection.asked_for(workers):
+                with connection.requested_machines(workers):
                     error = attempts.train(mirror.with_outcome(start))
     # Once its own cluster has ended, no worker can save a checkpoint any more.
     return _conclude(run, error, signals, config.ray.max_failures)
@@ -166,7 +166,7 @@ def dry_run(config: Config) -> int:
     if run.uri is not None:
         with held(run.path):  # so as not to change the working copy of a run in progress
             RunMirror(run, warn).pull(AT_ONCE_S)
-    config = Resumption(config).as_begun().config
+    config = Resumption(config).with_first_precision().config
     workers = place_workers(config.ray, resources_to_plan_with(config.ray))
     config = with_precision(config, processor.default_precision(workers.use_gpu))
     resumption = Resumption(with_absolute_paths(config))
@@ -187,8 +187,8 @@ def dry_run(config: Config) -> int:
 
 def _finished(run: RunFolder) -> str:
     return (
-        f"run {run.path.name} is finished: {run.uri or run.path}/export "
-        "(raise training.max_steps or training.epochs to train it further)"
+        f"run {run.path.name} is finished: {run.uri or run.path}/export (to continue training, raise "
+        "training.max_steps or training.epochs)"
     )
 
 
@@ -231,7 +231,9 @@ def _plan(resumption: Resumption, workers: Workers, size: TaskSize) -> Plan:
 def _check_start(training: TrainingSection, run: RunFolder, workers: Workers | None) -> None:
     """Raise an error if the run could not be exported, or if these workers, when known, can't train with its
     precision."""
-    refuse_existing(run.export, MADE_BY, overwrite=True, remedy="move it away, the run exports its model there")
+    refuse_existing(
+        run.export, MADE_BY, overwrite=True, remedy="move it away; the run exports its model to this folder"
+    )
     if workers is not None:
         check_precision(training, workers.device)
 
@@ -243,7 +245,7 @@ def resources_to_plan_with(ray: RaySection) -> list[NodeResources]:
         return [local]
     count = ray.sizes[-1] if isinstance(ray.num_workers, tuple) else 1 if ray.num_workers == "auto" else ray.num_workers
     cpus_each = ray.cpus_per_worker if ray.cpus_per_worker != "auto" else 1
-    warn(f"the cluster at {ray.address} is not asked in a dry run: planned for {count} workers like this machine")
+    warn(f"a dry run does not connect to the cluster at {ray.address}: planned for {count} workers like this machine")
     return [NodeResources(max(local.cpus, cpus_each), min(1, local.gpus))] * count
 
 
@@ -282,7 +284,7 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     mirror = RunMirror(run, warn)
     mirror.begin()
     say("starting the workers ...")
-    signals.hand_over(run.request_stop, "stopping, saving a checkpoint (Ctrl-C again ends at once)")
+    signals.hand_over(run.request_stop, "stopping and saving a checkpoint (press Ctrl-C again to stop immediately)")
     sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels()), CurvesSink(run, metric_labels())]
     if config.monitoring.alerts.enabled:
         sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
@@ -325,16 +327,16 @@ def _without_outcome(run: RunFolder, error: Exception | None, signals: StopSigna
     """Determine the outcome of a run whose workers ended without writing one, from the files they left."""
     step, saved = saved_steps(run)
     if error is None and signals.expired:
-        return Outcome("stopped", step, f"stopped before the workers had ended, {saved}", 0)
+        return Outcome("stopped", step, f"stopped before the workers had finished, {saved}", 0)
     failures = getattr(error, "worker_failures", None)
-    tried = f", also after {max_failures} more tries" if failures else ""
+    tried = f" after {max_failures} retries" if failures else ""
     cause: Any = next(iter(failures.values())) if failures else error
     # More specific than Ray's reason, which is that a process ended.
     stacks = ", ".join(map(str, left_stacks(run.logs)))
     reason = (
-        f"workers made no progress, their stacks are in {stacks}"
+        f"workers made no progress; for their stack traces see {stacks}"
         if stacks
-        else f"{last_line(cause)} (the workers' logs are in {run.logs})"
+        else f"{last_line(cause)} (worker logs: {run.logs})"
     )
     # If the disk is full, any error that reached the driver is a consequence.
     is_full = shutil.disk_usage(run.path).free < RESERVE_BYTES

@@ -71,7 +71,7 @@ class Attempts:
                 if failures > self._max_failures:
                     return error
                 why = "workers failed"
-                say(f"{why}, starting again from step {step} (their logs are in {self._run.logs}) ...")
+                say(f"{why}, restarting from step {step} (worker logs: {self._run.logs}) ...")
         return None
 
     def _awaited(self) -> int:
@@ -86,9 +86,9 @@ class Attempts:
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
             if settled and not said:
-                others = ", some of them in use by others" if capacity.whole else ""
+                others = ", partly in use by others" if capacity.whole else ""
                 least = counted(self._workers.allowed[0], "worker{s}")
-                say(f"waiting for machines with {self._workers.each} for each of {least}: {capacity.machines}{others}")
+                say(f"waiting for {self._workers.per_worker} for each of {least}: {capacity.machines}{others}")
                 said = True
             time.sleep(LOOK_S / 4)
         # No worker exists to write the outcome.
@@ -129,14 +129,14 @@ class Need:
     def look(self, capacity: Capacity, now_s: float) -> bool:
         """Update the decision with the cluster's capacity at a time; return True if the attempt should end."""
         if capacity.leaving:
-            self.why = f"{' and '.join(capacity.leaving)} is about to be taken away"
+            self.why = f"{' and '.join(capacity.leaving)} is about to be preempted"
         # Fewer workers need no action: if workers are lost, the attempt ends by itself.
         elif capacity.now <= self._count:
             self._since_s = None
         else:
             self._since_s = now_s if self._since_s is None else self._since_s
             if now_s - self._since_s >= self._minimum_stay_s:
-                self.why = f"the cluster holds {counted(capacity.now, 'worker{s}')}"
+                self.why = f"the cluster now has room for {counted(capacity.now, 'worker{s}')}"
         return bool(self.why)
 
 

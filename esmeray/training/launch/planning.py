@@ -35,9 +35,11 @@ class Plan:
         memory, batch = self.memory, self.batch
         tokens_per_step = f"{batch.global_tokens:,} in {counted(batch.batches_per_step, 'packed batch{es}')}"
         if batch.first_global_tokens is not None:
-            tokens_per_step += f", from {batch.first_global_tokens:,} at the first of {batch.ramp_steps:,} steps on"
+            tokens_per_step += (
+                f", ramped up from {batch.first_global_tokens:,} over the first {batch.ramp_steps:,} steps"
+            )
         if batch.batch_size is not None:
-            tokens_per_step = f"at most {tokens_per_step} of {counted(batch.batch_size, 'sequence{s}')} at most"
+            tokens_per_step = f"at most {tokens_per_step} with at most {counted(batch.batch_size, 'sequence{s}')}"
         return [
             f"workers          {self.workers.numbers} x {self.workers.device}, {self.workers.cpus_each} CPU cores each",
             f"precision        {self.training.precision}",
@@ -47,15 +49,15 @@ class Plan:
             *([f"                 {self.data.unknown}"] if self.data.unknown else []),
             *([f"labels           {self.data.labels}"] if self.data.labels else []),
             f"cropped          {about}{counted(self.data.cropped.sequences, 'sequence{s}')}, "
-            f"{counted(self.data.cropped.residues, 'residue{s}')} left out each epoch",
+            f"{counted(self.data.cropped.residues, 'residue{s}')} cropped per epoch",
             f"tokens per step  {tokens_per_step}",
             f"steps per epoch  about {self.steps_per_epoch:,}",
-            f"steps in all     {'' if self.training.max_steps else 'about '}{self.total_steps:,}",
-            f"parameters       {memory.parameters.total:,}, {memory.parameters.trainable:,} of them trained",
-            f"memory a device  {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
-            f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), activations come on top",
+            f"total steps      {'' if self.training.max_steps else 'about '}{self.total_steps:,}",
+            f"parameters       {memory.parameters.total:,}, {memory.parameters.trainable:,} trainable",
+            f"device memory    {_mib(memory.parameter_bytes)} weights, {_mib(memory.gradient_bytes)} gradients, "
+            f"{_mib(memory.optimizer_bytes)} optimizer (ZeRO-{self.stage}), plus activations",
             *(
-                [f"memory a host    {_mib(memory.host_optimizer_bytes)} optimizer of each worker"]
+                [f"host memory      {_mib(memory.host_optimizer_bytes)} optimizer per worker"]
                 if memory.host_optimizer_bytes
                 else []
             ),
@@ -90,8 +92,8 @@ def check_warm_up(training: TrainingSection, total_steps: int) -> None:
     if (warmup_steps := training.warmup_steps or 0) >= total_steps:
         end = "max_steps" if training.max_steps else "epochs"
         raise ConfigError(
-            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps of training.{end}: "
-            "lower it, or give --training.warmup_steps none for a tenth of them"
+            f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps of "
+            f"training.{end}: lower it, or give --training.warmup_steps none to use a tenth of the steps"
         )
 
 
@@ -103,6 +105,6 @@ def check_stage(task: TaskPlan, training: TrainingSection, deepspeed: DeepSpeedS
     """Raise ConfigError for ZeRO-3 with a padded backbone."""
     if zero_stage(training, deepspeed) == 3 and task.padded:
         raise ConfigError(
-            "deepspeed.stage 3: a padded backbone is called once for each group of like lengths. Workers have "
-            "different numbers of groups, and would wait for each other: use stage 2"
+            "deepspeed.stage 3: a padded backbone runs once per group of similar lengths. Workers have "
+            "different numbers of groups, so they would wait for each other forever: use stage 2"
         )

@@ -124,7 +124,7 @@ def _prepared_model(
     # Each node may have converted the source itself. Different records would silently give different batches.
     if control.from_rank_0(experiment.checksum) != experiment.checksum:
         source = ", ".join(experiment.settings.data.source)
-        raise DataError(f"data.source: {source} is other data on another node; start again")
+        raise DataError(f"data.source: {source} has different content on another node; start the run again")
     # A resumed model loads its prepared state, e.g. the scales of features, from the checkpoint.
     if not control.from_rank_0([folder.step for folder in store.complete()]):
         experiment.prepare(model, context, control)

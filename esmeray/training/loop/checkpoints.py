@@ -126,9 +126,9 @@ class Checkpoints:
             return False
         self.load(folder)
         message = (
-            f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and optimizer "
-            f"are reset to step {folder.step}, the batches since then are left out (rewind {rewinds + 1} of at most "
-            f"{training.max_rewinds})"
+            f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and "
+            f"optimizer are reset to step {folder.step}, and the batches since then are skipped (rewind "
+            f"{rewinds + 1} of at most {training.max_rewinds})"
         )
         self.observers.log.event("rewound", position.step, message=message)
         return True
@@ -152,12 +152,12 @@ class Checkpoints:
             self.observers.watchdog.extend()  # checking large files took long, and reading them may as well
             if is_intact:
                 return folder, warnings
-            reason = problem or "another worker found its part of it damaged"
+            reason = problem or "another worker's part is damaged"
             warnings.append(f"{folder.path.name} can't be used: {reason}")
         if warnings:
             raise CheckpointError(
-                f"{self.store.root}: no checkpoint can be used ({'; '.join(warnings)}): "
-                "restore one from a copy, or start again under another run.name"
+                f"{self.store.root}: no usable checkpoint ({'; '.join(warnings)}): restore one from a copy, or "
+                "restart with another run.name"
             )
         return None, []
 
@@ -170,9 +170,9 @@ class Checkpoints:
             written_by = whole.manifest().world_size
             manifest = whole.verify(range(self.control.rank, written_by, self.control.world_size))
             if finite and manifest.position.nonfinite_in_a_row:
-                return "its last step was not finite"
+                return "its last loss or gradient was not finite"
             if self._decayed_otherwise(whole):
-                return "its learning rate had begun to decay for an earlier end of training"
+                return "its learning rate was already decaying towards an earlier end of training"
         except (CheckpointError, DataError) as error:
             return str(error)
         return ""
@@ -193,10 +193,10 @@ class Checkpoints:
         saved_step = self.control.from_rank_0(max(saved_steps, default=0))
         if saved_step > 0:
             raise CheckpointError(
-                f"{self.store.root}: there is no checkpoint, but the run saved one at step {saved_step}: "
-                "restore the folder, or start again under another run.name"
+                f"{self.store.root}: no checkpoint found, but the run saved one at step {saved_step}: restore "
+                "the folder, or restart with another run.name"
             )
         if self.is_needed:
             raise CheckpointError(
-                f"{self.store.root}: there is no checkpoint, and run.resume is 'must': set it to 'allow'"
+                f"{self.store.root}: no checkpoint found, but run.resume is 'must': set it to 'allow'"
             )

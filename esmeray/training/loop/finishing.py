@@ -155,6 +155,6 @@ def diverged(run: RunFolder, position: Position) -> Outcome:
     """Return the outcome after too many consecutive steps that were not finite."""
     message = (
         f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row, up to step "
-        f"{position.step}; the records are named in {run.nonfinite}: lower training.learning_rate, or look at them"
+        f"{position.step}; {run.nonfinite} lists the records: check them, or lower training.learning_rate"
     )
     return Outcome("diverged", position.step, message, DivergenceError.exit_code)

@@ -42,7 +42,7 @@ def every_step(batches: TrainingSteps, position: Position) -> Iterator[StepBatch
             yield step
         start, first_step = 0, first_step + taken
         if taken == 0:
-            raise DataError("there is no record to train on: all are held out by data.validation_share")
+            raise DataError("no training records: all are held out by data.validation_share")
 
 
 class Stepper:
@@ -165,8 +165,8 @@ class Stepper:
         """Abort the backward pass before a worker waits in it for one that is out of memory."""
         if self._agreement_due:
             with self._clock.collective():
-                ran_out = self._ran_out()
-            if ran_out:
+                any_out_of_memory = self._ran_out()
+            if any_out_of_memory:
                 raise _BrokenOffError
 
     def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
@@ -177,7 +177,7 @@ class Stepper:
         """
         if self._agreement_due:
             self._agreement_due = False
-            here, too_long = self._control.ran_out(here, too_long)
+            here, too_long = self._control.any_out_of_memory(here, too_long)
         if too_long:
             assert self._guard is not None
             raise self._guard.refuse_to_split(too_long)

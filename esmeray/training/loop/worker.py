@@ -67,10 +67,13 @@ def start(worker: Worker, resized: dict[str, Any] | None = None) -> Position:
             cropped_residues=cropped.residues,
         )
     if observers.hung is not None:
-        message = f"started again, as there was no progress for too long; stacks of the workers: {observers.hung}"
+        message = f"restarted after too long without progress; stack traces of the workers: {observers.hung}"
         log.event("hung", step, message=message)
     if guard.restore(worker.control):
-        message = f"out of memory before: every batch is taken in {guard.parts} parts ({worker.run.memory_guard})"
+        message = (
+            f"out of memory in an earlier attempt: every batch is split into {guard.parts} micro-batches "
+            f"({worker.run.memory_guard})"
+        )
         log.event("memory_guard", step, parts=guard.parts, message=message)
     if resized is not None:
         log.event("resized", step, **resized)
@@ -154,7 +157,7 @@ class AfterStep:
         # After saving, since the export reads a checkpoint. Early stopping follows Prechelt (1998).
         is_over = experiment.patience is not None and evaluations_since_best(self._costs) >= experiment.patience
         if is_over and position.step < worker.course.total_steps:
-            waited = f"{experiment.patience} evaluations without a better one"
+            waited = f"stopped early after {experiment.patience} evaluations without improvement"
             return position, Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
         return position, None
 

@@ -154,7 +154,7 @@ def test_a_replaced_iteration_raises_and_leaves_the_other_alone(small_store, spl
     next(replaced)
     current = with_processes.epoch(1)
     first = contents([next(current)])
-    with pytest.raises(RuntimeError, match="another iteration"):
+    with pytest.raises(RuntimeError, match="this iteration ended because another one"):
         list(replaced)
     assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
 
@@ -213,7 +213,7 @@ def test_a_killed_loader_process_is_reported_and_replaced(small_store, split, wi
     steps = with_processes.epoch(0)
     next(steps)
     os.kill(with_processes.loader._processes[0].pid, signal.SIGKILL)
-    with pytest.raises(LoaderProcessLost, match=r"was killed by signal 9; out of memory\?"):
+    with pytest.raises(LoaderProcessLost, match="was killed by signal 9; if it ran into the memory limit"):
         list(steps)
     assert contents(with_processes.epoch(0)) == contents(training(small_store, split[0]).epoch(0))
 

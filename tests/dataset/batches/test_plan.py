@@ -85,7 +85,7 @@ def test_steps_have_as_many_batches_as_planned_on_every_rank(plan, ramp, world_s
 
 
 def test_record_longer_than_the_budget_is_refused_by_number():
-    with pytest.raises(DataError, match=r"record 42 has 101 tokens.*\(100; 2 such records\): raise batch\.tokens"):
+    with pytest.raises(DataError, match=r"record 42 has 101.*only 100 \(2 records too long\): raise batch\.tokens"):
         plan_epoch(np.array([5, 101, 300]), 100, 10, 0, 0, records=np.array([1, 42, 43]))
 
 

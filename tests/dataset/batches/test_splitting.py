@@ -60,7 +60,7 @@ def test_share_of_zero_holds_out_nothing():
 
 
 def test_one_distinct_sequence_is_refused_with_what_to_change():
-    with pytest.raises(DataError, match=r"3 records.*data\.validation_share to 0 or give more sequences"):
+    with pytest.raises(DataError, match=r"3 records.*data\.validation_share to 0, or add sequences"):
         split_records(np.array([7, 7, 7], dtype=np.uint64), 0.05)
 
 

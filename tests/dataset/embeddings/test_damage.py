@@ -153,7 +153,7 @@ HEADERS = [
 
 
 def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
-    path, words = tmp_path / "shard-a.safetensors", r"safetensors: damaged \(.+\); remove it, and compute it again$"
+    path, words = tmp_path / "shard-a.safetensors", r"safetensors: damaged \(.+\); remove it and compute it again$"
     sizes_and_headers = [(2**63, b""), (2**40, b"{}"), *((len(header), header) for header in HEADERS)]
     for size, header in sizes_and_headers:
         path.write_bytes(size.to_bytes(8, "little") + header + b"0" * 64)
@@ -181,7 +181,7 @@ def test_a_part_of_another_output_is_refused(tmp_path, changes, words):
     if words is None:
         assert len(read_embeddings(tmp_path / "out")) == 12, "as earlier versions wrote it"
         return
-    with pytest.raises(DataError, match=rf"part-00001: is no part of this output \({words}.*\); remove it"):
+    with pytest.raises(DataError, match=rf"part-00001: does not belong to this output \({words}.*\); remove it"):
         read_embeddings(tmp_path / "out")
 
 

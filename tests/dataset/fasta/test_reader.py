@@ -93,10 +93,10 @@ def test_comments_are_left_out_and_counted_wherever_they_stand(
         (b"\xd0\xcf\x11\xe0", "an Excel workbook"),
         (zipped("a.fasta"), "a zip archive; unpack it"),
         (">a\nMK\n".encode("utf-16"), "text in UTF-16"),
-        (b"id,sequence\na,MKV\n", "a table, where FASTA is needed; classifiers read tables"),
-        (b"id\tsequence\na\tMKV\n", "a table, where FASTA is needed"),
-        (b"\xef\xbb\xbfSequence\nMKV\n", "a table, where FASTA is needed"),
-        (b"PAR1", "a table, where FASTA is needed"),
+        (b"id,sequence\na,MKV\n", "a table, but FASTA is needed; classifiers read tables"),
+        (b"id\tsequence\na\tMKV\n", "a table, but FASTA is needed"),
+        (b"\xef\xbb\xbfSequence\nMKV\n", "a table, but FASTA is needed"),
+        (b"PAR1", "a table, but FASTA is needed"),
         (b"LOCUS       SCU49845 5028 bp\n", "a GenBank file"),
         (b"ID   12AH_CLOS4     Reviewed;   29 AA.\n", "an EMBL or UniProt entry"),
         (b"CLUSTAL W (1.83)\n\na  MK\n", "a Clustal alignment"),
@@ -178,7 +178,9 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
         monkeypatch.setattr(fasta, "load_kernel", lambda: None)
     source = FastaSource([str(path)], max_residues=100_000)
     records = []
-    with pytest.raises(DataError, match=r"line 3, record 2 'b': a record of more than 100,000 residues.*max_residues"):
+    with pytest.raises(
+        DataError, match=r"line 3, record 2 'b': a record or header longer than 100,000 characters.*max_residues"
+    ):
         records += source.batches()
     assert source.bytes_read < 3 << 20
     # The records before it are given out first, and what has just as many residues as it may is taken.
@@ -189,7 +191,7 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
 def test_a_header_longer_than_the_largest_record_is_refused(tmp_path):
     for header in (b"x" * 2_000_000, b"x" * 1001, b"x y" * 400):
         path = write(tmp_path / "in.fasta", b">a\nMK\n>" + header + b"\nMK\n")
-        with pytest.raises(DataError, match=r"record 2 'x.{0,60}': a record of more than 1,000 residues, or a header"):
+        with pytest.raises(DataError, match=r"record 2 'x.{0,60}': a record or header longer than 1,000 characters"):
             list(FastaSource([str(path)], max_residues=1000).batches())
 
 

@@ -30,7 +30,7 @@ def test_real_proteins_split_by_files_leave_out_unseen_classes(tmp_path, shared_
     files = [shared_data / f"deeploc_{part}.fasta.gz" for part in ("train", "valid")]
     labels = {"header_pattern": LOCATION, "split": "files", "validation_source": [str(files[1])]}
     message = refusal(data_of(files[0], **labels), tmp_path)
-    assert "the label 'Cytoplasm-Nucleus' stands among held-out records alone" in message
+    assert "the label 'Cytoplasm-Nucleus' occurs only in held-out records" in message
     assert f"({files[1]}, line " in message
 
     labelled = made(data_of(files[0], **labels, unseen_labels="skip"), tmp_path)
@@ -89,7 +89,7 @@ def test_letters_that_training_lacks_are_left_out_of_held_out_residues(tmp_path)
     held_out = proteins(tmp_path, "HE", "IHI", name="valid.csv")
     labels = {"kind": "per_residue", "split": "files", "validation_source": [str(held_out)]}
     message = refusal(data_of(path, **labels), tmp_path)
-    assert message.startswith("record 'row4' (valid.csv, row 2): the label 'I' stands among held-out records alone")
+    assert message.startswith("record 'row4' (valid.csv, row 2): the label 'I' occurs only in held-out records")
     labelled = made(data_of(path, **labels, unseen_labels="skip"), tmp_path)
     assert labelled.residue_targets(3).tolist() == [-100, 2, -100]
     assert labelled.validation.tolist() == [2, 3]
@@ -101,7 +101,9 @@ def test_letters_that_mean_not_known_are_counted_and_can_be_learnt(tmp_path):
     labelled = made(data_of(path, share=0.0, kind="per_residue"), tmp_path)
     assert labelled.label_space.names == ("E", "H")
     assert labelled.counts.residues_not_known == {"'.'": 1, "'?'": 1, "'-'": 2}
-    assert "means not known (data.labels.unknown_letters): '.', '?', '-' (2)" in labelled.counts.lines()[0]
+    assert (
+        "with an unknown label, ignored in training and metrics (data.labels.unknown_letters): '.', '?', '-' (2)"
+    ) in labelled.counts.lines()[0]
     labelled = made(data_of(path, share=0.0, kind="per_residue", unknown_letters=".?"), tmp_path)
     assert labelled.label_space.names == ("-", "E", "H")
     assert labelled.targets.tolist() == [2, 0, 1, 0, -100, -100, 2, 1]
@@ -138,12 +140,12 @@ def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, ta
     files = {"split": "files", "validation_source": [str(held_out)]}
     store = tmp_path / "store"
     assert made(data_of(table, store=store, **files), tmp_path).path == store
-    with pytest.raises(DataError, match=r"made with other settings of labels .*choose another data\.store"):
+    with pytest.raises(DataError, match=r"built with another labels .*choose another data\.store"):
         made(data_of(table, store=store, **files, missing_labels="skip"), tmp_path)
-    with pytest.raises(DataError, match=r"made of .*in\.csv, not of .*valid\.csv as it is"):
+    with pytest.raises(DataError, match=r"built from .*in\.csv, not from the current .*valid\.csv"):
         made(data_of(held_out, store=store, **files), tmp_path)
     proteins(tmp_path, *"yx", name="valid.csv")
-    with pytest.raises(DataError, match=r"other files of data\.labels\.validation_source"):
+    with pytest.raises(DataError, match=r"other files in data\.labels\.validation_source"):
         made(data_of(table, store=store, **files), tmp_path)
 
 
@@ -151,9 +153,9 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
     path = made(data_of(table), tmp_path).path
     assert made(data_of(path), tmp_path / "elsewhere").path == path
     assert not (tmp_path / "elsewhere").exists()
-    with pytest.raises(DataError, match=r"holds multiclass where data\.labels\.kind says binary"):
+    with pytest.raises(DataError, match=r"built with data\.labels\.kind multiclass, not binary"):
         made(data_of(path, kind="binary"), tmp_path)
-    with pytest.raises(DataError, match=r"holds protein where model\.tokenizer\.content says text"):
+    with pytest.raises(DataError, match=r"built with model\.tokenizer\.content protein, not text"):
         made(data_of(path), tmp_path, TEXT)
 
 
@@ -174,7 +176,7 @@ def test_a_group_of_records_is_never_divided(tmp_path, split):
 
 
 def test_groups_are_for_splits_that_draw():
-    with pytest.raises(ValueError, match="group_column is for split hash or stratified, not for column"):
+    with pytest.raises(ValueError, match="group_column needs split hash or stratified, not column"):
         LabelsSection(split="column", split_column="part", group_column="cluster")
 
 
@@ -184,18 +186,18 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
 @pytest.mark.parametrize(
     ("labels", "settings", "message"),
     [
-        ("abcdefgh", {}, "stands among held-out records alone; add training records of it, or give --data.labels.uns"),
-        ("abcdefgh", {"split": "stratified"}, "no class holds two distinct sequences, or groups (8 records)"),
-        ("aa", {"share": 0.0}, "the label is 'a' in every one of 2 training records"),
-        (("HH", "H.-"), RESIDUES, "the label is 'H' in every one"),
-        (("??", ".-?"), RESIDUES, "the label is missing in every one"),
-        ("abc", {"share": 0.0, "kind": "binary"}, "3 classes where data.labels.kind binary takes two (a, b, c): set"),
+        ("abcdefgh", {}, "occurs only in held-out records; add training records with it, or give --data.labels.unseen"),
+        ("abcdefgh", {"split": "stratified"}, "no class has two distinct sequences or groups (8 records)"),
+        ("aa", {"share": 0.0}, "the label is 'a' in all 2 training records"),
+        (("HH", "H.-"), RESIDUES, "the label is 'H' in all"),
+        (("??", ".-?"), RESIDUES, "the label is missing in all"),
+        ("abc", {"share": 0.0, "kind": "binary"}, "3 classes (a, b, c), but data.labels.kind binary needs two: set"),
         (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0,5", "1", "2,25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
-        ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight of every training record is 0"),
-        (("test", "val"), {"split": "column", "split_column": "label"}, "no record is for training; say 'train'"),
-        ("12", {"kind": "regression", "split": "stratified"}, "stratified needs one class for each record"),
+        ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight 0"),
+        (("test", "val"), {"split": "column", "split_column": "label"}, "no training records; write 'train'"),
+        ("12", {"kind": "regression", "split": "stratified"}, "stratified needs one class per record"),
     ],
 )
 def test_what_nothing_can_be_learnt_from_is_refused_and_leaves_nothing(tmp_path, labels, settings, message):
@@ -205,10 +207,12 @@ def test_what_nothing_can_be_learnt_from_is_refused_and_leaves_nothing(tmp_path,
 def test_a_split_without_targets_or_held_out_records_is_refused(tmp_path, table):
     path = write_table(tmp_path / "x.csv", ("sequence", "x", "y"), ("MK", "1", "nan"), ("MKV", "2", ""))
     numbers = {"kind": "regression", "label_columns": ["x", "y"], "missing_labels": "skip", "share": 0.0}
-    assert "column 'y' has no number in any of 2 training records" in refusal(data_of(path, **numbers), tmp_path)
+    assert "column 'y' has no number in 2 training records" in refusal(data_of(path, **numbers), tmp_path)
     held_out = proteins(tmp_path, *"uvw", name="valid.csv")
     labels = {"split": "files", "validation_source": [str(held_out)], "unseen_labels": "skip"}
-    assert "valid.csv: no held-out record has a label" in refusal(data_of(table, **labels), tmp_path)
+    assert "valid.csv: none of the held-out labels occurs in training; give held-out records with" in refusal(
+        data_of(table, **labels), tmp_path
+    )
 
 
 def test_the_same_records_have_the_same_checksum_wherever_they_come_from(tmp_path, table):
@@ -233,7 +237,7 @@ def test_sequences_of_another_store_and_other_folders_are_refused(tmp_path, tabl
     other = made(data_of(proteins(tmp_path, *"xyxy", name="other.csv")), tmp_path).path
     shutil.rmtree(path / "sequences")
     shutil.copytree(other / "sequences", path / "sequences")
-    with pytest.raises(DataError, match=r"not the sequences that labels\.json was made for"):
+    with pytest.raises(DataError, match=r"not the ones that labels\.json was built for"):
         LabelledStore(path)
-    with pytest.raises(DataError, match=r"not a labelled store, it has no labels\.json; give the folder of a labelled"):
+    with pytest.raises(DataError, match=r"not a labelled store, it has no labels\.json; give a labelled"):
         LabelledStore(path / "sequences")

@@ -35,7 +35,7 @@ def test_rows_of_sparse_targets_are_those_of_the_dense_ones(labels, data):
     ],
 )
 def test_an_unseen_label_is_named_with_its_record(kind, labels):
-    with pytest.raises(UnseenLabelError, match="record 3: the label 'z' is not among a, b") as raised:
+    with pytest.raises(UnseenLabelError, match="record 3: unknown label 'z'; known labels: a, b") as raised:
         LabelSpace(kind, ("a", "b")).encode(labels)
     again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - Ray carries errors so
     assert (str(again), again.label, again.index) == (str(raised.value), "z", 3)
@@ -73,11 +73,11 @@ def test_labels_that_a_file_of_weights_lacks_count_1(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("GO:4\t1", r"the label 'GO:4' is not among the training records'; remove the line"),
-        ("GO:1\t1", r"the label 'GO:1' stands there twice"),
-        ("GO:2\t-1", r"the weight '-1' is no finite number of 0 or more; give one"),
-        ("GO:2 1", r"the weight '' is no finite number"),
-        ("GO:2\t\xff", r"not UTF-8; save the file as UTF-8"),
+        ("GO:4\t1", "the label 'GO:4' does not occur in the training records; remove the line"),
+        ("GO:1\t1", "the label 'GO:1' is listed twice"),
+        ("GO:2\t-1", "invalid weight '-1'; give a finite number of at least 0"),
+        ("GO:2 1", "invalid weight ''; give a finite number"),
+        ("GO:2\t\xff", "not UTF-8 text; save the file as UTF-8"),
     ],
 )
 def test_bad_lines_of_weights_are_refused(tmp_path, line, message):

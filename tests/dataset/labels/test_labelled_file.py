@@ -238,7 +238,7 @@ def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_fact
     if right != wrong:
         message = read(path, kind="multilabel", separator=wrong).doubt
         quoted = "$'\\t'" if right == "\t" else f"'{right}'"
-        assert f"is read as one name of a multilabel target; if {right!r} separates names, give" in message
+        assert f"is read as a single multilabel name; if {right!r} separates names, give" in message
         assert f"--data.labels.separator {quoted}; if" in message
     expected = [sorted(set(names)) for names in sets]
     records = read(path, kind="multilabel", separator=right)
@@ -250,19 +250,22 @@ def test_another_separator_is_named_and_by_it_every_set_comes_back(tmp_path_fact
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["a|b", "c|d"], "'a|b' is read as one name of a multilabel target; if '|' separates names"),
+        (["a|b", "c|d"], "'a|b' is read as a single multilabel name; if '|' separates names"),
         (["a", "b-c", "b", "c"], "if '-' separates names"),
         (["a b", "a", "b"], "if ' ' separates names"),
-        (["x", "a and b"], "'a and b' is read as one name of a multilabel target; no record has two, with ';' between"),
-        (["a;b", "b {ECO:1|PubMed:2}"], "'b {ECO:1|PubMed:2}' is read as one name"),
-        (["a;b", "a", "b", "a|b"], "'a|b' is read as one name"),
+        (
+            ["x", "a and b"],
+            "'a and b' is read as a single multilabel name; no record has several names separated by ';'",
+        ),
+        (["a;b", "b {ECO:1|PubMed:2}"], "'b {ECO:1|PubMed:2}' is read as"),
+        (["a;b", "a", "b", "a|b"], "'a|b' is read as"),
         (["lysosome, vacuole", "nucleus"], "if ',' separates names"),
     ],
 )
 def test_a_text_that_looks_like_several_names_is_refused(tmp_path, texts, words):
     path = write_table(tmp_path / "in.csv", TABLE, *(("MK", text) for text in texts))
     assert words in read(path, kind="multilabel").doubt
-    with pytest.raises(DataError, match="is read as one name"):
+    with pytest.raises(DataError, match="is read as a single multilabel name"):
         made(data_of(path, kind="multilabel"), tmp_path)
 
 
@@ -307,19 +310,17 @@ def test_a_column_that_settings_name_is_not_read_as_flips(tmp_path):
 
 def test_missing_weights_and_splits_are_refused_by_row(tmp_path):
     path = write_table(tmp_path / "in.csv", (*TABLE, "w"), ("MK", "x", "1"), ("ML", "y", "-1.#IND"))
-    assert "row 2: the weight '' is no finite number" in refusal(path, weight_column="w")
-    assert "row 1: the split '1' is not known;" in refusal(path, split="column", split_column="w")
+    assert "row 2: invalid weight ''; give a finite number" in refusal(path, weight_column="w")
+    assert "row 1: unknown split '1'; use" in refusal(path, split="column", split_column="w")
     write_table(path, (*TABLE, "w"), ("MK", "x", "train"), ("ML", "y", "-"))
-    assert "row 2: the split '' is not known; write one of train" in refusal(path, split="column", split_column="w")
+    assert "row 2: unknown split ''; use one of train" in refusal(path, split="column", split_column="w")
 
 
 def test_another_spelling_of_truth_is_refused_by_row(tmp_path):
     rows = [("MK", "1", "train", "True"), ("ML", "2", "train", "0.7")]
     path = write_table(tmp_path / "in.csv", ("sequence", "label", "set", "validation"), *rows)
     message = refusal(path, **NUMBERS, split="column", split_column="set")
-    assert (
-        "in.csv, row 2: column 'validation' (rename it if it means something else): '0.7' is neither 0 nor" in message
-    )
+    assert "in.csv, row 2: column 'validation' (if it is not a split, rename it): '0.7' is not 0 or 1" in message
 
 
 def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
@@ -328,8 +329,8 @@ def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
     records = read(tmp_path, header_field=1)
     assert counted(records) == {"comment_lines": 2, "files_ignored": {"notes.txt": 1}}
     assert records.counts.lines() == [
-        "1 file ignored in folders (names of other kinds): notes.txt",
-        "2 comment lines left out, which start with ';'",
+        "1 file ignored in folders because of their names: notes.txt",
+        "2 comment lines ignored (they start with ';')",
     ]
 
 
@@ -339,7 +340,7 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
     with pytest.raises(DataError) as raised:
         read(path, kind="regression", header_field=1)
     summary, *lines = raised.value.problems
-    assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 label that can't be read, 1")
+    assert summary.startswith("3 faults: 1 record with characters outside the alphabet, 1 invalid label, 1")
     found_at = ("4, column 2, record 2 'id1'", "5, record 3 'id2'", "7, record 4 'id3'")
     for line, where in zip(lines, found_at, strict=True):
         assert line.startswith(f"{path}, line {where}")
@@ -355,14 +356,22 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
     [
         ({"weight_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_column"),
         ({}, ["MK x", " x"], "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give --data"),
-        ({}, ["MK x", "ML "], "in.csv, row 2: no label in column 'label'; complete or remove the record, or give --"),
-        ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or holds a line break"),
-        ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': the id 'é' stands already in in.csv, row 1;"),
+        (
+            {},
+            ["MK x", "ML "],
+            "in.csv, row 2: label missing in column 'label'; complete or remove the record, or give --",
+        ),
+        ({"id_column": "label"}, ["MK a\nb"], "row 1: the id in column 'label' is empty or contains a line break"),
+        ({"id_column": "label"}, ["MK é", "MV é"], "row 2, record 'é': duplicate id 'é', first at in.csv, row 1;"),
         (NUMBERS | {"id_column": "sequence"}, ["ML fast"], "row 1, record 'ML': column 'label': 'fast' is not a"),
-        (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; correct it, or write nan in its place"),
-        (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is neither 0 nor 1"),
-        (NUMBERS, ["MK -inf"], "row 1: column 'label': an infinite number can't be learnt; correct it, or write nan"),
-        (TWO_NUMBERS, ["0 1", "2 nan"], "row 2: no label in column 'label'; complete or remove the record, or give"),
+        (NUMBERS, ["MK 1_0"], "row 1: column 'label': '1_0' is not a number; correct it, or replace it with nan"),
+        (TRUTHS, ["0 1", "1 2"], "row 2: column 'label': '2' is not 0 or 1"),
+        (NUMBERS, ["MK -inf"], "row 1: column 'label': the number is infinite; correct it, or replace it with nan"),
+        (
+            TWO_NUMBERS,
+            ["0 1", "2 nan"],
+            "row 2: label missing in column 'label'; complete or remove the record, or give",
+        ),
         (
             {},
             ["MK x", "#N/A x"],
@@ -371,38 +380,46 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (
             {"content": "text"},
             ["MK x", "NA x"],
-            "('NA' means a missing value; if it is a name, give --data.labels.not_",
+            "('NA' means a missing value; if it is a real value, give --data.labels.not_",
         ),
         (
             {},
             ["MK x", "ML n/a"],
-            "row 2: no label in column 'label' ('n/a' means a missing value; if it is a name, give",
+            "row 2: label missing in column 'label' ('n/a' means a missing value; if it is a real value, give",
         ),
         (
             {"header_field": 1},
             ["a x", "b NA"],
-            "finds no label in the header 'b NA' ('NA' means a missing value; if it",
+            "matches no label in the header 'b NA' ('NA' means a missing value; if it",
         ),
         (
             {"id_column": "label"},
             ["MK a", "ML NA"],
-            "row 2: the id in column 'label' is empty or holds a line break ('",
+            "row 2: the id in column 'label' is empty or contains a line break ('",
         ),
-        (NUMBERS, ["MK 0,5"], "row 1: column 'label': '0,5' is not a number (decimals have a point)"),
-        (SETS, ["MK ['a' 'b']"], "row 1: \"['a' 'b']\" looks like a list but is none; write it as JSON,"),
-        (SETS, ["MK [a,b]"], "row 1: '[a,b]' looks like a list but is none"),
-        (SETS, ["MK frozenset({'a'})"], "looks like a list but is none"),
-        (SETS, ['MK "a";"b"'], 'row 1: \'"a";"b"\' looks like a list but is none'),
-        (SETS, ["MK [0,1,0]"], "row 1: a 0 or 1 for each class is no list of names"),
-        (SETS, ['MK {"a":1}'], "row 1: a text is needed, not dict"),
+        (NUMBERS, ["MK 0,5"], "row 1: column 'label': '0,5' is not a number (use a decimal point)"),
+        (SETS, ["MK ['a' 'b']"], "row 1: \"['a' 'b']\" looks like a list but is not valid JSON; write"),
+        (SETS, ["MK [a,b]"], "row 1: '[a,b]' looks like a list but is not valid JSON"),
+        (SETS, ["MK frozenset({'a'})"], "looks like a list but is not valid JSON"),
+        (SETS, ['MK "a";"b"'], 'row 1: \'"a";"b"\' looks like a list but is not valid JSON'),
+        (SETS, ["MK [0,1,0]"], "row 1: 0s and 1s are not a list of names"),
+        (SETS, ['MK {"a":1}'], "row 1: expected text, found dict"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
-        (WEIGHT, ["MK 1", "ML -2"], "row 2: the weight '-2' is no finite number of 0 or more"),
-        ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: the split 'holdout' is not known;"),
-        ({"missing_labels": "skip"}, ["MK "], "no records are left after applying the policies of data.ingest and da"),
-        ({"header_pattern": "loc=(.)"}, ["a x"], "line 1, record 1 'a': data.labels.header_pattern 'loc=(.)' finds no"),
-        ({"header_field": 2}, ["a x z", "b x"], "line 3, record 2 'b': data.labels.header_field 2 finds no label in"),
+        (WEIGHT, ["MK 1", "ML -2"], "row 2: invalid weight '-2'; give a finite number of at least 0"),
+        ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: unknown split 'holdout'; use"),
+        (
+            {"missing_labels": "skip"},
+            ["MK "],
+            "no records left after data.ingest and data.labels were applied",
+        ),
+        (
+            {"header_pattern": "loc=(.)"},
+            ["a x"],
+            "line 1, record 1 'a': data.labels.header_pattern 'loc=(.)' matches no",
+        ),
+        ({"header_field": 2}, ["a x z", "b x"], "line 3, record 2 'b': data.labels.header_field 2 matches no label in"),
         ({"header_field": 1, "kind": "per_residue"}, ["a HHH"], "in.fasta, line 1, record 1 'a': 3 labels for 2 resid"),
-        ({"header_field": 1}, ["a x", "a y"], "line 3, record 2 'a': the id 'a' stands already in in.fasta, line 1, r"),
+        ({"header_field": 1}, ["a x", "a y"], "line 3, record 2 'a': duplicate id 'a', first at in.fasta, line 1, r"),
     ],
 )
 def test_a_bad_row_or_header_is_refused_with_its_place(tmp_path, settings, rows, message):
@@ -415,7 +432,7 @@ def test_a_bad_row_or_header_is_refused_with_its_place(tmp_path, settings, rows,
 
 def test_a_record_of_the_sample_is_named_by_its_id():
     message = refusal(Path("sample"), content="text", header_pattern="loc=(.)")
-    assert "; record 'track_order_00000': data.labels.header_pattern 'loc=(.)' finds no label in the" in message
+    assert "; record 'track_order_00000': data.labels.header_pattern 'loc=(.)' matches no label in the" in message
 
 
 def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
@@ -423,7 +440,7 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     second = write_table(tmp_path / "b.csv", ("id", "sequence", "label"), ("p3", "MK", "x"), ("p2", "MK", "x"))
     message = refusal(first, second, header_field=1, id_column="id")
     where = "b.csv, row 2, record 'p2'"
-    assert message.startswith(f"{where}: the id 'p2' stands already in a.fasta, line 3, record 2 'p2'")
+    assert message.startswith(f"{where}: duplicate id 'p2', first at a.fasta, line 3, record 2 'p2'")
     assert len(read(first, held_out=(second,), header_field=1, id_column="id", duplicate_ids="first")) == 3
 
 
@@ -431,11 +448,14 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
     ("settings", "message"),
     [
         ({}, "set data.labels.header_field or data.labels.header_pattern"),
-        ({"header_pattern": "(x"}, "header_pattern '(x' is no regular expression: missing )"),
+        ({"header_pattern": "(x"}, "header_pattern '(x' is not a regular expression: missing )"),
         ({"header_pattern": "x"}, "header_pattern 'x' has no group: put (?P<label>...)"),
-        ({"header_field": 1, "weight_column": "w"}, "data.labels.weight_column is for tables, and in.fasta is read as"),
-        (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns is for tables"),
-        ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' stands there twice"),
+        (
+            {"header_field": 1, "weight_column": "w"},
+            "data.labels.weight_column applies to tables, but in.fasta is read as",
+        ),
+        (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns applies to tables"),
+        ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' is listed twice"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),
     ],
 )

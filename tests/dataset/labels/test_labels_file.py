@@ -39,14 +39,22 @@ def test_labels_find_their_sequences_by_id_with_masks_and_who_is_held_out(tmp_pa
 @pytest.mark.parametrize(
     ("labels", "mask", "message"),
     [
-        (LETTERS[:2], None, "sequences.fasta, line 5, record 3 'c': no labels of this id in labels.fasta; complete"),
-        ([*LETTERS, ("d SET=test", "HH"), ("e SET=test", "H")], None, "labels.fasta, line 7, record 4 'd': no seq"),
+        (LETTERS[:2], None, "sequences.fasta, line 5, record 3 'c': labels.fasta has no labels for this id; complete"),
+        (
+            [*LETTERS, ("d SET=test", "HH"), ("e SET=test", "H")],
+            None,
+            "labels.fasta, line 7, record 4 'd': data.source has no",
+        ),
         ([*LETTERS[:2], ("c SET=test", "E")], None, "sequences.fasta, line 5, record 3 'c': 1 label in labels.fasta"),
-        ([*LETTERS, ("a SET=test", "CCC")], None, "labels.fasta, line 7, record 4 'a': the id 'a' stands already in"),
-        (LETTERS, MASK[:2], "labels.fasta, line 5, record 3 'c': no mask of this id in mask.fasta; add it"),
-        (LETTERS, [*MASK[:2], ("c", "1x")], "mask.fasta, line 5, record 3 'c': no mask of 2 letters (labels.fasta"),
+        ([*LETTERS, ("a SET=test", "CCC")], None, "labels.fasta, line 7, record 4 'a': duplicate id 'a', first at"),
+        (LETTERS, MASK[:2], "labels.fasta, line 5, record 3 'c': mask.fasta has no mask for this id; add one, e.g."),
+        (
+            LETTERS,
+            [*MASK[:2], ("c", "1x")],
+            "mask.fasta, line 5, record 3 'c': the mask must have 2 letters, like the labels (labels.fasta",
+        ),
         ([*LETTERS[:2], ("c VALIDATION=x", "EE")], None, "labels.fasta, line 5, record 3 'c': no SET= in the header"),
-        ([*LETTERS[:2], ("c SET=x", "EE")], None, "labels.fasta, line 5, record 3 'c': SET: the split 'x' is not"),
+        ([*LETTERS[:2], ("c SET=x", "EE")], None, "labels.fasta, line 5, record 3 'c': SET: unknown split 'x'; use"),
     ],
 )
 def test_labels_that_do_not_fit_sequences_are_refused_with_their_place(tmp_path, sequences, labels, mask, message):
@@ -63,8 +71,8 @@ def test_unmatched_labels_and_sequences_can_be_left_out_counted(tmp_path, sequen
 
 def test_labels_files_of_tables_and_of_other_kinds_are_refused(tmp_path):
     path = write_table(tmp_path / "in.csv", TABLE, ("MK", "HH"))
-    assert "data.labels.labels_file is for FASTA" in refusal(path, error=ConfigError, **label_files(tmp_path))
-    with pytest.raises(ValueError, match="labels_file is for kind per_residue, not for multiclass"):
+    assert "data.labels.labels_file applies to FASTA" in refusal(path, error=ConfigError, **label_files(tmp_path))
+    with pytest.raises(ValueError, match="labels_file needs kind per_residue, not multiclass"):
         LabelsSection(labels_file="l.fasta")
 
 
@@ -76,5 +84,5 @@ def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):
     assert ensure_labelled_store(unnamed, TokenizerSection(), stores) == first
     write_fasta(tmp_path / "mask.fasta", [("a", "110"), *MASK[1:]])
     assert ensure_labelled_store(unnamed, TokenizerSection(), stores) != first
-    with pytest.raises(DataError, match=r"made with other data\.labels\.labels_file or mask_file"):
+    with pytest.raises(DataError, match=r"built with another data\.labels\.labels_file or mask_file"):
         made(named, stores)

@@ -61,7 +61,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, sample):
     with pytest.raises(DataError, match="no such file"):
         convert([str(tmp_path / "absent.fasta")], tmp_path / "new" / "store", IngestSection())
     write_fasta(source, [("a", "M-K")])
-    with pytest.raises(DataError, match="no records are left"):
+    with pytest.raises(DataError, match="no records left"):
         convert([str(source)], tmp_path / "store", IngestSection(bad_characters="skip"))
     assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"]
 
@@ -154,7 +154,7 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     convert([str(source)], tmp_path / "store", IngestSection())
     write_fasta(source, [("b", "MK")])
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         convert([str(source)], tmp_path / "store", IngestSection())
     assert contents(tmp_path / "store") == [("a", "MK")]
     convert([str(source)], tmp_path / "store", IngestSection(), overwrite=True)
@@ -167,7 +167,7 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     (tmp_path / "other" / "manifest.json").write_text('{"name": "a thesis"}')
     for target in (tmp_path / "store", tmp_path / "other"):
         before = sorted(target.iterdir())
-        with pytest.raises(ConfigError, match=r"is not a store|holds thesis.txt, which no store does"):
+        with pytest.raises(ConfigError, match=r"is not a store|contains thesis.txt, which does not belong to a store"):
             convert([str(source)], target, IngestSection(), overwrite=True)
         assert sorted(target.iterdir()) == before
 
@@ -214,9 +214,11 @@ def test_changed_files_and_policies_make_another_default_store(tmp_path):
     source.chmod(0o600)
     assert ensure_store(section(source, named), tmp_path) == named, "the same content"
     change_in_place(source, "MK", "MA")
-    with pytest.raises(DataError, match=r"named: made of .*my proteins\.fasta, not of .*my proteins\.fasta as it is"):
+    with pytest.raises(
+        DataError, match=r"named: built from .*my proteins\.fasta, not from the current .*my proteins\.fasta"
+    ):
         ensure_store(section(source, named), tmp_path)
-    with pytest.raises(ConfigError, match="its input was"):
+    with pytest.raises(ConfigError, match="its input"):
         job_store([str(source)], IngestSection(), made_before(tmp_path / "job", source))
 
 
@@ -235,12 +237,12 @@ def test_a_named_store_must_be_made_of_the_source(tmp_path):
     os.utime(source, (1, 1))
     assert ensure_store(section(source, store), tmp_path) == store, "touched, with the same content"
     assert ensure_store(section(tmp_path / "copy.fasta", store), tmp_path) == store, "moved, with the same content"
-    with pytest.raises(DataError, match=r"made with other data\.ingest settings"):
+    with pytest.raises(DataError, match=r"built with other data\.ingest settings"):
         ensure_store(section(source, store, bad_characters="to_x"), tmp_path)
-    with pytest.raises(DataError, match="not of sample"):
+    with pytest.raises(DataError, match="not from the current sample"):
         ensure_store(DataSection(store=str(store)), tmp_path)
     write_fasta(source, [("a", "ML")])
-    with pytest.raises(DataError, match=r"made of .*in\.fasta, not of .*choose another data\.store"):
+    with pytest.raises(DataError, match=r"built from .*in\.fasta, not from the current .*choose another data\.store"):
         ensure_store(section(source, store), tmp_path)
 
 
@@ -253,7 +255,7 @@ def test_a_store_may_be_given_as_the_source_but_none_of_texts(tmp_path):
     (tmp_path / "in.csv").write_text("id,sequence,label\né,Grüße,x\nö,Tschüs,y\n", encoding="utf-8")
     store = made(data_of(tmp_path / "in.csv", share=0.0, id_column="id"), tmp_path, TEXT).store
     assert (store.id(0), store.text(0), store.lengths.tolist()) == ("é", "Grüße", [7, 7])
-    with pytest.raises(DataError, match="a store of texts, which classifiers alone can read"):
+    with pytest.raises(DataError, match="a store of texts, which only classifiers can read"):
         ensure_store(DataSection(source=[str(store.path)]), tmp_path / "elsewhere")
 
 
@@ -268,7 +270,7 @@ def test_a_map_that_is_full_grows_by_itself(tmp_path, sample, monkeypatch, trans
 
 def test_a_full_disk_is_refused_and_leaves_nothing(tmp_path, sample, full_disk):
     source = write_fasta(tmp_path / "in.fasta", sample)
-    with full_disk(60_000), pytest.raises(ResourceError, match="no room left to write it") as refused:
+    with full_disk(60_000), pytest.raises(ResourceError, match="no space left") as refused:
         convert([str(source)], tmp_path / "store", IngestSection())
     assert "\n" not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"]

@@ -83,7 +83,7 @@ def test_windows_of_a_tiny_store_are_its_records(tmp_path, number):
 
 @pytest.mark.parametrize("index", [-1, 3000, 10**12])
 def test_records_that_are_not_there_are_an_index_error(pristine_store, index):
-    with pytest.raises(IndexError, match="of 3000"):
+    with pytest.raises(IndexError, match="but the store has 3000"):
         Store(pristine_store).windows(np.array([5, index]), np.zeros(2, np.int64), np.ones(2, np.int64))
     with pytest.raises(IndexError):
         Store(pristine_store).sequence(index)
@@ -148,7 +148,7 @@ def test_a_store_without_its_parts_is_refused(store_path):
     (store_path / MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match=r"not a store, it has no manifest\.json"):
         Store(store_path)
-    with pytest.raises(DataError, match="no such folder; make one with: esmeray data convert"):
+    with pytest.raises(DataError, match="no such folder; build one with: esmeray data convert"):
         Store(store_path / "absent")
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_original_is_refused_and_not_staged(store_path, tmp_path):
 def test_a_node_without_room_is_refused_before_copying(store_path, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(reader.shutil, "disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(ResourceError, match="no room left"):
+    with pytest.raises(ResourceError, match="no space left"):
         stage_store(store_path, tmp_path / "local")
 
 
@@ -200,5 +200,5 @@ def test_a_manifest_of_another_version_says_so(store_path):
     path = store_path / "manifest.json"
     content = json.loads(path.read_text()) | {"format_version": FORMAT_VERSION + 1}
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=rf"format version {FORMAT_VERSION + 1}, this Esmeray reads version"):
+    with pytest.raises(DataError, match=f"format version {FORMAT_VERSION + 1}, but this version of Esmeray reads"):
         Store(store_path)

@@ -276,7 +276,7 @@ def test_declared_predictions_have_the_confidence_of_their_b_factors(scale: floa
     atoms = [atom for index in range(4) for atom in residue(index, b_factor=(35.5 + index) * scale)]
     structure, counts = read(pdb_text(atoms), predicted=True)
     np.testing.assert_allclose(structure.confidence, [35.5, 36.5, 37.5, 38.5], atol=0.51 if scale < 1 else 0)
-    assert counts.predicted == 1 and counts.lines()[0].startswith("1 structure read as predicted")
+    assert counts.predicted == 1 and counts.lines()[0].startswith("1 structure read as predictions")
     structure, counts = read(pdb_text(atoms))
     assert set(structure.confidence) == {100} and (counts.predicted, counts.like_predictions) == (0, 1)
     structure, counts = read("TITLE     ALPHAFOLD MONOMER V2.0 PREDICTION FOR X\n" + pdb_text(atoms), predicted=False)
@@ -287,7 +287,7 @@ def test_declared_predictions_have_the_confidence_of_their_b_factors(scale: floa
 def test_b_factors_of_predictions_that_are_no_confidences_are_refused(b_factor: float | None):
     atoms = [atom for index in range(4) for atom in residue(index, b_factor=b_factor)]
     for content in (pdb_text(atoms), cif_text(atoms), bcif_bytes(atoms)):
-        with pytest.raises(DataError, match=r"no confidence.*set data.structures.predicted false"):
+        with pytest.raises(DataError, match=r"no confidence.*set data\.structures\.predicted to false"):
             read(content, predicted=True)
         assert set(read(content)[0].confidence) == {100}
 

@@ -24,7 +24,7 @@ def test_a_store_holds_what_the_files_do(tmp_path: Path):
         write_pdb(tmp_path / "in" / f"{fold.id}.pdb", pdb_lines(fold))
     labels = tmp_path / "labels.csv"
     data = DataSection(structures={"labels": str(labels)}, validation_share=0.4)
-    for row, words in (("x_A,y", "only 0 of 3 ids match"), (",helix", "row 3: no id in column 'id'")):
+    for row, words in (("x_A,y", "only 0 of 3 ids match"), (",helix", "row 3: column 'id' is empty; add an id")):
         labels.write_text(f"id,label\nx_B,y\nx_C,y\n{row}\n")
         with pytest.raises(DataError, match=words):
             convert_structures([str(tmp_path / "in")], tmp_path / "store", data)
@@ -83,16 +83,17 @@ def test_sequences_get_predicted_structures(tmp_path: Path):
     cache = tmp_path / "predictions"
     keep(cache / "model-1", [fold.residues for fold in given[:2]], found[:2])
     with pytest.raises(
-        DataError, match=r"have no structures: predict them with 'esmeray design fold --fold.input \S+fa"
+        DataError,
+        match=r"sequences without structures: predict structures with 'esmeray design fold --fold.input \S+fa",
     ):
         convert_structures([str(fasta)], tmp_path / "store", DataSection())
-    with pytest.raises(DataError, match=r"no structure of 1 protein of 3"):
+    with pytest.raises(DataError, match="no structures for 1 of 3 proteins"):
         convert_structures([str(fasta)], tmp_path / "store", DataSection(predictions={"folder": str(cache)}))
     assert not (tmp_path / "store").exists()
     path = ensure_structure_store(DataSection(source=[str(fasta)]), tmp_path)
     unknown = StructureStore(path)
     assert np.isnan(unknown.atoms(1, 0, 30)[0]).all() and unknown.unknown_records.tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"no structure of 1 protein of 3"):
+    with pytest.raises(DataError, match="no structures for 1 of 3 proteins"):
         PredictedStructures(cache, "error").check(unknown.store.sequence_keys(np.arange(len(unknown))))
     store = StructureStore(path, predictions=PredictedStructures(cache, "null"))
     atoms, confidence, _ = store.atoms(1, 4, 30)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_text_of_a_plot_is_clipped_whatever_the_class_names(saved_figures, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "_MOST_CLASSES", 30)
+    monkeypatch.setattr(plots, "_MAX_CLASSES", 30)
     counts = np.eye(31, dtype=int)
     counts[7, 30] = 4
     names = ("_hidden", r"cost_$x^$_{" + "a\nb" + "long" * 30, *["request_refund_not_showing_up"] * 29)

@@ -38,4 +38,4 @@ def test_native_residues_are_coloured_where_most_designs_agree(saved_figures: li
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["10", "20"]
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [0.5] * 6
-    assert figure.get_suptitle() == "fold: 4 designs, 3 of them different"
+    assert figure.get_suptitle() == "fold: 4 designs, 3 distinct"

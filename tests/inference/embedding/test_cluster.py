@@ -44,7 +44,7 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
     assert killed and report["workers"] == 2
     assert final_bytes(job.output) == final_bytes(tmp_path / "alone")
     log = next((job.output / "logs").glob("*.log")).read_text()
-    assert "a worker was lost and is replaced" in log
+    assert "a worker died and is being replaced" in log
 
 
 def test_the_default_precision_is_that_of_the_nodes(tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch):

@@ -116,7 +116,7 @@ def test_a_killed_growth_leaves_the_old_output_and_resumes(tmp_path: Path, monke
     with stopped_after(2):
         run_job(more)
     assert final_bytes(job.output) == before and len(read_embeddings(job.output)) == FIRST
-    with pytest.raises(ConfigError, match=r"out\.grown\.partial: holds the work of another job"):
+    with pytest.raises(ConfigError, match=r"out\.grown\.partial: contains the work of another job"):
         run_job(job)
 
     def killed_late(_: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_id_with_another_sequence_is_refused_before_anything_is_written(
     there = sorted(tmp_path.rglob("*"))
     before = final_bytes(job.output)
     monkeypatch.setattr(ModelJob, "compute", lambda self: pytest.fail("a model was loaded"))
-    with pytest.raises(DataError, match=r"out: 'P1' is another sequence than in .*more\.fasta; give it another id"):
+    with pytest.raises(DataError, match=r"out: 'P1' has a different sequence in .*more\.fasta; give it another id"):
         run_job(more)
     assert sorted(tmp_path.rglob("*")) == there and final_bytes(job.output) == before
 
@@ -157,12 +157,12 @@ def test_known_vectors_are_taken_and_those_of_another_model_are_refused(tmp_path
         ({"dtype": "fp16"}, r"mean\.dtype was 'fp32', is now 'fp16'"),
         ({"max_length": 90}, "settings.max_length was None, is now 90"),
     ]:
-        with pytest.raises(ConfigError, match=rf"--embed.known .*out: its values can't be taken \({words}"):
+        with pytest.raises(ConfigError, match=rf"--embed.known .*out: its values can't be reused \({words}"):
             run_job(replace(known, output=tmp_path / "refused", **changes))
     save_small_model(tmp_path / "model", "esm", seed=1, vocab_size=33)
-    with pytest.raises(ConfigError, match=r"can't be taken \(model was .*same model"):
+    with pytest.raises(ConfigError, match=r"can't be reused \(model was .*same model"):
         run_job(replace(known, output=tmp_path / "refused"))
-    with pytest.raises(ConfigError, match=r"out: holds the work of another job \(model was"):
+    with pytest.raises(ConfigError, match=r"out: contains the work of another job \(model was"):
         run_job(more)
     assert not list(tmp_path.glob("refused*"))
 
@@ -214,7 +214,7 @@ def test_a_part_copied_from_another_output_is_refused(tmp_path: Path):
     run_job(replace(other, input=[str(write_proteins(tmp_path / "o.fasta", SEQUENCES[:4]))]))
     shutil.copytree(tmp_path / "other" / "part-00001", job.output / "part-00002")
     for use in (lambda: read_embeddings(job.output), lambda: run_job(more)):
-        with pytest.raises(DataError, match=r"part-00002.*: is no part of this output \(continues was"):
+        with pytest.raises(DataError, match=r"part-00002.*: does not belong to this output \(continues was"):
             use()
     shutil.rmtree(job.output / "part-00002")
     assert len(read_embeddings(job.output)) == len(SEQUENCES) + 2
@@ -236,5 +236,5 @@ def test_sequences_of_one_hash_get_vectors_of_their_own(tmp_path: Path):
         other = replace(job, output=tmp_path / "other", input=[str(second)], known=[str(known.output)])
         assert run_job(other)[0]["computed_sequences"] == 3
         assert np.array_equal([*vectors(other.output).values()], expected[3:6])
-        with pytest.raises(DataError, match=r"'P0000.' is another sequence than in .*second\.fasta"):
+        with pytest.raises(DataError, match=r"'P0000.' has a different sequence in .*second\.fasta"):
             run_job(replace(known, input=other.input))

@@ -109,7 +109,7 @@ def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: P
 
     job = request(tmp_path)
     monkeypatch.setattr(Assembly, "write", damaged)
-    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; start the same command again"):
+    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; run the same command again"):
         run_job(job)
     assert not job.output.exists()
 
@@ -161,7 +161,7 @@ def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
         network.encoder.layer[0].output.dense.weight.mul_(1e30)
         network.encoder.layer[1].output.dense.weight.mul_(1e38)
     network.save_pretrained(tmp_path / "model")
-    with pytest.raises(DataError, match=r"NaN or infinity in the batch of P0"):
+    with pytest.raises(DataError, match="NaN or infinity for the batch of P0"):
         run_job(job)
     assert not job.output.exists()
 
@@ -197,7 +197,9 @@ def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk:
     run_job(replace(job, output=tmp_path / "undisturbed"))
     with (
         full_disk(20_000),
-        pytest.raises(ResourceError, match=r"no room left.*out\.partial, and the same command"),
+        pytest.raises(
+            ResourceError, match=r"no space left.*out\.partial; free some space, then resume with the same command"
+        ),
     ):
         run_job(job)
     assert len(list(partial(job).glob("model/rows/*"))) >= 1
@@ -207,7 +209,7 @@ def test_a_full_disk_leaves_what_the_job_resumes_from(tmp_path: Path, full_disk:
 
 def test_long_sequences_follow_the_policy_and_are_counted(tmp_path: Path):
     job = request(tmp_path, outputs=["residues", "mean"], long="error", max_length=30, overlap=10)
-    with pytest.raises(DataError, match=r"P00001: 40 residues, more than 30 \(4 such sequences\)"):
+    with pytest.raises(DataError, match=r"P00001: 40 residues, more than the limit of 30 \(4 sequences too long\)"):
         run_job(job)
     for policy, left_out, rows in (("crop", 10 + 10 + 47 + 3, 30), ("window", 0, 77)):
         (report,) = run_job(replace(job, long=policy, output=tmp_path / policy))

@@ -91,9 +91,9 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
     for source, kind, words in [
-        (esmfold, "none", r"^fold.predictor none: there are .*esmfold"),
+        (esmfold, "none", "^fold.predictor none: unknown predictor; available: .*esmfold"),
         (tmp_path, "esmfold", "can't be loaded as esmfold"),
-        (esmfold, "esmfold2", r"can't be loaded as esmfold2 \(by its config.json it is no EsmFold2Model"),
+        (esmfold, "esmfold2", r"can't be loaded as esmfold2 \(its config\.json does not describe a EsmFold2Model"),
     ]:
         with pytest.raises(ConfigError, match=words):
             predict(source, tmp_path, kind=kind)

@@ -159,17 +159,17 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
     other = make_embeddings(tmp_path / "other", VECTORS[:9], model="large")
     zero = make_embeddings(tmp_path / "zero", np.zeros((3, CHANNELS), np.float32), ["z0", "z1", "z2"])
     for source, output, more, words in [
-        (other, folder, {}, "can't be compared; give embeddings of the same model"),
+        (other, folder, {}, "are not comparable; give embeddings of the same model"),
         (zero, folder, {}, "'z0' is a vector of zeros, which has no cosine"),
-        (sources[1], folder, {"name": "mean", "kind": "compressed"}, "--index.kind compressed: .* is of exact"),
-        (sources[1], folder, {"metric": "l2"}, "--index.metric l2: .*is of cosine"),
-        (sources[1], sources[0], {}, "exists already"),
-        (sources[0], tmp_path / "new", {"kind": "compressed", "lists": 500}, "lists 500: more than the 400 vectors"),
+        (sources[1], folder, {"name": "mean", "kind": "compressed"}, "--index.kind compressed: .*exact"),
+        (sources[1], folder, {"metric": "l2"}, "--index.metric l2: .*has metric cosine"),
+        (sources[1], sources[0], {}, "already exists"),
+        (sources[0], tmp_path / "new", {"kind": "compressed", "lists": 500}, "lists 500: more lists than vectors"),
     ]:
         with pytest.raises((ConfigError, DataError), match=words):
             make_index([source], section(output, **more))
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt, which index did not make"):
+    with pytest.raises(ConfigError, match=r"contains notes\.txt, which index did not write"):
         make_index([sources[1]], section(folder))
     (folder / "notes.txt").unlink()
     assert bytes_of(folder) == before
@@ -197,7 +197,7 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
         make_index([sources[1]], section(uri))
         assert record.exists() == (record.parent / "shard").exists() == is_kept
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
-    with pytest.raises(DataError, match=f"other: 'p0' is another sequence than in {uri}; give it another id"):
+    with pytest.raises(DataError, match=f"other: 'p0' has a different sequence in {uri}; give it another id"):
         make_index([other], section(uri))
 
 
@@ -238,7 +238,7 @@ def test_an_index_has_each_id_once_with_one_sequence(sources, at_once):
 
         pairs = {pair for source in sources for pair in source}
         if len(pairs) > len({record_id for record_id, _ in pairs}):
-            with pytest.raises(DataError, match=r"'[a-f]' is another sequence than in .*; give it another id"):
+            with pytest.raises(DataError, match=r"'[a-f]' has a different sequence in .*; give it another id"):
                 build_all()
             return
         build_all()
@@ -274,13 +274,13 @@ def test_a_part_of_another_index_is_refused(sources, tmp_path):
     part = "parts/00001.safetensors"
     (tmp_path / "mine" / "esmeray.json").unlink()  # which would notice any other file
     shutil.copyfile(tmp_path / "other" / part, tmp_path / "mine" / part)
-    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: its checksum is not the manifest's"):
+    with pytest.raises(DataError, match=r"00001\.safetensors: damaged: its checksum differs from the manifest"):
         open_index(tmp_path / "mine")
     manifests = [json.loads((tmp_path / name / "index.json").read_text()) for name in ("mine", "other")]
     manifests[0]["parts"][1] = manifests[1]["parts"][1]
     (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0]))
     for use in (open_index, lambda folder: make_index([sources[1]], section(folder))):
-        with pytest.raises(DataError, match=r"index\.json: its part parts/00001 continues another index"):
+        with pytest.raises(DataError, match=r"index\.json: its part parts/00001 belongs to an index"):
             use(tmp_path / "mine")
     (tmp_path / "mine" / "index.json").write_text(json.dumps(manifests[0] | {"parts": []}))
     with pytest.raises(DataError, match=r"index\.json: damaged \(no parts\)"):

@@ -72,11 +72,11 @@ def test_what_actors_can_not_search_is_refused(ray_address: str, folders):
     exact = open_index(folders["exact"])
     in_memory = memory_index(read_embeddings(folders["source"]), "l2")
     for index, workers, error, words in [
-        (exact, 5, ResourceError, "--search.workers 5: the cluster has room for 1; ask for fewer"),
-        (in_memory, 1, ConfigError, "is no index"),
+        (exact, 5, ResourceError, "--search.workers 5: the cluster has room for 1; request fewer"),
+        (in_memory, 1, ConfigError, "is not an index"),
     ]:
         refused = pytest.raises(error, match=words)
         with refused, on_cluster(index, folders["exact"], RaySection(address=ray_address), workers, 3, None):
             pass
-    with pytest.raises(ResourceError, match="nodes have different indexes"):
+    with pytest.raises(ResourceError, match="the index differs between nodes"):
         _opened_part(str(folders["compressed"]), None, 1, slice(0, 2), exact.manifest.parts[:2])

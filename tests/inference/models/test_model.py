@@ -176,7 +176,7 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
     with torch.no_grad():
         network.encoder.layer[1].intermediate.dense.weight[0, 0] = np.nan
     network.save_pretrained(folder)
-    with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight hold NaN"):
+    with pytest.raises(DataError, match=r"encoder\.layer\.1\.intermediate\.dense\.weight contain NaN"):
         opened(folder)
 
 
@@ -189,13 +189,15 @@ def test_every_call_cleans_its_sequences_and_refuses_others(tmp_path: Path):
         ("sequences", lambda sequences: torch.cat(autoencoder.encode(sequences))),
     ):
         expected = call(["MKTAYIAKQR", "MSILX"])
-        with pytest.warns(UserWarning, match=f"{argument}: 1 record with lower-case letters, upper-cased; 1 final"):
+        with pytest.warns(
+            UserWarning, match=f"{argument}: 1 record with lower-case letters, converted to upper case; 1 final"
+        ):
             found = call(np.array(["mktayiakqr", "MSI\nLX*"]))
         np.testing.assert_array_equal(found, expected)
-        for sequence in ("MK1", "M<mask>", "", None):
+        for sequence in ("MK1", "MK-T", "M<mask>", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT"):
             with pytest.raises(DataError, match=rf"{argument}\[1\]"):
                 call(["MKT", sequence])
-        with pytest.raises(ConfigError, match=f"{argument}: a list of str is needed, not "):
+        with pytest.raises(ConfigError, match=f"{argument}: expected a list of str, found "):
             call("MKTAYIAKQR")
 
 
@@ -203,7 +205,9 @@ def test_a_sequence_beyond_the_models_positions_is_refused_by_its_number(tmp_pat
     model = opened(model_folder(tmp_path, "ProtBERT")[0])
     longest = model.facts.longest
     assert longest is not None and model.embed(["A" * longest]).shape == (1, model.facts.hidden_size)
-    with pytest.raises(DataError, match=rf"sequences\[1\]: {longest + 1} tokens, more than the model's {longest}"):
+    with pytest.raises(
+        DataError, match=rf"sequences\[1\]: {longest + 1} tokens, more than the model's maximum of {longest}"
+    ):
         model.embed(["MKT", "A" * (longest + 1)])
 
 
@@ -230,8 +234,8 @@ def test_what_a_model_has_not_is_refused(tmp_path: Path):
     # The folder has no head of masked language modelling, and that of a new network would give noise.
     for words, call, arguments in [
         ("random", opened, {"source": "esm2_t6_8M"}),
-        ("this model has none; it has cls, contacts", model.outputs, {"kinds": ["latents"]}),
-        ("this model has none; it has cls, contacts", model.outputs, {"kinds": ["logits"]}),
+        ("this model; available: cls, contacts", model.outputs, {"kinds": ["latents"]}),
+        ("this model; available: cls, contacts", model.outputs, {"kinds": ["logits"]}),
         ("the model has 2 layers", model.outputs, {"layers": [3]}),
         *[("", partial(model.embed, ["MKT"]), wrong) for wrong in WRONG_OUTPUTS],
         *[(next(iter(wrong)), partial(open_model, tmp_path / "model"), wrong) for wrong in WRONG_SETTINGS],

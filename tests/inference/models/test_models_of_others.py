@@ -32,7 +32,7 @@ from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 
 POSITIONS = 42
-LONGEST = POSITIONS - 2
+MAX_NORM = POSITIONS - 2
 PROTEINS = random_sequences([20, 25, 30, 40])
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -69,7 +69,7 @@ def test_vectors_are_the_networks_own_and_unused_tensors_are_named(folder, netwo
     assert "2 tensors of the checkpoint not loaded: cls.chain, cls.species" in capsys.readouterr().err
     for text, logits in zip(PROTEINS, model.embed(PROTEINS, "logits"), strict=True):
         np.testing.assert_allclose(logits, logits_of(network, text), atol=1e-5)
-    assert model.facts.longest == LONGEST and not capsys.readouterr().err
+    assert model.facts.longest == MAX_NORM and not capsys.readouterr().err
 
 
 def test_unknown_residues_are_counted_and_refused_above_half(folder, network, tmp_path, capsys):
@@ -152,17 +152,17 @@ def test_scores_and_probabilities_use_the_models_own_mask(folder, network):
 
 def test_lengths_beyond_the_models_limit_are_refused(folder, tmp_path):
     fasta = write_proteins(tmp_path / "a.fasta", PROTEINS)
-    with pytest.raises(ConfigError, match=f"max_length 41: the model takes at most {LONGEST} residues"):
-        run_job(request(tmp_path, models=[str(folder)], input=[str(fasta)], max_length=LONGEST + 1))
-    with pytest.raises(ConfigError, match=f"max_length 41: .* takes at most {LONGEST} residues"):
-        MaskedModel(open_model(folder, device="cpu"), LONGEST + 1, 100)
-    assert MaskedModel(open_model(folder, device="cpu"), None, 100).max_length == LONGEST
+    with pytest.raises(ConfigError, match=rf"max_length 41: the model supports at most {MAX_NORM} residues"):
+        run_job(request(tmp_path, models=[str(folder)], input=[str(fasta)], max_length=MAX_NORM + 1))
+    with pytest.raises(ConfigError, match=rf"max_length 41: .* supports at most {MAX_NORM} residues"):
+        MaskedModel(open_model(folder, device="cpu"), MAX_NORM + 1, 100)
+    assert MaskedModel(open_model(folder, device="cpu"), None, 100).max_length == MAX_NORM
     settings = {"model": {"task": "masked_lm", "backbone": {"source": str(folder)}}, "data": {"source": [str(fasta)]}}
     config = Config.model_validate(settings)  # the default of data.max_length, with texts that the model takes
     size = task_plan(config.data, config.model).estimate()
     assert size.parameters.total > 0
-    longer = config.data.model_copy(update={"max_length": LONGEST + 1})
-    with pytest.raises(ConfigError, match=f"max_length 41: this backbone takes at most {LONGEST} tokens"):
+    longer = config.data.model_copy(update={"max_length": MAX_NORM + 1})
+    with pytest.raises(ConfigError, match=rf"max_length 41: this backbone supports at most {MAX_NORM} tokens"):
         task_plan(longer, config.model).prepare(tmp_path / "stores")
 
 
@@ -178,7 +178,7 @@ def test_training_refuses_longer_sequences_before_it_starts(folder, tmp_path):
         autoencoder.encode(["MKXA"])
     exported = export(autoencoder, tmp_path / "autoencoder", residue_tokenizer(config.model.backbone))
     assert open_model(exported, device="cpu").facts.unknown == autoencoder.backbone.unknown_letters
-    long = write_proteins(tmp_path / "b.fasta", random_sequences([LONGEST + 1, 9, 8]))
+    long = write_proteins(tmp_path / "b.fasta", random_sequences([MAX_NORM + 1, 9, 8]))
     plan = task_plan(config.data.model_copy(update={"source": [str(long)]}), config.model)
-    with pytest.raises(ConfigError, match=f"the longest text has {LONGEST + 1}; set it to at most {LONGEST}"):
+    with pytest.raises(ConfigError, match=rf"\(the longest text has {MAX_NORM + 1}\); set it to at most {MAX_NORM}"):
         plan.measure(plan.prepare(tmp_path / "stores"))

@@ -34,9 +34,9 @@ def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: P
     folder = export_tiny(tmp_path / "export")
     (folder / MADE_FILE).unlink()  # else its checksum were refused first
     for task, version, message in [
-        ("classifier", 2, "has format version 2, this program reads 1; export the model"),
+        ("classifier", 2, "has format version 2, but this version of Esmeray reads 1; export the model"),
         (1, 1, r"esmeray_model\.json: damaged \("),
-        ("translation", 1, "a model of task translation, which is not installed here"),
+        ("translation", 1, "the model's task translation is not installed"),
     ]:
         (folder / MODEL_FILE).write_text(json.dumps({"task": task, "format_version": version}))
         with pytest.raises(DataError, match=message):
@@ -49,7 +49,7 @@ def test_a_model_of_another_task_is_refused_with_what_to_do(tmp_path: Path):
         exported_by("diffusion", folder)
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match=r"is a run without an export.*'esmeray train export .*' makes one"):
+    with pytest.raises(ConfigError, match=r"is a run without an export.* run 'esmeray train export .*'"):
         find_model(tmp_path / "unfinished")
 
 
@@ -57,7 +57,7 @@ def test_a_name_beside_runs_is_none_of_the_hub(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "runs" / "labels").mkdir(parents=True)
     (tmp_path / "runs" / "labels" / "metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"there is no run runs/label \(did you mean labels\?\)"):
+    with pytest.raises(ConfigError, match=r"run runs/label not found \(did you mean labels\?\)"):
         find_model("runs/label")
     monkeypatch.chdir(tmp_path / "runs")
     assert local_folder("esm2_t6_8M", "model") is None
@@ -81,7 +81,8 @@ def test_an_export_without_its_list_of_files_opens(tmp_path: Path):
     copied = shutil.copytree(folder, tmp_path / "hub", ignore=shutil.ignore_patterns(MADE_FILE))
     assert read(copied)[0] == wanted
     words = (
-        r"model\.safetensors: damaged: .*; make or copy .* again; if you changed it yourself, remove its esmeray.json"
+        r"model\.safetensors: damaged: .*; build or copy .* again; if you changed it yourself, remove its "
+        r"esmeray.json"
     )
     with flipped(folder / "model.safetensors", 50_000), pytest.raises(DataError, match=words):
         read(folder)

@@ -9,7 +9,7 @@ from scipy.optimize import check_grad
 
 from esmeray.common.errors import ConfigError
 from esmeray.inference.mutations import gaussian_process
-from esmeray.inference.mutations.features import Features, kernels, of_substitutions
+from esmeray.inference.mutations.features import Features, kernels, substitution_features
 from esmeray.inference.mutations.gaussian_process import Posterior, learn
 from esmeray.inference.mutations.metrics import evaluation_of
 from esmeray.inference.mutations.validation import folds, parts, predictions
@@ -22,7 +22,7 @@ SINGLES = [*PROTEIN.singles()]
 
 
 def features_of(mutants: list[Mutant], prior: np.ndarray, protein: Protein = PROTEIN) -> Features:
-    return Features(of_substitutions(protein, mutants) | {"prior": prior[:, None]})
+    return Features(substitution_features(protein, mutants) | {"prior": prior[:, None]})
 
 
 def measured(size: int, seed: int = 0) -> tuple[Features, np.ndarray]:
@@ -94,9 +94,9 @@ def test_folds_are_those_of_proteingym():
     drawn = folds("random", few, 1)
     assert {*drawn} == {0, 1, 2, 3, 4} and (drawn != folds("random", few, 2)).any()
     double = PROTEIN.mutant(f"{WILD[0]}1A:{WILD[1]}2C")
-    with pytest.raises(ConfigError, match="folds modulo: are of single mutants; give random alone"):
+    with pytest.raises(ConfigError, match="folds modulo: need single mutants; use only random"):
         folds("modulo", [double], 0)
-    with pytest.raises(ConfigError, match="sizes 241: a training part has 240 mutants; give fewer"):
+    with pytest.raises(ConfigError, match="sizes 241: a training set has only 240 mutants; give a smaller size"):
         parts(np.arange(300) % 5, 241, 0)
     ((train, test),) = parts(folds("rest", few, 0), 40, 0)
     assert len(train) == 40 and {*train, *test} == {*range(len(few))} and len(test) == len(few) - 40

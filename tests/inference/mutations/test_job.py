@@ -94,5 +94,5 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
     asked.clear()
     np.testing.assert_array_equal(scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS)), wanted)
     assert asked == [9, 17, 22]
-    with pytest.raises(ConfigError, match="holds the work of another job"):
+    with pytest.raises(ConfigError, match="contains the work of another job"):
         scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS[:3]))

@@ -66,19 +66,19 @@ def test_another_first_position_that_fits_all_is_named():
 
 REFUSED = {
     "K26A": "the sequence has another residue at position 26",
-    "K30A": "position 30 is not of the sequence, which has 24 to 29",
-    "K2A": "position 2 is not of the sequence, which has 24 to 29",
-    "K25": "is none; write it as A12G",
-    "K25A,T26": "is none; write it as A12G",
-    "K25_T26A": "is none; write it as A12G",
-    "p.[Lys25Ala];[Thr26Cys]": "is of two alleles",
-    "c.11C>G": "is none; write it as A12G",
-    "NaN": "is none; write it as A12G",
-    "WT:K25A": "is none; write it as A12G",
-    "27A": "position 27 of the sequence is no amino acid",
+    "K30A": "position 30 is outside the sequence .24 to 29.",
+    "K2A": "position 2 is outside the sequence .24 to 29.",
+    "K25": "is not a mutation; write it like A12G",
+    "K25A,T26": "is not a mutation; write it like A12G",
+    "K25_T26A": "is not a mutation; write it like A12G",
+    "p.[Lys25Ala];[Thr26Cys]": "describes two alleles",
+    "c.11C>G": "is not a mutation; write it like A12G",
+    "NaN": "is not a mutation; write it like A12G",
+    "WT:K25A": "is not a mutation; write it like A12G",
+    "27A": "position 27 of the sequence is not an amino acid",
     "T25*": "the sequence has another residue at position 25",
     "": "is empty",
-    "X27A": "is none; write it as A12G",
+    "X27A": "is not a mutation; write it like A12G",
     "K25A:K25G": "position 25 is mutated twice",
 }
 
@@ -89,9 +89,9 @@ def test_what_no_mutant_of_the_protein_is_is_refused_in_words():
             PROTEIN.mutant(text)
     for sequence, words in (
         ("", "the sequence is empty"),
-        ("MKTXBY", "'B' is no amino acid"),
+        ("MKTXBY", "'B' is not an amino acid"),
         ("MKT*AY", "a stop has no score"),
-        ("MKTAAY", "position 27 of the sequence is no amino acid"),
+        ("MKTAAY", "position 27 of the sequence is not an amino acid"),
     ):
         with pytest.raises(ValueError, match=words):
             PROTEIN.mutant_of(sequence)

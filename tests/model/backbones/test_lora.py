@@ -62,7 +62,7 @@ def test_layers_can_be_named_and_heads_that_no_loss_reaches_are_left_out():
 
 def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():
     for name in ("querry", "attention.self", "embeddings"):
-        with pytest.raises(ConfigError, match=rf"^.*no linear layer is called '{name}'.*attention\.self\.query.*$"):
+        with pytest.raises(ConfigError, match=rf"^.*no linear layer is named '{name}'.*attention\.self\.query.*$"):
             adapt(backbone(), LoraSection(rank=2, targets=[name]))
     made = backbone(frozen=True)
     adapt(made, LoraSection(rank=0))

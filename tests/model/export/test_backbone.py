@@ -73,7 +73,7 @@ def test_lines_of_the_card_load_every_weight_and_give_what_the_model_does(
 
 
 def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, masked_lm, full_disk):
-    with full_disk(16_384), pytest.raises(ResourceError, match="no room left"):
+    with full_disk(16_384), pytest.raises(ResourceError, match="no space left"):
         export(masked_lm, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -100,13 +100,13 @@ def test_label_weights_multiply_the_loss_of_known_labels(logits, labels, setting
 @pytest.mark.parametrize(
     ("kind", "settings", "key"),
     [
-        ("multiclass", {"loss": "bce"}, "loss bce is not for data.labels.kind multiclass"),
-        ("multilabel", {"loss": "cross_entropy"}, "choose auto or bce or focal"),
-        ("regression", {"loss": "focal"}, "choose auto or mse"),
-        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, not for bce"),
+        ("multiclass", {"loss": "bce"}, "loss bce does not support data.labels.kind multiclass"),
+        ("multilabel", {"loss": "cross_entropy"}, "use auto or bce or focal"),
+        ("regression", {"loss": "focal"}, "use auto or mse"),
+        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing needs loss cross_entropy, not bce"),
         ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
         ("regression", {"class_weights": "balanced"}, "class_weights"),
-        ("binary", {"label_weights": "w.tsv"}, "label_weights is for data.labels.kind multilabel, not for binary"),
+        ("binary", {"label_weights": "w.tsv"}, "label_weights needs data.labels.kind multilabel, not binary"),
     ],
 )
 def test_what_does_not_go_together_is_refused(kind, settings, key):

@@ -203,7 +203,7 @@ def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind):
 def test_a_prediction_of_nan_is_refused():
     with pytest.raises(DivergenceError, match="1 of 2 records are NaN"):
         classification_metrics("binary", np.array([[0.5, 0.5], [np.nan, 0.5]]), np.array([0, 1]))
-    with pytest.raises(ValueError, match="no probabilities"):
+    with pytest.raises(ValueError, match="not probabilities"):
         classification_metrics("binary", np.array([[-3.0, 4.0]]), np.array([0]))
 
 

@@ -35,7 +35,7 @@ def test_what_is_wrong_with_each_gpu_is_found_and_nothing_else(tmp_path):
             for without in ([], ["throttle_reasons"], ["sm_clock_max_mhz", "power_limit_w"])
         )
         assert topics(whole) == topics(by_clocks) == topics(by_reasons) == {topic}
-        assert any("by clocks alone" in note for note in by_clocks.notes)
+        assert any("inferred from the clocks" in note for note in by_clocks.notes)
     assert [topics(summary) for summary in summaries(gpu_traces.healthy(), tmp_path)] == [set()] * 2
     assert [topics(summary) for summary in summaries(gpu_traces.waiting(), tmp_path)] == [{"idle"}] * 2
 
@@ -73,7 +73,7 @@ def test_throttling_memory_and_load_are_judged(tmp_path):
     assert [topics(*summaries(machine, tmp_path)) for machine in (cool, set_low, capped)] == [set()] * 3
     broken.uncorrected[:, 150:] = 2
     (summary,) = summaries(broken, tmp_path)
-    assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: results since then may be wrong"]
+    assert summary.notes == ["2 uncorrected memory errors, the first after 150 s: later results may be wrong"]
 
 
 def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):
@@ -82,7 +82,7 @@ def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):
     machine.util[1, 100] = 90
     first, second = summaries(machine, tmp_path)
     assert first.notes == []
-    assert second.notes[0].startswith("did nothing")
+    assert second.notes[0].startswith("was never used")
     assert (topics(second), second.work_s, second.idle) == (set(), 0.0, None)
 
 
@@ -94,7 +94,7 @@ def test_a_gap_in_the_log_is_not_idle_time(tmp_path):
     path.write_text("\n".join([lines[0], lines[101]]) + "\n")
     log = read_gpu_log(path)
     (summary,) = summarise(log)
-    assert any("few" in note for note in summary.notes)
+    assert any("uncertain" in note for note in summary.notes)
     draw_log(log, [summary], tmp_path / "few.png")
 
 
@@ -103,7 +103,7 @@ def test_the_picture_has_the_samples_of_the_log_and_shades_what_was_found(saved_
     log = read_gpu_log(gpu_traces.healthy().write(tmp_path / "log.csv"))
     spans = {"idle": [(60.0, 120.0)], "thermal": [], "power_capped": []}
     draw_log(log, [summarise(log)[0]._replace(spans_s=spans)], tmp_path / "log.png")
-    monkeypatch.setattr(plot, "_MOST_POINTS", 100)
+    monkeypatch.setattr(plot, "_MAX_POINTS", 100)
     draw_log(log, [], tmp_path / "long.png")
     whole, long = (figure.axes for figure in saved_figures)
     unit = {"Time (s)": 1.0, "Time (min)": 60.0}[whole[-1].get_xlabel()]

@@ -64,10 +64,10 @@ def test_missing_columns_are_named_with_what_is_near_and_what_is_there(path):
     ("change", "message"),
     [
         (lambda lines: [lines[0], lines[1].replace("93 %", "high"), lines[2]], "line 2, column 'utilization.gpu [%]'"),
-        (lambda lines: [lines[0], lines[1], lines[2].replace(", 61", "")], "row 2: 11 fields where the header has 12"),
+        (lambda lines: [lines[0], lines[1], lines[2].replace(", 61", "")], "row 2: 11 fields, but the header has 12"),
         (lambda lines: [lines[0], lines[1].replace("2024/05/01", "yesterday")], "line 2, column 'timestamp'"),
         (lambda lines: [lines[0], lines[1].replace("512.33 W", "0.5 kW")], "'0.5 kW' is not a number"),
-        (lambda lines: lines[:1], "a header and no samples"),
+        (lambda lines: lines[:1], "a header but no samples"),
         (lambda lines: [""], "is empty"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_lost_gpu_is_one_warning_and_the_others_continue(driver):
     devices.read()
     driver.failing = {(0, "*"): pynvml.NVML_ERROR_GPU_IS_LOST}
     assert [[sample.index for sample in devices.read()] for _ in range(3)] == [[1]] * 3
-    assert driver.warnings == ["GPU 0 can't be read any more (GPU is lost) and is not watched from here on"]
+    assert driver.warnings == ["GPU 0 can't be read (GPU is lost) and is no longer monitored"]
     devices.close()
     assert driver.open == 0
     driver.failing = {}

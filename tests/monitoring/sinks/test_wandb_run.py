@@ -97,7 +97,7 @@ class Run:
     def assert_harmless(self, mark: str) -> None:
         """One warning with the command that uploads everything, and no process left behind."""
         (warning,) = self.warnings
-        assert f"'python -m {PROGRAM} {self.folder.path} --mode online' uploads" in warning
+        assert f"'python -m {PROGRAM} {self.folder.path} --mode online'" in warning
         assert marked_processes(mark) == []
 
 
@@ -247,7 +247,7 @@ def test_a_stalled_model_upload_ends_at_its_timeout(tmp_path, mark, server):
     run.finish(loss=2.5)
     wandb.close()
     run.assert_harmless(mark)
-    assert "(wandb.finish_timeout_s is 2, and the model was to be uploaded)" in run.warnings[0]
+    assert "(wandb.finish_timeout_s is 2, and wandb.log_model uploads the model)" in run.warnings[0]
     assert "CreateArtifact" in server.requests
 
 

@@ -41,11 +41,11 @@ def utilised(*percents: float, **step: float) -> list[Record]:
 @pytest.mark.parametrize(
     "step, words",
     [
-        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is waiting for batches"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is exchanging gradients"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is writing checkpoints"),
-        ({"step_s": 2.0, "data_wait_s": 0.1}, "data is not the reason (5% of a step)"),
-        ({}, "not known"),
+        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is spent waiting for batches"),
+        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is spent exchanging gradients"),
+        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is spent writing checkpoints"),
+        ({"step_s": 2.0, "data_wait_s": 0.1}, "loading is not the reason (5% of a step)"),
+        ({}, "were not measured"),
     ],
 )
 def test_idle_gpu_is_reported_after_its_window_with_the_likely_reason(alerts_of, step, words):

@@ -77,7 +77,7 @@ def test_events_are_said_in_words():
     for event, line in [
         ({"event": "checkpoint", "checkpoint": "x"}, "step 3: checkpoint saved"),
         ({"event": "warning", "message": "look here"}, "warning: look here"),
-        ({"event": "nonfinite"}, "step 3: loss or gradient not finite, update left out"),
+        ({"event": "nonfinite"}, "step 3: loss or gradient not finite, update skipped"),
         ({"event": "loss_scale_lowered"}, "step 3: loss scale lowered"),
         ({"event": "resized", "from": 2, "to": 1, "why": "failures"}, "step 3: from 2 to 1 workers (failures)"),
         ({"event": "diverged", "message": "not finite"}, None),

@@ -113,7 +113,7 @@ def with_header(header: bytes) -> bytes:
 WHOLE = npy(np.zeros((3, 8), np.float32))
 BAD_NPY = {
     "a zip file": b"PK\x03\x04" + bytes(99),
-    "a pickle": npy(np.array([{"a": 1}], dtype=object)),
+    "a Python pickle": npy(np.array([{"a": 1}], dtype=object)),
     "a shape of terabytes": with_header(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999,)}"),
     "a shape of brackets": with_header(b"{'descr':'<f4','fortran_order':False,'shape':" + b"(" * 900 + b"}"),
     "a truncated body": WHOLE[:-1],

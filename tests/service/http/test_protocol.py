@@ -22,7 +22,7 @@ CHUNKED = (
 # The start of a request, and a piece that follows without end.
 ENDLESS = {
     "one header": (GET + b"X: ", 1000 * b"a"),
-    "the name of a header": (GET, 1000 * b"a"),
+    "the name of the header": (GET, 1000 * b"a"),
     "many headers": (GET, b"X: a\r\n"),
     "headers of HTTP/1.0": (b"GET /health HTTP/1.0\r\n", b"X: a\r\n"),
     "the address": (b"GET /", 1000 * b"a"),

@@ -32,8 +32,8 @@ def rows(path: Path) -> list[list[str]]:
 def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, files, tmp_path):
     output = tmp_path / "done.tsv"
     outcome = command.done("align", *files, "--align.output", output, "--align.header", "true", *CLEAR)
-    assert f"{output}: 9 hits of 9 proteins with 30" in outcome.out
-    assert outcome.out.endswith("\n  every record taken as it stands\n")
+    assert f"{output}: 9 hits for 9 proteins against 30" in outcome.out
+    assert outcome.out.endswith("\n  all records read unchanged\n")
     header, *found = rows(output)
     assert header[:3] == ["qseqid", "sseqid", "pident"] and header[-2:] == ["evalue", "bitscore"]
     assert [row[:10] for row in found] == [
@@ -83,7 +83,7 @@ def test_what_cannot_be_aligned_is_refused_in_one_line(command, files, tmp_path,
         ("--align.gap_open 5", 2, "give --align.evalue inf"),
         ("--align.prefilter embedding", 2, "query_embeddings and store_embeddings"),
         ("--align.query_embeddings x", 2, "query_embeddings and store_embeddings"),
-        (f"--align.prefilter embedding {vectors}", 3, "no embeddings there"),
+        (f"--align.prefilter embedding {vectors}", 3, "no embeddings found"),
         ("--align.device cuda --align.prefilter kmer", 2, "--align.prefilter none"),
         ("--align.store .", 3, "not a store"),
     ]:

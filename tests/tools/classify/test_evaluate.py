@@ -149,7 +149,7 @@ def test_records_of_the_training_are_left_out_of_a_second_value(evaluate, tmp_pa
     labelled = labelled_store(config)
     model = export_tiny(tmp_path / "model", config)
     printed, unknown = evaluate(model, "unknown", "--evaluate.input", "both.fasta")
-    assert "is not known: its run's data are not here" in printed and unknown["in_training"] is None
+    assert "records: the data of its run are not available" in printed and unknown["in_training"] is None
     assert "| trained on its records | not known" in Path("unknown", "report.md").read_text()
     write_checkpoint(config, labelled.checksum)
     Path("training.fasta").write_text("gone")
@@ -160,7 +160,7 @@ def test_records_of_the_training_are_left_out_of_a_second_value(evaluate, tmp_pa
     assert rest["records"] == 4 and rest["metrics"] == new["metrics"] != both["metrics"]
     assert rest["intervals"] == new["intervals"] and "not_in_training" not in new
     report = Path("both", "report.md").read_text()
-    assert "The model was trained on 3 of these 7 records." in report and "| model, not trained on" in report
+    assert "3 of the 7 records were in the model's training data." in report and "| model, not trained on" in report
 
 
 def test_without_a_file_the_records_are_those_that_the_run_held_out(command, evaluate, tmp_path):
@@ -183,8 +183,8 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, eva
     _, of_file = evaluate(model, "f", "--evaluate.input", "new.fasta", "--evaluate.baselines", "true")
     assert "majority class" in of_file["baselines"], "fitted on what the run was trained on"
     outcome = command(*EVALUATE, model, "--evaluate.part", "test")
-    assert outcome.code == 3 and "no record of part test" in outcome.err
+    assert outcome.code == 3 and "no test" in outcome.err
     write_checkpoint(config, "0" * 64)  # data that changed since training are not scored as what the run held out
     outcome = command(*EVALUATE, model, "--evaluate.output", "changed")
-    assert outcome.code == 6 and "was trained on" in outcome.err and "as it is (checksum" in outcome.err
+    assert outcome.code == 6 and "was trained on" in outcome.err and "not on its current version" in outcome.err
     assert not Path("changed").exists()

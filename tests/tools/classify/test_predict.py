@@ -50,7 +50,7 @@ def test_the_rows_are_those_of_the_pipeline_whatever_the_batches(predict, model,
         assert [row["label"] for row in found] == expected.labels()
         numbers = np.array([list(row.values())[2:] for row in found], dtype=float)
         np.testing.assert_allclose(numbers, expected.probabilities, rtol=0, atol=1e-5)
-    assert "6 predictions" in outcome.out and "every record taken as it stands" in outcome.out
+    assert "6 predictions" in outcome.out and "all records read unchanged" in outcome.out
 
 
 def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, proteins, tmp_path, monkeypatch):
@@ -104,6 +104,6 @@ def test_what_cannot_be_read_is_one_line_with_the_option_to_give(predict, model,
     options = ("--data.labels.text_column", "protein", "--data.labels.id_column", "id")
     absent = (3, "no column 'id'; it has 'name', 'protein'")
     outcome = predict(model, table, "out.csv", *options, refused=absent)
-    assert outcome.err.endswith("as --data.labels.id_column name\n")
+    assert outcome.err.endswith("e.g. --data.labels.id_column name\n")
     outcome = predict(model, table, "out.csv", refused=(3, "no column 'sequence'"))
-    assert "as --data.labels.text_column " in outcome.err
+    assert "e.g. --data.labels.text_column " in outcome.err

@@ -18,14 +18,14 @@ def test_a_conversion_ends_with_a_summary_of_everything_done(command, tmp_path):
     first, nucleotides, *counts, _ = outcome.out.splitlines()
     assert next_words(outcome.out) == ["train", "--config", "masked_lm", "--data.source", str(tmp_path / "store")]
     assert first.startswith(f"{tmp_path / 'store'}: 3 records, 406 residues, ")
-    assert nucleotides.strip().startswith("1 record like DNA or RNA, not protein")
+    assert nucleotides.strip().startswith("1 record that look like DNA or RNA")
     assert [line.strip() for line in counts] == [
-        "1 record with lower-case letters, upper-cased",
+        "1 record with lower-case letters, converted to upper case",
         "1 final '*' dropped",
         "1 J replaced by X",
         "1 character outside the alphabet replaced by X",
-        "1 record skipped for want of a sequence",
-        "1 record skipped for an id that stood before",
+        "1 record without a sequence skipped",
+        "1 record skipped because of a duplicate id",
     ]
 
 
@@ -34,13 +34,13 @@ def test_a_check_of_sound_files_gives_their_counts_and_writes_nothing(command, t
     (tmp_path / "b.fasta").write_text(">b\nMK\n")
     outcome = command("data", "convert", "--check", "--data.source", tmp_path / "a.fasta", tmp_path / "b.fasta")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "b.fasta: sound, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
+    assert "b.fasta: valid, 2 records, 5 residues" in outcome.out and "1 final '*' dropped" in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fasta", "b.fasta"]
 
 
 def test_wrong_usage_is_one_line(command, tmp_path):
     (tmp_path / "a.yaml").write_text("overwrite: true\ndata:\n  source: a.fasta\n")
-    words = f"{tmp_path / 'a.yaml'}:1: overwrite: no such setting, but --overwrite is an option"
+    words = f"{tmp_path / 'a.yaml'}:1: overwrite: not a setting; use the option --overwrite"
     command.refused(2, words, f"data convert --config {tmp_path / 'a.yaml'}")
     command.refused(2, "missing: --convert.store", "data convert --data.source a")
     command.refused(2, "missing: --data.source", "data convert --check")

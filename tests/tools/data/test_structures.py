@@ -40,7 +40,7 @@ def zipped() -> bytes:
     return file.getvalue()
 
 
-NO_ATOMS, NO_CHAIN, DAMAGED = "it holds no atoms", "no chain of amino acids", "damaged or truncated"
+NO_ATOMS, NO_CHAIN, DAMAGED = "it has no atoms", "no protein chain", "damaged or truncated"
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty.pdb": (lambda: b"", NO_ATOMS),
     "header.pdb": (lambda: b"HEADER    nothing here\nEND\n", NO_ATOMS),
@@ -48,17 +48,17 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "archive.pdb": (zipped, "a zip archive"),
     "cut.pdb": (lambda: PDB[: PDB.rindex(b"ATOM") + 45], DAMAGED),
     "cut.cif": (lambda: mmcif()[:-40], DAMAGED),
-    "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], "can't be read"),
-    "blocks.cif": (lambda: mmcif() + mmcif(), "several blocks with atoms"),
+    "cut.pdb.gz": (lambda: gzip.compress(PDB)[:-20], DAMAGED),
+    "blocks.cif": (lambda: mmcif() + mmcif(), "several data blocks have atoms"),
     "bytes.bcif": (lambda: b"\x83\xa7version\xff\xff", DAMAGED),
     "stars.pdb": (
         lambda: PDB.replace(LINES[9].encode(), f"{LINES[9][:30]}{24 * '*'}{LINES[9][54:]}".encode()),
         DAMAGED,
     ),
     "ligand.pdb": (lambda: renamed("ATP", "HETATM").replace(b" CA ", b" PA "), NO_CHAIN),
-    "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "of CA atoms alone"),
+    "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "only CA atoms, but a backbone needs"),
     "nan.pdb": (lambda: "\n".join(line[:30] + "     nan" + line[38:] for line in LINES).encode(), NO_CHAIN),
-    "apart.pdb": (lambda: "\n".join([*LINES, "TER", *pdb_lines(FOLD, "B"), *LINES]).encode(), "'A' stands twice"),
+    "apart.pdb": (lambda: "\n".join([*LINES, "TER", *pdb_lines(FOLD, "B"), *LINES]).encode(), "'A' occurs twice"),
     "beside.pdb": (lambda: "\n".join([*LINES, "TER", *LINES]).encode(), "chain 'A' has 2 residues 1;"),
 }
 
@@ -107,8 +107,8 @@ def test_declared_predictions_are_counted_and_probable_ones_are_said(command, tm
     path = write_pdb(tmp_path / "rank_1.pdb", lines)
     convert = f"data structures --data.source {path} --overwrite --structures.store {tmp_path / 'store'}"
     for option, words, confidence in (
-        ("auto", "1 structure read as measured, with one B-factor for each residue", 100),
-        ("true", "1 structure read as predicted", 50.1),
+        ("auto", "1 structure read as experimental although all atoms of a residue share one B-factor", 100),
+        ("true", "1 structure read as predictions", 50.1),
         ("false", "1 record", 100),
     ):
         outcome = command.done(f"{convert} --data.structures.predicted {option}")
@@ -131,8 +131,8 @@ def test_what_was_mended_is_said(command, tmp_path: Path):
     assert (outcome.code, outcome.err) == (0, "")
     lines = [line.strip() for line in outcome.out.splitlines()[1:-1]]
     assert lines == [
-        "1 model after the first, not read",
-        "1 chain of CA atoms alone, completed",
+        "1 model after the first ignored",
+        "1 chain with only CA atoms completed",
         "1 residue read as X",
-        "1 break of chains",
+        "1 chain break",
     ]

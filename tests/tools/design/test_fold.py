@@ -10,8 +10,8 @@ def test_a_missing_model_is_refused_as_by_embed_before_ray_is_started(command, m
     (tmp_path / "a.fasta").write_text(">a\nMKTAYIAKQR\n")
     monkeypatch.setattr("esmeray.cluster.connection.connected", lambda *_: pytest.fail("Ray was started"))
     for source, code, words in [
-        ("./nowhere", 2, "there is no folder ./nowhere"),
-        ("nowhere", 2, "'nowhere' is no folder nor a hub name, which has an owner, as facebook/esmfold_v1"),
+        ("./nowhere", 2, "folder ./nowhere not found"),
+        ("nowhere", 2, "'nowhere' is neither a folder nor a hub name (OWNER/NAME, e.g. facebook/esmfold_v1)"),
         ("a/b", 4, "a/b is not in the local cache and the hub can't be reached; give a local folder"),
         (".", 2, ". has no config.json; give a Hugging Face model folder"),
     ]:

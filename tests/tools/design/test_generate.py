@@ -33,10 +33,10 @@ def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Pa
     held_out = store.validation.size
     given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
     whole = command.done(*given, "--evaluate.output", tmp_path / "all.json")
-    assert "evaluated 4 of 4 records; left out: 0 of other parts, 0 without" in whole.err
-    assert f"{held_out} of them are the store's validation part" in whole.err
+    assert "evaluated 4 of 4 records; left out: 0 in other parts, 0 without" in whole.err
+    assert f"{held_out} of them are in the store's validation part; to evaluate only these, give" in whole.err
     part = command.done(*given, "--evaluate.part", "validation", "--evaluate.output", tmp_path / "part.json")
-    assert f"evaluated {held_out} of 4 records; left out: {4 - held_out} of other parts" in part.err
+    assert f"evaluated {held_out} of 4 records; left out: {4 - held_out} in other parts" in part.err
     found = [json.loads((tmp_path / name).read_text()) for name in ("all.json", "part.json")]
     assert [(each["part"], each["proteins"]) for each in found] == [("all", 4), ("validation", held_out)]
     assert found[0]["metrics"]["perplexity"]["value"] != pytest.approx(found[1]["metrics"]["perplexity"]["value"])
@@ -44,7 +44,7 @@ def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Pa
     structures = f"data structures --data.source {tmp_path / 'a.fasta'} --structures.store {tmp_path / 'none'}"
     command.done(f"{structures} --data.predictions.folder {tmp_path / 'predicted'} --data.predictions.on_miss null")
     outcome = command("design", "evaluate", here / "export", "--evaluate.store", tmp_path / "none")
-    assert outcome.code == 3 and "none of 2 records has a structure" in outcome.err
+    assert outcome.code == 3 and "none of the 2 records has a structure" in outcome.err
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_residues_are_fixed_by_the_numbers_of_the_file(generated, tmp_path):
     ((header, residues),) = designs.items()
     native = FOLDS[0].residues[:9] + FOLDS[0].residues[12:]
     assert " fixed=A:1,A:8-9,A:13-14,A:16 " in header
-    assert "6 residues fixed\n  3 numbers within the ranges" in outcome.out
+    assert "6 residues fixed\n  3 residue numbers in the ranges" in outcome.out
     rows = list(csv.DictReader((tmp_path / "designs" / "probabilities.tsv").open(), delimiter="\t"))
     fixed = [row for row in rows if row["fixed"] == "1"]
     assert [row["number"] for row in fixed] == ["1", "8", "9", "13", "14", "16"] and fixed[-1]["position"] == "13"
@@ -104,7 +104,7 @@ def test_chains_of_a_complex_are_tied(here: Path, generated):
 
 def test_sequences_need_no_structure(generated):
     outcome, designs = generated("--length 33 --steps 2 --temperature 0 --number 3")
-    assert "3 sequences for 1 structure, 2 of them equal to an earlier one" in outcome.out
+    assert "3 sequences for 1 structure, 2 of them duplicates" in outcome.out
     assert {len(text) for text in designs.values()} == {33} and len(set(designs.values())) == 1
     assert ["same_as=free_1" in name for name in designs] == [False, True, True]
 
@@ -123,11 +123,11 @@ def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tm
     monkeypatch.chdir(here)
     for options, words, code in [
         ("--generate.length 5", "either --generate.structures or --generate.length", 2),
-        ("--generate.fix 999", "has residues A:1-107, or #1-107 in order", 2),
-        ("--generate.fix a", "write residue numbers as", 2),
+        ("--generate.fix 999", "has residues A:1-107, or positions #1-107", 2),
+        ("--generate.fix a", "write residue numbers like", 2),
         ("--generate.tie A,B", "name a chain of", 2),
-        ("--generate.omit 1", "name amino acids", 2),
-        ("--generate.label knot", "the model knows helix, barrel", 2),
+        ("--generate.omit 1", "give amino acids", 2),
+        ("--generate.label knot", "the model's labels are helix, barrel", 2),
         ("--generate.structures none.pdb", "no such file", 3),
         ("--generate.chains Z", "has no protein chain Z", 3),
     ]:

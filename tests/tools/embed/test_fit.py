@@ -32,7 +32,7 @@ def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
 @pytest.mark.slow
 def test_new_members_lie_near_their_family(command, families):
     outcome = command.done(f"{FIT} model")
-    assert "96 proteins of 8 groups" in outcome.out
+    assert "96 proteins in 8 groups" in outcome.out
     assert float(outcome.out.split("; ")[1].split("%")[0]) > 90, "what a regression on all others names"
     vectors = {}
     for part in ("learnt", "new"):
@@ -54,7 +54,7 @@ def test_new_members_lie_near_their_family(command, families):
     trained_N, words = in_training(index.folder, index.sequences(np.arange(128)))
     assert trained_N.tolist() == [True] * 96 + [False] * 32 and "96 of 128 proteins" in words
     evaluate = "embed evaluate learnt --evaluate.labels labels.csv --evaluate.output learnt.json"
-    assert "96 of 96 proteins were in the training of the fitted model (96 proteins)" in command.done(evaluate).out
+    assert "96 of 96 proteins were in the training data of the fitted model (96 proteins)" in command.done(evaluate).out
     result = json.loads(Path("learnt.json").read_text())
     assert result["proteins_in_training"] == 96 and "levels_without_training" not in result, "none is left"
 
@@ -73,11 +73,11 @@ def test_a_fitted_vector_is_the_same_bytes_in_any_batch(command, families):
 
 
 def test_what_can_not_be_fitted_or_was_damaged_is_refused(command, families):
-    command.refused(3, "several groups", f"{FIT} model --fit.level 7")
+    command.refused(3, "at least two groups", f"{FIT} model --fit.level 7")
     command.refused(3, "no column", f"{FIT} model --fit.label_column absent")
     assert not Path("model").exists() and not Path("model.partial").exists()
     command.done(f"{FIT} model --fit.features 8")
-    command.refused(2, "exists already", f"{FIT} model")
+    command.refused(2, "already exists", f"{FIT} model")
     weights = Path("model/relatives.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
     with pytest.raises(DataError, match=r"relatives\.safetensors"):

@@ -35,7 +35,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
     np.testing.assert_array_equal(joined["p7"], np.concatenate([first[7], second[7]]))
     assert joined.lengths.tolist() == list(range(10, 35))
     assert joined.manifest.job["joined"]["b/mean"] == {"model": "b"}
-    assert "25 records of 8 channels, fp32" in outcome.out and "5  b/mean" in outcome.out
+    assert "25 records with 8 channels, fp32" in outcome.out and "5  b/mean" in outcome.out
     names = {path.name for path in (here / "ab").iterdir()}
     assert names == {"embeddings.json", "esmeray.json", "index.parquet", *joined.output.files}
 
@@ -64,15 +64,15 @@ def test_what_can_not_be_joined_is_one_line_and_nothing_is_written(command, here
     make_embeddings(here / "other", random_vectors(25, 3), IDS, sequences=sequences)
     missing = "p12, p13, p14, p15, p16, p17, p18, p19, p20, p21, ..."
     for arguments, code, words in [
-        ("a fewer --join.output ab", 3, f"error: fewer: 13 ids of a are missing: {missing}\n"),
-        ("a more --join.output ab", 3, "error: more: 1 ids are not in a: extra\n"),
-        ("a twice --join.output ab", 3, "error: twice: 1 ids repeat: p3\n"),
+        ("a fewer --join.output ab", 3, f"error: fewer: 13 ids of a missing: {missing}\n"),
+        ("a more --join.output ab", 3, "error: more: 1 ids not in a: extra\n"),
+        ("a twice --join.output ab", 3, "error: twice: 1 ids occurring more than once: p3\n"),
         ("a infinite --join.output ab", 3, "error: infinite: 'p13' has NaN or infinity in mean\n"),
-        ("a other --join.output ab", 3, "a: 'p7' is another sequence than in other; embed the same sequences"),
+        ("a other --join.output ab", 3, "a: 'p7' has a different sequence in other; embed the same sequences"),
         ("a a --join.output ab --join.names mean meen", 2, "no output 'meen' (did you mean mean?)"),
         ("a a --join.output ab", 2, "given twice"),
         ("a --join.output ab", 2, "--join.folders: list should have at least 2 items"),
-        ("a residues --join.output ab", 3, "has values for each residue"),
+        ("a residues --join.output ab", 3, "has values per residue"),
     ]:
         command.refused(code, words, f"embed join --join.folders {arguments}")
     assert not (here / "ab").exists()

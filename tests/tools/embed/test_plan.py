@@ -37,7 +37,7 @@ def test_the_rate_is_the_peak_of_the_gpu_by_the_operations_of_a_token(command, t
 
 def test_what_cannot_be_planned_is_one_line(command):
     for options, reason in [
-        ("--plan.gpu abacus", "'abacus' has no known peak in bf16; choose one of B200"),
+        ("--plan.gpu abacus", "'abacus' has no known peak in bf16; use one of B200"),
         ("--plan.model esm2_t7", "model.backbone.source"),
         ("--plan.proteins 0", "plan.proteins"),
     ]:

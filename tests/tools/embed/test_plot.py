@@ -105,12 +105,12 @@ def test_mistakes_are_one_line(command, here, monkeypatch):
     Path("broken.parquet").write_text("no table")
     monkeypatch.setattr("esmeray.tools.embed.plot.find_spec", lambda name: None)
     for arguments, code, words in [
-        ("residues --plot.output plot", 3, "has values for each residue"),
+        ("residues --plot.output plot", 3, "has values per residue"),
         ("single --plot.output plot", 3, "at least two proteins"),
         ("vectors --plot.output plot --plot.method umap", 2, "pip install umap-learn"),
         ("vectors --plot.output plot --plot.labels broken.parquet", 3, "broken.parquet: not Parquet"),
         ("vectors --plot.output plot --plot.labels others.csv", 3, "only 0 of 120 ids match others.csv: 'sp|P000'"),
-        ("vectors --plot.output plot --plot.labels twice.csv", 3, "id 'sp|P000' repeats"),
+        ("vectors --plot.output plot --plot.labels twice.csv", 3, "duplicate id 'sp|P000'"),
         ("vectors --plot.output plot --plot.labels others.csv --plot.label_column place", 3, "'place'"),
     ]:
         command.refused(code, words, f"embed plot {arguments}")

@@ -147,7 +147,7 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
     Path("known.txt").write_text("p1\np2\n")
     with pytest.raises(DataError, match="at least 6"):
         calibrated(*given, 0, Path("known.txt"), 10)
-    command.refused(2, "go together", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
+    command.refused(2, "need each other", "embed search vectors --search.output h.tsv --search.error_rate 0.1")
 
 
 def fitted_vectors(folder: Path, learnt: list[str]) -> Path:
@@ -172,14 +172,14 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"
     done = command.done(evaluate)
-    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)\nall:\n" in done.out
-    assert "\nwithout them:\n" in done.out
+    assert "2 of 9 proteins were in the training data of the fitted model (4 proteins)\nall:\n" in done.out
+    assert "\nwithout training proteins:\n" in done.out
     command.done("embed index vectors --index.output index")
     search = "--search.error_rate 0.2 --search.calibration labels.tsv --search.output h.tsv --overwrite"
     thresholds = set()
     for database in ("vectors", "index"):
         done = command.done(f"embed search {database} {search}")
-        assert "2 of 9 calibrating proteins were in the training of the fitted model (4 proteins)" in done.out
+        assert "2 of 9 calibrating proteins were in the training data of the fitted model (4 proteins)" in done.out
         thresholds.add(done.out.split("threshold without them: ")[1].split()[0])
     assert len(thresholds) == 1
     index = memory_index(open_vectors(labels / "vectors"), "cosine")
@@ -187,7 +187,7 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     expected = calibrated(index, Path("labels.tsv"), "label", 0.2, 0, Path("others.txt"), 10)
     assert thresholds == {f"{expected.threshold:.6g}"}
     plot = "embed plot vectors --plot.output plot --overwrite"
-    assert "2 of 9 proteins were in the training of the fitted model (4 proteins)" in command.done(plot).out
+    assert "2 of 9 proteins were in the training data of the fitted model (4 proteins)" in command.done(plot).out
 
 
 def test_what_is_not_recorded_of_the_training_is_said(command, labels):
@@ -198,7 +198,7 @@ def test_what_is_not_recorded_of_the_training_is_said(command, labels):
         f"embed search vectors {calibration}",
         "embed plot vectors --plot.output plot",
     ):
-        assert "proteins in the training of the model: not recorded" in command.done(words).out
+        assert "proteins in the model's training data: not recorded" in command.done(words).out
     assert json.loads(Path("result.json").read_text())["proteins_in_training"] is None
 
 
@@ -223,4 +223,6 @@ def test_ids_as_databases_write_them_join_with_accessions(command, labels):
     kept = command.done("embed plot vectors --plot.output kept --plot.labels labels.tsv --plot.not_missing NA")
     assert "12 proteins, 1 without a label" in kept.out
     Path("bad.tsv").write_text("id\tlabel\nP00001\ta\n  \tb\n")
-    command.refused(3, "bad.tsv, row 2: no id in column 'id'", "embed evaluate vectors --evaluate.labels bad.tsv")
+    command.refused(
+        3, "bad.tsv, row 2: column 'id' is empty; add an id", "embed evaluate vectors --evaluate.labels bad.tsv"
+    )

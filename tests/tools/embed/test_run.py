@@ -26,7 +26,7 @@ def test_a_folder_is_made_and_its_performance_is_a_table(command, given: list[st
     outcome = command.done(
         *given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy"
     )
-    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}\n  every record taken as it" in outcome.out
+    assert "residues/s" in outcome.out and f"written: {tmp_path / 'out'}\n  all records read unchanged" in outcome.out
     assert read_embeddings(tmp_path / "out", "residues")["P00001"].shape == (30, 32)
     again = command(*given, "--embed.outputs", "mean", "residues", "--embed.dtype", "fp16", "--embed.format", "npy")
     assert again.code == 0 and "residues/s" in again.out
@@ -38,14 +38,19 @@ def test_letters_that_were_changed_are_counted_beside_the_result(command, given:
     write_proteins(tmp_path / "proteins.fasta", ["mktay", "MKV*", "MKV"])
     lines = command.done(*given).out.splitlines()
     at = lines.index(f"written: {tmp_path / 'out'}")
-    assert lines[at + 1 : at + 3] == ["  1 record with lower-case letters, upper-cased", "  1 final '*' dropped"]
-    assert "1 record with lower-case letters, upper-cased" in command(*given).out, "also where nothing was left to do"
+    assert lines[at + 1 : at + 3] == [
+        "  1 record with lower-case letters, converted to upper case",
+        "  1 final '*' dropped",
+    ]
+    assert "1 record with lower-case letters, converted to upper case" in command(*given).out, (
+        "also where nothing was left to do"
+    )
 
 
 def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.inference.embedding.job.MEASURED_S", 0.05)
     outcome = command.done(*given, "--dry_run")
-    assert "3 proteins, 0 duplicates, 3 to compute" in outcome.out
+    assert "3 proteins, 0 duplicates, 3 to embed" in outcome.out
     assert "48 residues" in outcome.out and "GB on disk: mean" in outcome.out and "residues/s" in outcome.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["proteins.fasta"]
 
@@ -53,13 +58,13 @@ def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], t
 def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[str], tmp_path: Path):
     window = "--embed.long window --embed.max_length 20"
     for options, code, words in [
-        ("--embed.outputs means", 2, "outputs means: there is no such output (did you mean mean?); choose of"),
+        ("--embed.outputs means", 2, "outputs means: unknown output (did you mean mean?); available"),
         ("--embed.dtype bf16", 2, "--embed.dtype bf16"),
         (f"{window} --embed.overlap 20", 2, "--embed.overlap 20: must be less than"),
         (f"{window} --embed.outputs contacts", 2, "can't be averaged over windows"),
-        ("--embed.device cuda", 4, "there is no GPU"),
+        ("--embed.device cuda", 4, "no GPU found"),
     ]:
         command.refused(code, words, *given, *options.split())
     (tmp_path / "proteins.fasta").write_text("")
-    command.refused(3, "holds no records", *given)
+    command.refused(3, "no FASTA records (the file is empty, or has", *given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["proteins.fasta"]

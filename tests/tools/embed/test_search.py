@@ -56,7 +56,7 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
     command.done("embed search database --search.output folder.tsv --search.queries queries")
     command.done("embed search database --search.output own.tsv --search.top_k 3")
     outcome = command.done("embed index database --index.output exact.index")
-    assert "exact.index: 200 vectors added; 200 of 8 (exact, cosine, 1 part)" in outcome.out
+    assert "exact.index: 200 vectors added; 200 vectors with 8 channels (exact, cosine, 1 part)" in outcome.out
     compressed = "embed index database --index.output small.index --index.kind compressed --index.lists 4"
     command.done(compressed)
     for index, probes in ("exact", ""), ("small", " --search.probes 4"):
@@ -69,7 +69,9 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
         pairs = [{(hit[0], hit[2]) for hit in hits(here / f"{file}.tsv")} for file in (name, exact)]
         assert len(pairs[0] & pairs[1]) > 0.95 * len(pairs[1])
     command.refused(2, "--search.metric l2", "embed search exact.index --search.output h.tsv --search.metric l2")
-    command.refused(2, "no clusters to probe", "embed search exact.index --search.output h.tsv --search.probes 2")
+    command.refused(
+        2, "index without clusters to probe", "embed search exact.index --search.output h.tsv --search.probes 2"
+    )
 
 
 def test_an_index_with_vectors_as_queries_needs_no_transformers(command, here):
@@ -99,8 +101,8 @@ def test_sequences_are_embedded_by_the_model_of_the_index(command, tmp_path, tmp
     make_embeddings(tmp_path / "foreign", random_vectors(5, 32))
     command.done("embed index foreign --index.output foreign.index")
     search = "embed search foreign.index --search.queries queries.fasta --search.output h.tsv"
-    command.refused(2, "does not name its model", search)
-    command.refused(3, "can't be compared", f"{search} --search.model model")
+    command.refused(2, "does not record its model", search)
+    command.refused(3, "are not comparable", f"{search} --search.model model")
 
 
 def test_mistakes_are_one_line(command, here):
@@ -112,12 +114,12 @@ def test_mistakes_are_one_line(command, here):
     vectors[150, 2] = np.nan
     make_embeddings(here / "nan", vectors, IDS)
     for arguments, code, words in [
-        ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, database 8"),
-        ("residues --search.output h.tsv", 3, "has values for each residue"),
+        ("database --search.output h.tsv --search.queries narrow", 3, "narrow has 4 channels, but database has 8"),
+        ("residues --search.output h.tsv", 3, "has values per residue"),
         ("zero --search.output h.tsv", 3, "zero: 'p150' is a vector of zeros, which has no cosine, in mean"),
         ("nan --search.output h.tsv --search.metric l2", 3, "nan: 'p150' has NaN or infinity"),
-        ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are compared exactly"),
-        ("database --search.output no/h.tsv", 2, "there is no folder no"),
+        ("database --search.output h.tsv --search.probes 3", 2, "--search.probes: embeddings are searched exactly"),
+        ("database --search.output no/h.tsv", 2, "folder no"),
     ]:
         command.refused(code, words, f"embed search {arguments}")
     assert not (here / "h.tsv").exists()
@@ -129,8 +131,8 @@ def test_vectors_of_other_models_or_layers_are_not_compared(command, here):
     make_embeddings(here / "other", outputs, IDS, model="large")
     make_embeddings(here / "same", outputs, IDS)
     refused = (
-        "error: other has vectors of model large (mean over residues), database of model small (mean over residues), "
-        "which can't be compared; give embeddings of the same model, pooling and layer\n"
+        "error: other has vectors of model large (mean over residues), but database of model small (mean over "
+        "residues), which are not comparable; give embeddings of the same model, pooling and layer\n"
     )
     command.refused(3, refused, "embed search database --search.output h.tsv --search.queries other")
     command.done("embed search database --search.output h.tsv --search.queries same")
@@ -142,5 +144,5 @@ def test_vectors_of_other_models_or_layers_are_not_compared(command, here):
         command.done(f"embed join --join.folders {folders} --join.output {output}")
     for queries, code in {"yy": 0, "yx": 3, "max": 3}.items():
         outcome = command(f"embed search xx --search.output {queries}.tsv --search.queries {queries}")
-        assert (outcome.code, outcome.err.count("which can't be compared")) == (code, code // 3), outcome.err
+        assert (outcome.code, outcome.err.count("which are not comparable")) == (code, code // 3), outcome.err
     assert read_embeddings(here / "deep").manifest.space("joined").count("small | large") == 2

@@ -64,14 +64,14 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     cyclic.write_text("[Term]\nid: GO:1\nnamespace: x\nis_a: GO:1\n")
     low.write_text("P0\tGO:0000000\t0.001\n")
     evaluate = ("function", "evaluate")
-    command.refused(3, "run in a circle", *evaluate, *files, "--evaluate.ontology", cyclic)
-    assert "no score reaches a threshold" in command(*evaluate, low, *files[1:], *OPTIONS).err
+    command.refused(3, "form a cycle", *evaluate, *files, "--evaluate.ontology", cyclic)
+    assert "no protein with annotations to predict" in command(*evaluate, low, *files[1:], *OPTIONS).err
     command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
     (tmp_path / "others.tsv").write_text("sp|X|Y\tGO:0000000\n")
     others = command(*evaluate, *files, "--evaluate.known", tmp_path / "others.tsv", *OPTIONS)
     assert others.code == 3 and "ids match" in others.err and "'sp|X|Y'" in others.err
     whole = command(*evaluate, *files, "--evaluate.known", files[2], *OPTIONS)
-    assert whole.code == 3 and "with annotations that count" in whole.err
+    assert whole.code == 3 and "with annotations to predict has a score above a threshold" in whole.err
 
 
 FIELD = {
@@ -82,7 +82,11 @@ FIELD = {
     ("pred.tsv", "uniprot.tsv", "go.obo"): (2, 1.0, ""),
     # P4 has no prediction: precision 1, recall 2/3.
     **{
-        ("pred.tsv", truth, "go.obo"): (3, 0.8, ": left out: annotations with NOT: 2, annotations of other evidence: 2")
+        ("pred.tsv", truth, "go.obo"): (
+            3,
+            0.8,
+            ": left out: annotations with NOT: 2, annotations with other evidence codes: 2",
+        )
         for truth in ("a21.gaf", "a22.gaf", "nohead.gaf", "not_lower.gaf")
     },
     ("hp_pred.tsv", "hp_truth.tsv", "hp.obo"): (1, 1.0, ""),

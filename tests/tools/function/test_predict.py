@@ -104,7 +104,7 @@ def test_a_cafa_6_submission_is_the_predictions_without_roots(trained, tmp_path,
     assert len(lines) > len(others)
     assert (tmp_path / "cafa6").read_text().splitlines() == others, "the sample has no 500 terms of a protein"
     more = prediction_of(trained, source, tmp_path / "more.tsv", "--predict.format", "cafa6", "--predict.terms", 1501)
-    command.refused(2, "cafa6 takes 1,500 of a protein", *more)
+    command.refused(2, "cafa6 allows at most 1,500 per protein", *more)
 
 
 def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command):
@@ -120,13 +120,13 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
 
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
-    command.refused(2, "no finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
+    command.refused(2, "not a finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
     (tmp_path / "out.tsv").write_text("mine\n")
-    command.refused(2, "exists already", *prediction_of(trained, test, tmp_path / "out.tsv"))
+    command.refused(2, "already exists", *prediction_of(trained, test, tmp_path / "out.tsv"))
     (tmp_path / "new.tsv.partial").mkdir()
     (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
     new = prediction_of(trained, test, tmp_path / "new.tsv")
-    command.refused(2, "new.tsv.partial: is in the way", *new)
+    command.refused(2, "new.tsv.partial: already exists", *new)
     (tmp_path / "new.tsv.partial" / RECORD_FILE).write_text("predict_function")
     command.refused(2, "work of another job (run was", *new)
     shutil.copytree(trained, tmp_path / "damaged")

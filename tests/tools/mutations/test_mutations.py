@@ -71,13 +71,17 @@ def test_a_row_for_each_mutant_in_the_order_of_the_table(mutations):
     assert [row["mutant"] for row in found] == MUTANTS and list(found[0]) == ["mutant", "score"]
     assert float(found[3]["score"]) == 0 and found[0]["score"] == found[4]["score"] != found[1]["score"]
     assert "4 mutants of 5 rows in" in outcome.out and not [*Path().glob("*.partial")]
-    for line in ("1 row in lower case", "1 row of the wild type, synonyms included", "1 duplicate, computed once"):
+    for line in (
+        "1 row in lower case",
+        "1 row of the wild type (including synonymous mutations)",
+        "1 duplicate, computed once",
+    ):
         assert f"  {line}\n" in outcome.out
-    mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "exists already"))
+    mutations("score", "model0", "--table mutants.csv --output scores.csv", refused=(2, "already exists"))
     whole = [(WILD[:3] + "A" + WILD[4:],), (WILD[:5] + WILD[6:],)]
     write("whole.csv", whole, "protein")
     given = "--table whole.csv --sequence_column protein --output scores.csv --overwrite"
-    mutations("score", "model0", given, refused=(3, "method masked: has no score of insertions and deletions; give ps"))
+    mutations("score", "model0", given, refused=(3, "method masked: can't score insertions and deletions; use ps"))
     mutations("score", "model0", given, "--method pseudo")
     assert [row["protein"] for row in read("scores.csv")] == [text for (text,) in whole]
 
@@ -115,8 +119,8 @@ def test_bad_mutants_are_refused_or_have_an_empty_score(mutations, capsys):
     save_small_model(prot_t5(Path("headless")), "t5", vocab_size=140)
     capsys.readouterr()  # of saving
     for model, words in (
-        ("headless", "is no masked language model with a token for each residue"),
-        ("esm2_t6_8M", "would be random"),
+        ("headless", "is not a masked language model with one token per residue"),
+        ("esm2_t6_8M", "model size, not a checkpoint; give"),
     ):
         mutations("score", model, "--table mutants.csv --output s.csv", refused=(2, words))
 
@@ -159,10 +163,10 @@ def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
     assert not {row["mutant"] for row in read("next.csv")} & {text for text, _ in rows[::2]}
     save_masked_lm(Path("model0"), "esm", vocab_size=33, seed=5)
     capsys.readouterr()  # of saving
-    changed = (3, "model0: has changed since the fit; fit again")
+    changed = (3, "model0: its weights have changed since the fit; fit again")
     mutations("score", "fitted", "--table rest.csv --output again.csv", refused=changed)
     Path("wild.fasta").write_text(f">other\n{WILD[:-1]}\n")
-    other = (3, "is fitted to mutants of another protein")
+    other = (3, "was fitted to mutants of another protein")
     mutations("score", "fitted", "--table mutants.csv --bad_mutants empty --output again.csv", refused=other)
 
 
@@ -195,7 +199,7 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     mutations("scan", "model0", "--sequence both.fasta --output scans --method wild_type")
     assert {path.name for path in Path("scans").glob("*.png")} == {"heat_map_1.png", "heat_map_2.png"}
     write("c.csv", [("c", rows[0][1])], "protein", "mutant")
-    refused = (3, "c.csv, row 1: no wild type is called 'c'")
+    refused = (3, "c.csv, row 1: no wild type is named 'c'")
     mutations("score", "model0", "--table c.csv --sequence both.fasta --output c_scores.csv", refused=refused)
     Path("ids.fasta").write_text(f">sp|P12345|A_HUMAN\n{WILD}\n>sp|P12346|B_HUMAN\n{other}\n")
     ids = {"a": "P12345", "b": "P12346.1"}
@@ -215,7 +219,7 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     assert [*evaluation["Folds rest, 20 training mutants"]] == ["a", "b"] and "| mean " in outcome.out
     mutations("score", "fitted", "--table both.csv --sequence both.fasta --output predicted.csv")
     assert all(row["score_low"] < row["score_high"] or float(row["score_low"]) < 0 for row in read("predicted.csv"))
-    mutations("propose", "fitted", "--output next.csv", refused=(2, "propose.protein None: name one of a, b"))
+    mutations("propose", "fitted", "--output next.csv", refused=(2, "propose.protein None: give one of a, b"))
     mutations("propose", "fitted", "--output next.csv --protein b --number 3")
     assert [row["protein"] for row in read("next.csv")] == ["b"] * 3
 
@@ -231,12 +235,12 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
     write("measured.csv", table, "mutant", "score", "published")
     fit = "--zero_shot_column published --features one_hot --folds rest"
     outcome = mutations("fit", "", "--table measured.csv --output fitted", fit)
-    assert f"  {len(table) - 76} mutants left out, without a value in column 'score'\n" in outcome.out
+    assert f"  {len(table) - 76} mutants without a value in column 'score' left out\n" in outcome.out
     mutations("score", "fitted", "--table measured.csv --compare published --output out.csv")
     column = (2, "by --score.compare published")
     mutations("score", "fitted", "--table mutants.csv --output other.csv", refused=column)
     write("few.csv", table[:5], "mutant", "score", "published")
-    few = (3, "few.csv: 2 mutants have all their values; give at least 20")
+    few = (3, "few.csv: only 2 mutants have values in all columns; give at least 20")
     mutations("fit", "model0", "--table few.csv --output few --zero_shot_column published", refused=few)
     options = f"--number 24 --mutations 3 --exclude_positions {FIRST + 2} {FIRST + 6}-{FIRST + 7} --exclude_residues CP"
     for strategy in ("ei", "ucb", "thompson"):
@@ -255,7 +259,9 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
     mutations("fit", "nowhere/at_all", "--table measured.csv --more_tables plate.csv --output again", fit)
     mutations("propose", "again", f"--output next.csv --candidates listed {options}")
     assert {row["mutant"] for row in read("next.csv")} <= {text for text, value, _ in table if value == ""}
-    mutations("propose", "model0", "--output no.csv", refused=(2, "model0: is no fitted one"))
+    mutations(
+        "propose", "model0", "--output no.csv", refused=(2, "model0: is not a fitted model; fit one with 'esmeray")
+    )
     for wrong in ("positions 30-", "positions A24", "residues BZ"):
         refused = (2, f"propose.exclude_{wrong.split()[0]}")
         mutations("propose", "fitted", f"--output no.csv --exclude_{wrong}", refused=refused)
@@ -353,13 +359,13 @@ def test_a_group_is_on_one_side_of_every_fold(mutations):
     mutations("fit", "", "--table grouped.csv", options, FIT)
     mutations("propose", "fitted", "--output plate.csv --number 3 --candidates combinations")
     assert [*read("plate.csv")[0]][:4] == ["mutant", "score", "cluster", "zs"]
-    refused = (2, "folds modulo: would divide groups; give random or rest")
+    refused = (2, "folds modulo: would split groups; use random or rest")
     mutations("fit", "", "--table grouped.csv --output no --groups cluster --folds modulo", FIT, refused=refused)
     write("two.csv", [*table, (table[0][0].lower(), 1, 1, "other")], "mutant", "score", "zs", "cluster")
-    refused = (3, f"two.csv: {table[0][0]} is of the groups 'g0', 'other'; give all its rows")
+    refused = (3, f"two.csv: {table[0][0]} has the groups 'g0', 'other'; give all its rows")
     mutations("fit", "", "--table two.csv --output no --groups cluster", FIT, refused=refused)
     write("none.csv", [*table[1:], (*table[0][:3], "NA")], "mutant", "score", "zs", "cluster")
-    refused = (3, f"none.csv: {table[0][0]} is of the groups ''; give all its rows one")
+    refused = (3, f"none.csv: {table[0][0]} has the groups ''; give all its rows the same")
     mutations("fit", "", "--table none.csv --output no --groups cluster", FIT, refused=refused)
 
 
@@ -382,8 +388,11 @@ def test_tables_of_mavedb_keep_their_columns_and_count_what_has_no_score(mutatio
     assert [row["model_score"] for row in found][2:] == ["0.0", "0.0", "", "", "0.0"]
     for line in ("2 rows without a score", "1 row without a score: a stop", "1 row without a score: a deletion"):
         assert f"  {line}\n" in outcome.out
-    assert "3 rows of the wild type" in outcome.out and "column of mutants, by its name: hgvs_pro" in outcome.out
-    again = (2, "scores.csv: has columns score and model_score, as the output would; rename one")
+    assert (
+        "3 rows of the wild type (including synonymous mutations)" in outcome.out
+        and "column of mutants, detected by name: hgvs_pro" in outcome.out
+    )
+    again = (2, "scores.csv: already has columns score and model_score, which the output adds; rename one")
     mutations("score", "model0", "--table scores.csv --output again.csv", refused=again)
     write("shifted.csv", [(f"{WILD[0]}1W",), (f"{WILD[1]}2W",), (f"{WILD[5]}6W",), ("wt",)], "mutant")
     hint = "every mutant would match with --score.first_position 1"
@@ -405,10 +414,10 @@ def test_propose_says_which_mutants_were_no_candidates_and_why(mutations):
     mutations("fit", "", "--table measured.csv --output fitted --folds random", FIT)
     outcome = mutations("propose", "fitted", f"--output plate.csv --exclude_positions {FIRST} --exclude_residues y")
     assert all(":" in row["mutant"] for row in read("plate.csv"))
-    assert f"single mutants not proposed, measured already: {WILD[0]}{FIRST}" in outcome.out
+    assert f"single mutants not proposed, already measured: {WILD[0]}{FIRST}" in outcome.out
     for reason in ("without a value in column 'zs'", "at excluded positions", "with excluded residues"):
         assert f"single mutants not proposed, {reason}: " in outcome.out
-    refused = (2, "missing: MODEL; name one, or give the settings features one_hot and zero_shot_column")
+    refused = (2, "missing: MODEL; give a model, or set features one_hot and zero_shot_column")
     mutations("fit", "", "--table measured.csv --output no --features one_hot", refused=refused)
 
 

@@ -22,7 +22,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_without_a_gpu_the_precisions_of_the_cpu_are_compared(command, given: list[str], tmp_path: Path):
     outcome = command.done(*given)
-    assert outcome.out.count("no GPU is seen") == 1
+    assert outcome.out.count("no GPU found") == 1
     names = ["devices.json", "devices.png", "esmeray.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     models = json.loads((tmp_path / "out" / "devices.json").read_text())["models"]

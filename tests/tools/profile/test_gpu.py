@@ -67,7 +67,7 @@ def test_every_part_has_a_line_and_two_steps_in_each_precision_work(command, no_
     assert {lines[part][0] for part in PARTS} <= {"ok", "missing", "mismatch"}
     assert torch.__version__ in lines["torch"][1]
     assert lines["NVML"][0] == "missing"
-    assert "NVML Shared Library Not Found; where there is a GPU, install NVIDIA's driver" in lines["NVML"][1]
+    assert "NVML Shared Library Not Found; if the machine has a GPU, install NVIDIA's driver" in lines["NVML"][1]
     assert ray.__version__ in lines["Ray"][1]
     assert "computes on cpu" in lines["DeepSpeed"][1]
     for part in ("bf16 steps", "fp32 steps"):
@@ -100,8 +100,8 @@ def test_whatever_breaks_in_a_step_is_a_line_and_an_exit_code(
 @pytest.mark.parametrize(
     ("build", "seen", "remedy"),
     [
-        (None, "2 GPUs (NVIDIA H200) here, but this build of torch has no CUDA", "install torch's CUDA build"),
-        ("13.0", "torch is built for CUDA 13.0, the driver 550.54 runs 12.4 at most", "update the driver"),
+        (None, "2 GPUs (NVIDIA H200) found, but this build of torch has no CUDA", "install torch's CUDA build"),
+        ("13.0", "torch is built for CUDA 13.0, but the driver 550.54 supports only up to 12.4", "update the driver"),
         ("12.1", "torch can't use it (RuntimeError: Unexpected error from cudaGetDeviceCount())", "restart"),
     ],
 )
@@ -137,6 +137,6 @@ def test_a_driver_that_does_not_answer_is_a_mismatch(command, monkeypatch):
     lines = lines_of(command.done("profile gpu").out)
     assert lines["torch"][0] == "mismatch" and f"tested with {pinned_version('torch')}" in lines["torch"][1]
     assert lines["DeepSpeed"][0] == lines["Ray"][0] == "missing" and "is not installed" in lines["DeepSpeed"][1]
-    assert lines["NCCL"][0] == "mismatch" and "it breaks when it is asked" in lines["NCCL"][1]
+    assert lines["NCCL"][0] == "mismatch" and "the check failed" in lines["NCCL"][1]
     monkeypatch.setattr(gpu_check, "version", lambda package: f"{pinned_version('torch')}+cpu")
     assert lines_of(command.done("profile gpu").out)["torch"][0] == "ok"

@@ -10,7 +10,7 @@ from tests.monitoring import gpu_traces
 def test_summary_is_printed_drawn_and_written_with_what_to_do(command, tmp_path):
     log = gpu_traces.thermal().write(tmp_path / "log.csv")
     outcome = command.done("profile", "log", log, "--profile.json_output", tmp_path / "found.json")
-    assert "% at work, idle " in outcome.out
+    assert "% while busy, idle " in outcome.out
     assert "  heat: " in outcome.out and "to do: " in outcome.out
     (gpu,) = json.loads((tmp_path / "found.json").read_text())["gpus"]
     assert gpu["thermal"] == pytest.approx(0.5, abs=0.01)

@@ -23,7 +23,7 @@ def test_keys_are_added_and_verify(command, tmp_path: Path):
 def test_mistakes_are_one_line_and_leave_the_file(command, tmp_path: Path):
     file = tmp_path / "keys.yaml"
     for content, options, words in [
-        ("- {name: a, sha256: '%s'}" % ("0" * 64), "--key.name a", "has a key of this name"),
+        ("- {name: a, sha256: '%s'}" % ("0" * 64), "--key.name a", "already has a key with this name"),
         ("a: 1", "--key.name b", "is not a list of keys"),
         ("", "--key.name a --key.requests_per_minute 0", "--key.requests_per_minute"),
         ("", "--key.name a --key.endpoints embedings", "--key.endpoints"),

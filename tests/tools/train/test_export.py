@@ -25,7 +25,7 @@ def test_any_checkpoint_can_be_named(artifacts, tmp_path):
     run = Path(shutil.copytree(artifacts.autoencoder.path, tmp_path / "run"))
     assert main([str(run), "--export.checkpoint", "step-00000004"]) == 0
     assert (run / "export-step-00000004" / "model.safetensors").exists()
-    with pytest.raises(CheckpointError, match=r"no checkpoint step-9; there are step-00000008, step-00000004"):
+    with pytest.raises(CheckpointError, match="no checkpoint step-9; available: step-00000008, step-00000004"):
         main([str(run), "--export.checkpoint", "step-9"])
-    with pytest.raises(ConfigError, match="no run there"):
+    with pytest.raises(ConfigError, match="not a run folder"):
         main([str(tmp_path)])

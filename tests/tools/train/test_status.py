@@ -50,6 +50,6 @@ def test_following_waits_for_a_run_until_its_end(command, tmp_path, monkeypatch)
     changes = go_on()
     monkeypatch.setattr("time.sleep", lambda _: next(changes))
     outcome = command.done("train", "status", run.path, "--follow")
-    assert outcome.out.startswith(f"waiting for the run to begin: {run.path} is not the folder of a run")
+    assert outcome.out.startswith(f"waiting for the run to start: {run.path} is not a run folder")
     assert "finished, trained 6 steps" in outcome.out
     assert not list(changes), "the end of its process is waited for as well"

@@ -27,7 +27,7 @@ def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
     with pytest.raises(ConfigError, match="the run exists"):
         Resumption(tiny_config(tmp_path, run={"resume": "never"})).check()
     missing = tiny_config(tmp_path / "elsewhere", run={"resume": "must"})
-    with pytest.raises(CheckpointError, match="no such run"):
+    with pytest.raises(CheckpointError, match="run not found, but"):
         Resumption(missing).check()
 
 
@@ -38,7 +38,7 @@ def test_another_number_of_workers_is_remarked(begun, tmp_path):
     resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))
     assert resumption.check() == []
     assert resumption.remark_on_workers(2) is None
-    assert resumption.remark_on_workers(3) == "a checkpoint of 2 workers is resumed by 3 workers"
+    assert resumption.remark_on_workers(3) == "resuming a checkpoint of 2 workers with 3 workers"
 
 
 def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):
@@ -51,15 +51,15 @@ def test_precision_that_is_not_given_is_that_of_the_checkpoints_or_the_default(b
     settings = tiny_config(tmp_path).model_dump()
     del settings["training"]["precision"]
     config = Config.model_validate(settings)
-    fresh = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    fresh = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert fresh.check() == ["training.precision was 'fp32', is now 'bf16'"], "without a checkpoint nothing is resumed"
     folder = CheckpointStore(begun.checkpoints).folder(4).path
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
-    resumed = Resumption(with_precision(Resumption(config).as_begun().config, "bf16"))
+    resumed = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert resumed.config.training.precision == "fp32" and resumed.check() == []
     with pytest.raises(ConfigError, match="precision was 'fp32', is now 'bf16'"):
-        Resumption(tiny_config(tmp_path, training={"precision": "bf16"})).as_begun().check()
+        Resumption(tiny_config(tmp_path, training={"precision": "bf16"})).with_first_precision().check()
 
 
 def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
@@ -71,7 +71,7 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 
 
 def test_same_run_is_not_trained_twice_at_once(begun):
-    with held(begun.path), pytest.raises(ResourceError, match=r"process .* works on it"), held(begun.path):
+    with held(begun.path), pytest.raises(ResourceError, match=r"in use by process"), held(begun.path):
         pytest.fail("locked twice")
 
 
@@ -87,6 +87,6 @@ def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
 
 def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):
     run = run_folder(tiny_config(tmp_path))
-    with full_disk(0), pytest.raises(ResourceError, match="no room left"), held(run.path):
+    with full_disk(0), pytest.raises(ResourceError, match="no space left"), held(run.path):
         pytest.fail("locked")
     assert not run.path.exists()

@@ -132,7 +132,7 @@ def test_running_out_in_a_forward_pass_changes_no_loss_and_a_resumed_run_keeps_t
     with forward_needs_memory(from_call=1) as sizes:
         train(longer, store_path)
     assert max(sizes) <= FITS_TOKENS
-    assert "out of memory before" in events(longer, "memory_guard")[-1]["message"]
+    assert "out of memory in an earlier attempt" in events(longer, "memory_guard")[-1]["message"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -185,7 +185,9 @@ def test_what_runs_out_while_another_worker_waits_starts_both_anew_with_smaller_
     batch = {"global_tokens": 1024}
     whole, broken = (config_for(tmp_path / name, batch=batch, checkpoint={"every_steps": 1}) for name in "ab")
     fault = partial(on_worker_1, partial(backward_needs_memory_after, 3))
-    with pytest.raises(AssertionError, match="starts again from the last checkpoint, with every batch in 2 parts"):
+    with pytest.raises(
+        AssertionError, match="restarts from the last checkpoint, with every batch split into 2 micro-batches"
+    ):
         train_in_turn(worker_group, 2, Turn(broken, store_path, fault))
     train_in_turn(worker_group, 2, Turn(broken, store_path), Turn(whole, store_path))
     assert parts(broken) == [(1, 2)] and events(broken, "resumed")[0]["step"] == 1

@@ -65,24 +65,24 @@ REFUSALS = {
     "other data": (
         lambda folder: {"source": write_fasta(folder / "other.fasta", seed=1)},
         CheckpointError,
-        r"was trained on .*clean\.fasta \(checksum .*\), not on .*other\.fasta \(checksum",
+        r"was trained on .*clean\.fasta \(checksum .*\), not on.*other\.fasta \(checksum",
     ),
     "no data": (lambda folder: {"source": str(folder / "none.fasta")}, DataError, r"none\.fasta"),
     "truncated data": (lambda folder: {"source": truncated(folder)}, DataError, r"cut\.fasta\.gz"),
     "other rate": (
         lambda folder: {"training": {"max_steps": 2, "warmup_steps": 1, "learning_rate": 0.5}},
         ConfigError,
-        r"training\.learning_rate was 0\.01, is now 0\.5, and the run tiny is finished",
+        r"training\.learning_rate was 0\.01, is now 0\.5, but the run tiny is finished",
     ),
     "other model": (
         lambda folder: {"model": {"backbone": {"hidden_size": 32}}},
         ConfigError,
-        r"model\.backbone\.hidden_size was 16, is now 32, and the run tiny has checkpoints",
+        r"model\.backbone\.hidden_size was 16, is now 32, but the run tiny already has checkpoints",
     ),
     "fewer steps": (
         lambda folder: {"training": {"max_steps": 1, "warmup_steps": 0}},
         ConfigError,
-        r"training\.max_steps was 2, is now 1, .* the run tiny has taken 2 already",
+        r"training\.max_steps was 2, is now 1, .* the run tiny is already at step 2",
     ),
 }
 
@@ -137,7 +137,7 @@ def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_lef
     run = run_folder(config)
     run.tokenizer.mkdir(parents=True)
     (run.tokenizer / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=rf"{run.path}: is in the way, and was not made by Esmeray; move it away"):
+    with pytest.raises(ConfigError, match=rf"{run.path}: already exists and was not written by Esmeray; move it away"):
         train(config)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
 
@@ -157,6 +157,6 @@ def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_train
     shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
     config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
     (run_folder(config).export / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt, which export did not make"):
+    with pytest.raises(ConfigError, match=r"contains notes\.txt, which export did not write"):
         command(config)
     assert (run_folder(config).export / "notes.txt").read_text() == "mine"

@@ -45,7 +45,7 @@ def test_plan_says_steps_and_memory(tmp_path):
     assert "cropped" in text
     few = plan_of(tiny_config(tmp_path, batch={"batch_size": 1}, training={"max_steps": None}))
     assert few.steps_per_epoch == -(-few.data.sequences // 2), "sequences bound its batches"
-    assert "at most 512 in 2 packed batches of 1 sequence at most" in "\n".join(few.lines())
+    assert "at most 512 in 2 packed batches with at most 1 sequence" in "\n".join(few.lines())
 
 
 def test_plan_counts_optimizer_mean_and_the_smaller_steps_of_the_start(tmp_path):

@@ -154,7 +154,7 @@ def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_l
     """No one else can use the cluster: it has a token that it leaves nowhere."""
     assert interrupted.seconds < 30
     assert interrupted.exit_code == 128 + signal.SIGTERM, interrupted.output
-    for line in "stopping, saving a checkpoint", "ray get-auth-token --generate":
+    for line in "stopping and saving a checkpoint", "ray get-auth-token --generate":
         assert interrupted.output.count(line) == 1
     assert len(interrupted.sockets) > 5 and {address for address, _ in interrupted.sockets} == {"127.0.0.1"}
     assert interrupted.authentication == "token"
@@ -169,7 +169,7 @@ def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_t
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
     assert sizes == [(7, 1, 2), (10, 2, 1)], output
     reasons = [event["why"] for event in events(config, "resized")]
-    assert reasons == ["the cluster holds 2 workers", "workers failed"]
+    assert reasons == ["the cluster now has room for 2 workers", "workers failed"]
     assert [event["step"] for event in events(config, "resumed")] == [4, 7, 10]
     undisturbed = tiny_config(tmp_path, **FEW_STEPS)
     (tmp_path / "faults.json").write_text("[]")

@@ -59,5 +59,5 @@ def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(s
     prolonged = run("prolonged", 12)
     assert [event["step"] for event in events(prolonged, "resumed")] == [4]
     warning = events(prolonged, "warning")[0]["message"]
-    assert "step-00000008 can't be used: its learning rate had begun to decay" in warning
+    assert "step-00000008 can't be used: its learning rate was already decaying towards" in warning
     assert_same_run(prolonged, long)

@@ -70,7 +70,7 @@ class Others:
     def __init__(self, *runs_out: int):
         self.runs_out, self.asked = runs_out, 0
 
-    def ran_out(self, here, tokens):
+    def any_out_of_memory(self, here, tokens):
         self.asked += 1
         return here or self.asked in self.runs_out, tokens
 
@@ -117,13 +117,13 @@ def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_
         with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
             stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
     monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 1)
-    with pytest.raises(ResourceError, match="also with batches in 2 parts"):
+    with pytest.raises(ResourceError, match="even with batches split into 2 micro-batches"):
         stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
 
 
 def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_collective(tmp_path):
     engine = Engine(backward_fits=10, world_size=2, reduces="early")
-    with pytest.raises(NewStartError, match="last checkpoint, with every batch in 2 parts"):
+    with pytest.raises(NewStartError, match="last checkpoint, with every batch split into 2 micro-batches"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
     assert '"parts": 2' in (tmp_path / "guard.json").read_text()
 
@@ -139,7 +139,7 @@ def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():
     epochs = SimpleNamespace(epoch=lambda number, start, first: ((number, step, first) for step in range(start, 3)))
     position = Position(step=5, epoch=1, step_in_epoch=2)
     assert list(islice(every_step(epochs, position), 5)) == [(1, 2, 3), (2, 0, 6), (2, 1, 6), (2, 2, 6), (3, 0, 9)]
-    with pytest.raises(DataError, match="no record to train on"):
+    with pytest.raises(DataError, match="no training records"):
         next(every_step(SimpleNamespace(epoch=lambda *place: iter(())), Position()))
 
 

@@ -74,7 +74,7 @@ def test_stopped_and_resumed_run_equals_one_never_stopped_also_with_leftovers_be
     assert (checkpoints / "latest").read_text() == "step-00000008\n"
     assert not (checkpoints / "step-00000008.partial").exists()
     assert events(stopped_at_6, "resumed")[0]["step"] == 6
-    assert events(stopped_at_6, "hung")[0]["message"].endswith(f"stacks of the workers: {logs / 'hung-1'}")
+    assert events(stopped_at_6, "hung")[0]["message"].endswith(f"stack traces of the workers: {logs / 'hung-1'}")
     assert_same_run(stopped_at_6, undisturbed)
 
 
@@ -119,7 +119,7 @@ def test_run_whose_checkpoints_are_damaged_or_gone_never_starts_from_zero(stoppe
     run, before = run_folder(stopped_at_6), train_losses(stopped_at_6)
     for folder in run.checkpoints.glob("step-*"):
         damage(folder)
-    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+    with pytest.raises(CheckpointError, match="no usable checkpoint"):
         train(stopped_at_6, store_path)
     shutil.rmtree(run.checkpoints)
     with pytest.raises(CheckpointError, match="saved one at step 6"):
@@ -150,7 +150,7 @@ def test_planted_pickle_never_runs(stopped_at_6, store_path, tmp_path):
     for plant in (torch.save, lambda payload, path: path.write_bytes(pickle.dumps(payload))):
         plant({"optimizer_state_dict": Payload()}, path)
         vouch_for(folder, path)
-        with pytest.raises(CheckpointError, match="nothing in it was run"):
+        with pytest.raises(CheckpointError, match="and no code was run"):
             train(stopped_at_6, store_path)
     assert not marker.exists()
 

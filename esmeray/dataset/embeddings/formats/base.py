@@ -20,7 +20,7 @@ from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, REMEDY, Dtype, Ou
 
 NUMPY_DTYPES: dict[Dtype, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 _BYTES: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
-_BLOCK_BYTES, _MOST_ROWS = 96 << 20, 1 << 17
+_BLOCK_BYTES, _MAX_ROWS = 96 << 20, 1 << 17
 
 Values: TypeAlias = NDArray[np.float32]
 
@@ -124,7 +124,7 @@ class Format(ABC):
         """Return the records per block, bounded by memory: 1 if a record has many rows."""
         if output.per != "protein":
             return 1
-        return min(_MOST_ROWS, max(1, _BLOCK_BYTES // (output.channels * _BYTES[output.dtype])))
+        return min(_MAX_ROWS, max(1, _BLOCK_BYTES // (output.channels * _BYTES[output.dtype])))
 
 
 class TableRows(Rows):
@@ -135,7 +135,7 @@ class TableRows(Rows):
         with parsing(self.path, REMEDY):
             self.file = index.open(output.files[0])
         if output.dtype == "int8" and len(output.scales or ()) != output.channels:
-            raise DataError(f"{index.where(MANIFEST_FILE)}: has no scale of each int8 channel; {REMEDY}")
+            raise DataError(f"{index.where(MANIFEST_FILE)}: lacks the scales of the int8 channels; {REMEDY}")
         self.shape = index.num_records, output.channels
         self.dtype = np.dtype(NUMPY_DTYPES[output.dtype])
         self._scales = scales_array(output)

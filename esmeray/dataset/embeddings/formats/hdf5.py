@@ -34,9 +34,9 @@ class _Hdf5Rows(Rows):
         with parsing(self._path, REMEDY):
             dataset = self._file[self._keys[number]]
             if dataset.id.get_storage_size() < dataset.nbytes:  # HDF5 would fill in missing values
-                raise ValueError(f"{self._keys[number]} lacks values")
+                raise ValueError(f"dataset {self._keys[number]} is missing values")
             if self._shape is not None and dataset.shape != self._shape:
-                raise ValueError(f"{self._keys[number]} has shape {dataset.shape}")
+                raise ValueError(f"dataset {self._keys[number]} has shape {dataset.shape}")
             values: Values = dataset[()].astype(np.float32)
             return values
 
@@ -102,7 +102,7 @@ def check_ids(ids: Iterable[str]) -> None:
         key = hdf5_key(record_id)
         if key in seen:
             raise DataError(
-                f"{seen[key]} and id {record_id!r} would both be {key!r} in an HDF5 file; choose another "
+                f"{seen[key]} and id {record_id!r} would both be named {key!r} in the HDF5 file; use another "
                 "--embed.format, or --embed.hdf5_key hash"
             )
         seen[key] = f"id {record_id!r}"

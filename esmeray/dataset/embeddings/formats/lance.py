@@ -32,7 +32,9 @@ class _LanceRows(TableRows):
             vector = self._dataset.schema.field("embedding").type
             shape = (self._dataset.count_rows(), vector.list_size)
             if shape != self.shape or vector.value_type != pa.from_numpy_dtype(self.dtype):
-                raise ValueError(f"{shape[0]:,} vectors of {vector} where the manifest has {self.dtype} {self.shape}")
+                raise ValueError(
+                    f"it has {shape[0]:,} vectors of {vector}, but the manifest says {self.dtype} {self.shape}"
+                )
 
     def stored(self, start: int, stop: int) -> NDArray:
         with parsing(self.path, REMEDY):
@@ -70,5 +72,5 @@ def _library() -> Any:
     try:
         import lance  # imported here because few users need it
     except ImportError as error:
-        raise ConfigError("format lance: needs the package pylance: pip install pylance") from error
+        raise ConfigError("format lance: the package pylance is not installed; run: pip install pylance") from error
     return lance

@@ -22,7 +22,9 @@ class _NpyRows(TableRows):
         with parsing(self.path, REMEDY, SyntaxError, TokenError), np.errstate(over="ignore"):
             mapped = open_npy(self.file)
             if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
-                raise ValueError(f"{mapped.dtype} {mapped.shape} where the manifest has {self.dtype} {self.shape}")
+                raise ValueError(
+                    f"it has {mapped.dtype} {mapped.shape}, but the manifest says {self.dtype} {self.shape}"
+                )
             return mapped
 
     def stored(self, start: int, stop: int) -> NDArray:

@@ -33,9 +33,11 @@ class _ParquetRows(TableRows):
             records, channels = self.shape
             vector = self._file.schema_arrow.field("embedding").type
             if vector.value_type != pa.from_numpy_dtype(self.dtype) or vector.list_size != channels:
-                raise ValueError(f"vectors of {vector} where the manifest has {channels:,} channels of {self.dtype}")
+                raise ValueError(
+                    f"it has vectors of {vector}, but the manifest says {channels:,} channels of {self.dtype}"
+                )
             if int(self._ends[-1]) != records:
-                raise ValueError(f"{self._ends[-1]:,} records where the manifest has {records:,}")
+                raise ValueError(f"it has {self._ends[-1]:,} records, but the manifest says {records:,}")
         self._group = lru_cache(maxsize=2)(self._read_group)  # two, because a block may span two groups
 
     def stored(self, start: int, stop: int) -> NDArray:

@@ -88,7 +88,7 @@ def reading(schema: type[Schema], sequences_field: str = "sequences") -> Callabl
     return body
 
 
-def ask(
+def resolve_request(
     service: Service,
     request: Request,
     model: str | None,

@@ -27,10 +27,10 @@ from esmeray.service.http.routes.common import (
     Service,
     Shared,
     about_of,
-    ask,
     charge,
     documented,
     reading,
+    resolve_request,
 )
 
 router = APIRouter()
@@ -73,7 +73,7 @@ async def encode(
     request: Request, service: Shared, kind: Accepted, body: Annotated[EncodeBody, Depends(reading(EncodeBody))]
 ) -> Response:
     """Embeddings of any output of the model."""
-    query = ask(service, request, body.model, body.sequences, output=body.output)
+    query = resolve_request(service, request, body.model, body.sequences, output=body.output)
     arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
     content = {
         "model": query.about.name,
@@ -128,7 +128,7 @@ async def classify(
 
     Tables have a column per class, with its name; for classes of residues they have one column of lists.
     """
-    query = ask(service, request, body.model, body.sequences, output=CLASSES, crop=True)
+    query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
     about = query.about
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
@@ -156,7 +156,7 @@ async def masked(
 
     Tables and .npy hold the scores if there are mutations, otherwise the probabilities.
     """
-    query = ask(service, request, body.model, body.sequences, output=MASKED, masks=True)
+    query = resolve_request(service, request, body.model, body.sequences, output=MASKED, masks=True)
     is_large = len(body.mutations or ()) > MUTATIONS_AT_ONCE
     # Refuse a wrong mutation before anything is computed.
     mutations = await off_loop(is_large, _mutations, body.mutations, query.texts)
@@ -184,7 +184,7 @@ async def tokenize(
     request: Request, service: Shared, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
 ) -> Response:
     """Ids of tokens, special ones included."""
-    query = ask(service, request, body.model, body.sequences)
+    query = resolve_request(service, request, body.model, body.sequences)
     ids = await service.models.tokens(query.about.name, query.texts)
     data = [{"id": name, "tokens": tokens} for name, tokens in zip(query.ids, ids, strict=True)]
     return await off_loop(are_many(ids), json_answer, {"model": query.about.name, "data": data})

@@ -11,7 +11,7 @@ from pydantic import Field
 from esmeray.service.contract import About, AboutIndex
 from esmeray.service.http.answers import are_many, arrays_answer, json_answer, off_loop
 from esmeray.service.http.bodies import Body, OneOrMany
-from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, documented, reading
+from esmeray.service.http.routes.common import Accepted, Shared, about_of, documented, reading, resolve_request
 
 router = APIRouter()
 SHOWN = ("outputs", "labels", "label_kind", "longest", "random_weights", "device", "precision", "fingerprint")
@@ -40,7 +40,7 @@ async def embeddings(
     body: Annotated[EmbeddingsBody, Depends(reading(EmbeddingsBody, "input"))],
 ) -> Response:
     """One vector for each sequence."""
-    query = ask(service, request, body.model, body.input, output=body.pooling, dimensions=body.dimensions)
+    query = resolve_request(service, request, body.model, body.input, output=body.pooling, dimensions=body.dimensions)
     vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
     values: Iterable[Any] = vectors
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it

@@ -13,14 +13,14 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.http.answers import are_many, json_answer, off_loop, table_answer
-from esmeray.service.http.bodies import LONGEST_ID, Body, Sequences
+from esmeray.service.http.bodies import MAX_ID_LENGTH, Body, Sequences
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Accepted, Shared, about_of, ask, charge, documented, reading
+from esmeray.service.http.routes.common import Accepted, Shared, about_of, charge, documented, reading, resolve_request
 
 router = APIRouter()
 WIDE_HITS = 1_000
 """Searches for more neighbours wait for each other: thirty at once would take all cores from small ones."""
-Ids = Annotated[list[Annotated[str, Field(max_length=LONGEST_ID)]], Field(min_length=1, fail_fast=True)]
+Ids = Annotated[list[Annotated[str, Field(max_length=MAX_ID_LENGTH)]], Field(min_length=1, fail_fast=True)]
 
 
 class SearchBody(Body):
@@ -57,7 +57,7 @@ async def search(
         )
     async with service.wide_searches.turn(request.state.ongoing) if wanted > WIDE_HITS else nullcontext():
         if body.ids is None:
-            query = ask(service, request, about.model, body.sequences or [], output=about.output)
+            query = resolve_request(service, request, about.model, body.sequences or [], output=about.output)
             names = query.ids
             reply = await service.models.search(about, query.texts, body.top_k, query.caller)
         else:

@@ -16,7 +16,7 @@ from esmeray.service.contract import CLASSES
 from esmeray.service.http.answers import are_many, json_answer, off_loop
 from esmeray.service.http.bodies import Body, Entry, OneOrMany
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes.common import Shared, about_of, ask, documented, problems, reading
+from esmeray.service.http.routes.common import Shared, about_of, documented, problems, reading, resolve_request
 
 router = APIRouter(responses=problems("application/json"))
 
@@ -73,7 +73,9 @@ async def embed(
     request: Request, service: Shared, body: Annotated[EmbedBody, Depends(reading(EmbedBody, "inputs"))]
 ) -> Response:
     """Mean over the residues of each sequence."""
-    query = ask(service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut)
+    query = resolve_request(
+        service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut
+    )
     vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
     if body.normalize:
         # A zero vector stays zero.
@@ -86,7 +88,7 @@ async def embed_all(
     request: Request, service: Shared, body: Annotated[TruncatedBody, Depends(reading(TruncatedBody, "inputs"))]
 ) -> Response:
     """One vector per residue."""
-    query = ask(service, request, None, body.inputs, output="residues", cut=body.cut)
+    query = resolve_request(service, request, None, body.inputs, output="residues", cut=body.cut)
     rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
     return await off_loop(are_many(rows), json_answer, rows)
 
@@ -100,7 +102,7 @@ async def predict(
     if about.label_kind == "per_residue":
         raise RefusalError(422, f"model {about.name} has classes of residues; use POST /v1/classify")
     texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
-    query = ask(service, request, None, texts, output=CLASSES, cut=body.cut)
+    query = resolve_request(service, request, None, texts, output=CLASSES, cut=body.cut)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     answer = (
         [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
@@ -114,7 +116,7 @@ async def tokenize(
     request: Request, service: Shared, body: Annotated[TokenizeBody, Depends(reading(TokenizeBody, "inputs"))]
 ) -> Response:
     """Tokens with ids and positions."""
-    query = ask(service, request, None, body.inputs)
+    query = resolve_request(service, request, None, body.inputs)
     # Positions are known only if each token is a residue.
     if not query.about.vocabulary:
         raise RefusalError(422, f"model {query.about.name}: use POST /v1/tokenize")
