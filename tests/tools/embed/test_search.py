@@ -33,7 +33,7 @@ def hits(path: Path) -> list[tuple[str, int, str, float]]:
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_hits_without_an_index_are_those_of_an_exact_one(command, here, metric):
     search = "embed search database --search.queries queries --search.output h.tsv --search.top_k 3 --search.metric"
-    assert "90 hits of 30 proteins searched in 200" in command.done(f"{search} {metric}").out
+    assert "90 hits for 30 proteins against 200" in command.done(f"{search} {metric}").out
     rows, scores = memory_index(open_vectors(here / "database"), metric).search(read_embeddings("queries")[:], 3)
     found = hits(here / "h.tsv")
     ranked = [(f"p{query}", rank + 1, f"p{row}") for (query, rank), row in np.ndenumerate(rows)]
