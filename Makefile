@@ -6,8 +6,7 @@ CONFIG ?= esm2ae
 SERVE_CONFIG ?= serve
 ARGS ?=
 SBOM ?= esmeray.cdx.json
-# Tests run in two processes, a file's in one of them, and those of a fixture that takes long to start, by and in the order
-# of tests/conftest.py.
+# Tests run in two processes, spread and ordered by tests/conftest.py.
 SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
@@ -16,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast chaos lint size format bench lock sbom image docs clean
+.PHONY: help install train serve test test-fast test-nightly chaos lint size format bench lock sbom image docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -62,13 +61,16 @@ serve: $(VENV)/.installed  ## serve models over HTTP (SERVE_CONFIG=FILE, ARGS="-
 	$(BIN)/python serve_ray.py --config $(SERVE_CONFIG) $(ARGS)
 
 # Two processes of as many threads as there are cores wait for each other: tests of models took twice the CPU time.
-test test-fast: export OMP_NUM_THREADS := 1
+test test-fast test-nightly: export OMP_NUM_THREADS := 1
 
-test: $(VENV)/.installed-dev  ## all tests
-	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
+test: $(VENV)/.installed-dev  ## the tests that a change has to pass
+	$(BIN)/python -m pytest $(SPREAD) -m "not nightly" $(ARGS)
 
-test-fast: $(VENV)/.installed-dev  ## the tests that are not marked slow
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow" $(ARGS)
+test-fast: $(VENV)/.installed-dev  ## the same without tests that are marked slow
+	$(BIN)/python -m pytest $(SPREAD) -m "not nightly and not slow" $(ARGS)
+
+test-nightly: $(VENV)/.installed-dev  ## documented commands, random faults and further kill tests
+	$(BIN)/python -m pytest $(SPREAD) -m nightly $(ARGS)
 
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from esmeray.dataset.batches.loader_process import LoaderProcess
+    from tests.artifacts import Artifacts
     from tests.service.serving import Serving
     from tests.slurm import SlurmJob
     from tests.worker_group import WorkerGroup
@@ -55,7 +56,10 @@ SHARED = ("worker_group", "ray_address", "slurm_job")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give out tests by their file, and files of a shared fixture together."""
+    """Give out tests by their file, and files of a shared fixture together.
+
+    ``--dist loadgroup`` groups nothing: pytest-xdist 3.8.0 writes the group into ``_nodeid``, which pytest 9.2 ignores.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     @cache
@@ -191,6 +195,14 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     root = tmp_path_factory.mktemp("stores")
     return str(ensure_store(tiny_config(root).data, root))
+
+
+@pytest.fixture(scope="session")
+def artifacts(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
+    """Small models and runs, which tests read and never change."""
+    from tests.artifacts import Artifacts
+
+    return Artifacts(tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture(scope="session")

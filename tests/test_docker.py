@@ -71,7 +71,7 @@ def test_compose_keeps_to_itself():
         assert {"/tmp", "/home/esmeray"} <= set(service["volumes"])
 
 
-def test_kubernetes_pods_are_of_one_image_no_root_and_write_to_volumes_alone():
+def test_kubernetes_pods_are_no_root_and_write_to_volumes_alone():
     for pod in pods():
         (container,) = pod["containers"]
         assert container["image"] == IMAGE and container["resources"]["requests"]
@@ -82,7 +82,7 @@ def test_kubernetes_pods_are_of_one_image_no_root_and_write_to_volumes_alone():
         assert all("value" not in variable for variable in container.get("env", [])), "keys come from secrets"
 
 
-def test_every_cluster_asks_for_a_token_has_fixed_ports_and_a_policy_that_lets_nobody_else_in():
+def test_every_cluster_asks_for_a_token_and_lets_nobody_else_in():
     policies = [part["spec"] for part in OBJECTS if part["kind"] == "NetworkPolicy"]
     for cluster in CLUSTERS:
         assert cluster["authOptions"] == {"mode": "token"}

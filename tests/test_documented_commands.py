@@ -15,7 +15,6 @@ from esmeray.common.command_line import run
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.function.ontology import read_ontology
 from esmeray.inference.mutations.variants import Protein
-from esmeray.model.export.backbone import export
 from esmeray.tasks.registry import TASKS, task_named
 from esmeray.tools.__main__ import COMMANDS, subcommands
 from esmeray.tools.__main__ import main as esmeray
@@ -35,9 +34,7 @@ from tests.monitoring.gpu_traces import healthy
 from tests.runs import merged, tiny_config
 from tests.structures import folds, pdb_lines, save_esmfold, structure_store, write_pdb
 from tests.tasks.test_classification import train
-from tests.tasks.test_diffusion_model import trained
 from tests.tools.conftest import small_measurements, without_stacks
-from tests.training.runs import finish
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 EXPERIMENTS = sorted((REPOSITORY / "train_config").glob("*.yaml"))
@@ -109,16 +106,15 @@ def no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, process_group, no_pictures) -> Path:
+def made(artifacts, tmp_path_factory, no_pictures) -> Path:
     """A folder with all that the commands name: data, stores and two finished runs."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
     write_data(folder)
-    finish(tiny_config(folder / "runs", run={"name": "esm2ae"}))
-    export(trained(), folder / "runs" / "structdiff" / "export")
+    for finished_run in (artifacts.autoencoder.path, artifacts.diffusion, artifacts.function):
+        shutil.copytree(finished_run, folder / "runs" / finished_run.name)
     write_structures(folder)
     write_terms(folder)
-    assert train_function(folder) == 0
     finished = folder / "runs" / "function"
     source = ["--predict.input", str(finished / "function" / "sample" / "test.fasta")]
     predicted = ["--predict.output", str(folder / "predicted.tsv")]
@@ -281,7 +277,7 @@ PLANS = {shlex.join(words_of(command)) for command in PLANNED}
 RUN = [command for command in ALL_COMMANDS if name_of(command) not in (*STARTING, "make", "python")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", RUN)
 def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
     name = name_of(command)
@@ -289,6 +285,7 @@ def test_a_documented_tool_runs(command, workspace, monkeypatch, capsys):
     assert run_tool(name, arguments, workspace, monkeypatch) == 0, capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", sorted(PLANS))
 def test_a_documented_training_is_planned_and_nothing_is_written(command, without_runs, monkeypatch, capsys):
     monkeypatch.chdir(without_runs)
@@ -312,13 +309,6 @@ def test_every_other_command_names_what_there_is():
             assert parsed(words[3:]) if words[2:3] == ["gpu"] else load_stages(words[2:])
 
 
-def train_function(folder: Path) -> int:
-    config = str(REPOSITORY / "train_config" / "function.yaml")
-    options = ["--config", config, "--run.storage_path", str(folder / "runs"), "--wandb.mode", "disabled"]
-    options += ["--data.sample.records", "60", "--data.sample.families", "12", "--training.max_steps", "2"]
-    return run(esmeray, ["train", *options, "--training.warmup_steps", "0", "--data.terms.min_count", "5"])
-
-
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code of a tool; of those that start workers or train only what comes before."""
     if name in OUTPUTS:
@@ -338,7 +328,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         return int(ended.code or 0)
 
 
-def test_commands_of_readmes_table_and_after_training_name_settings_that_there_are():
+def test_commands_in_tables_name_settings_that_exist():
     pages = [REPOSITORY / "README.md", REPOSITORY / "docs" / "howto.md"]
     text = "\n".join(page.read_text(encoding="utf-8").partition("## Train on your own")[0] for page in pages)
     commands = re.findall(r"`(esmeray \w[^`]*)`", text)
@@ -356,6 +346,7 @@ def test_commands_of_readmes_table_and_after_training_name_settings_that_there_a
     assert {name_of(command).split()[0] for command in commands} >= set(COMMANDS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(ALL_SNIPPETS)))
 def test_documented_python_runs(number, workspace):
     exec(compile(ALL_SNIPPETS[number], f"snippet {number}", "exec"), {})  # noqa: S102

@@ -93,7 +93,7 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
 
 
 @pytest.mark.slow
-def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts_a_model(replies):
+def test_help_of_every_experiment_imports_nothing_heavy(replies):
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 2
     for code, heavy, said in replies["plans"]:
         assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
@@ -101,7 +101,7 @@ def test_help_of_every_experiment_imports_nothing_heavy_and_its_plan_what_counts
             assert f"\n{line}  " in said
 
 
-def test_help_of_every_tool_has_its_settings_with_underscores_and_imports_nothing_heavy(replies):
+def test_help_of_every_tool_has_its_settings_and_imports_nothing_heavy(replies):
     schemas = command_schemas()
     assert schemas.keys() <= {*NAMES}
     for name, (code, heavy, said) in zip(NAMES, replies["help of tools"], strict=True):

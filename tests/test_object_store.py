@@ -207,7 +207,7 @@ def train_rank(rank: int, config: dict[str, Any], tmp_path: Path, nodes: str, st
     assert outcome.step == steps, outcome
 
 
-def test_nodes_that_share_no_folder_train_on_while_the_store_is_away_and_others_resume(
+def test_nodes_without_a_shared_folder_train_while_the_store_is_away(
     store: ObjectStore, tmp_path: Path, worker_group: WorkerGroup
 ):
     config, expected = settings("s3://bucket/apart"), settings("s3://bucket/undisturbed")
@@ -313,7 +313,7 @@ def test_a_manifest_or_a_folder_of_others_removes_nothing_from_the_store(store: 
     assert (cache / "mine" / "a").exists(), "a user's own folder is no copy"
 
 
-def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here(store: ObjectStore, tmp_path: Path):
+def test_a_file_at_a_uri_is_replaced_with_overwrite_alone(store: ObjectStore, tmp_path: Path):
     uri = "s3://bucket/out/predictions.csv"
 
     def make(text: str, overwrite: bool = False) -> None:
@@ -338,7 +338,7 @@ def test_a_file_is_replaced_with_overwrite_alone_and_only_where_it_was_made_here
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/ended", "file://{}/ended"])
-def test_an_upload_that_is_killed_after_its_manifest_leaves_nothing_to_the_same_command(
+def test_an_upload_killed_after_its_manifest_leaves_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
 ):
     uri = f"{address.format(tmp_path)}/out"

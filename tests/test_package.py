@@ -85,7 +85,7 @@ def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
     assert {str(path.relative_to(REPOSITORY)) for path in read} <= {*names}
 
 
-def test_commands_and_loaders_run_beside_a_users_own_modules_and_without_ray(installed: Path):
+def test_commands_run_next_to_a_users_modules_of_the_same_names(installed: Path):
     (installed / "a.fasta").write_text(">a\nMKTAYIAKQR\n>b\nMSILVTRPSP\n")
     shown = run(EMBED_READ_AND_PLAN)
     assert "\n(320,)\n" in shown and "parameters" in shown

@@ -23,7 +23,7 @@ def test_bit_scores_are_those_of_blast_and_evalues_within_a_tenth():
     np.testing.assert_allclose(statistics.evalues(scores, 161, lengths, 4397139428, 12), 0.9 * evalues, rtol=0.1)
 
 
-def test_evalues_are_near_the_plain_ones_of_karlin_and_altschul_for_long_sequences():
+def test_evalues_of_long_sequences_are_near_karlin_and_altschuls():
     for name in MATRICES:
         by = scoring(name)
         assert by.statistics is not None

@@ -102,7 +102,7 @@ def test_a_wrong_token_is_one_line_and_so_is_a_missing_one(ray_address: str, rep
     assert "no token was found on this machine" in refusal(*replies["no token"][0])
 
 
-def test_the_token_is_found_where_ray_keeps_it_whatever_the_shell_says_if_it_is_the_user_s_alone(replies):
+def test_the_users_token_is_found_whatever_the_shell_says(replies):
     assert replies["own token"] + replies["outside"] == 2 * [(0, "1 x 4 CPU cores, 0 GPUs; 1\n", "")]
     line = refusal(*replies["other version"][0])
     assert "Ray: 1.2.3" in line and "Ray: 2.60.0" in line

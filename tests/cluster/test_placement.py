@@ -64,7 +64,7 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has(asked, nodes, rea
     ],
     ids=str,
 )
-def test_of_a_range_the_largest_allowed_number_is_placed_whose_share_of_cores_stays(nodes, placed, held):
+def test_the_largest_number_of_a_range_that_fits_is_placed(nodes, placed, held):
     section = RaySection(num_workers=(1, 8), allowed_workers=[1, 2, 4, 16])
     nodes = [NodeResources(*node) for node in nodes]
     workers = place_workers(section, nodes)
@@ -76,7 +76,7 @@ def test_of_a_range_the_largest_allowed_number_is_placed_whose_share_of_cores_st
     assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), [NodeResources(16, 0)]).count == 2
 
 
-def test_the_address_of_a_started_cluster_is_looked_for_where_ray_leaves_it(monkeypatch, tmp_path):
+def test_the_address_of_a_started_cluster_is_found_where_ray_leaves_it(monkeypatch, tmp_path):
     for name in ("RAY_TMPDIR", "TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     assert str(address_file()) == get_ray_address_file(None)
@@ -107,7 +107,7 @@ def test_without_a_started_cluster_one_is_started_here(monkeypatch, tmp_path, ca
         find(RaySection())
 
 
-def test_an_address_at_which_no_cluster_answers_is_refused_by_the_name_of_its_source(monkeypatch):
+def test_an_address_without_a_cluster_is_refused_with_its_source(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     assert find(RaySection(address=LOCAL)) == LOCAL
     for address in (None, "auto"):
@@ -133,7 +133,7 @@ def test_what_another_user_says_is_this_machines_cluster_is_not_asked(monkeypatc
     assert "belongs to another user, so" in capsys.readouterr().err
 
 
-def test_an_interface_that_the_machine_has_not_is_named_with_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_interface_is_refused_with_the_machines_own(monkeypatch: pytest.MonkeyPatch):
     there = next(iter(psutil.net_if_addrs()))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{there},")
     check_interface()

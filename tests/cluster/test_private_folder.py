@@ -40,7 +40,7 @@ def test_what_ends_with_the_login_is_not_chosen_where_runs_outlive_it(folders: P
 
 
 @pytest.mark.parametrize("made", ["link", "group", "other"])
-def test_one_that_others_could_have_made_or_may_enter_is_refused_in_one_line(folders: Path, made: str):
+def test_a_folder_that_others_could_enter_is_refused_in_one_line(folders: Path, made: str):
     folder = ray_folder().parent
     if made == "link":
         folder.rename(folders / "elsewhere")

@@ -46,7 +46,7 @@ def test_request_is_passed_on_where_nobody_reads_the_reply(monkeypatch):
     assert asked
 
 
-def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(monkeypatch, capfd):
+def test_the_first_signal_in_training_starts_the_grace_period(monkeypatch, capfd):
     asked = []
     with StopSignals() as stop:
         stop.hand_over(lambda: asked.append(True), "stopping and saving a checkpoint")
@@ -60,7 +60,7 @@ def test_during_training_the_first_signal_asks_once_and_starts_the_grace_period(
         assert stop.expired
 
 
-def test_signals_that_are_repeated_by_the_kernel_or_followed_by_another_leave_the_grace_period(monkeypatch):
+def test_repeated_signals_leave_the_grace_period_as_it_is(monkeypatch):
     monkeypatch.setattr(signals, "REPEAT_S", 0.0)
     with StopSignals() as stop:
         stop.hand_over(lambda: None, "stopping")

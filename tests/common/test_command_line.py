@@ -91,7 +91,7 @@ def test_signal_of_a_cluster_ends_a_command_once_and_is_its_exit_code(in_folder)
     assert (in_folder / "cleaned").exists() and not (in_folder / "done").exists()
 
 
-def test_signals_of_clusters_do_not_reach_processes_that_are_kept_from_them():
+def test_protected_processes_do_not_get_signals_of_clusters():
     with kept_from_children():
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*CLUSTER_SIGNALS}

@@ -39,7 +39,7 @@ def test_a_fifo_a_socket_or_a_device_is_refused_in_one_line(tmp_path: Path, make
             read()
 
 
-def test_a_pipe_of_the_shell_a_folder_and_a_uri_are_left_to_whoever_opens_them(tmp_path: Path):
+def test_pipes_folders_and_uris_are_left_to_whoever_opens_them(tmp_path: Path):
     ours, its = os.pipe()
     os.write(its, b"run: {name: a}")
     os.close(its)

@@ -32,7 +32,7 @@ print(json.dumps([str(ray_folder()), str(cache_folder("kernels")), str(Path.home
     subprocess.run([*STRANGER, "true"], check=False).returncode != 0, reason="the kernel allows no user namespaces"
 )
 @pytest.mark.parametrize("home", [None, "/proc"], ids=["no home", "one that is read-only"])
-def test_a_user_without_an_entry_in_passwd_keeps_caches_in_the_temporary_folder(tmp_path: Path, home: str | None):
+def test_a_user_without_passwd_entry_has_caches_in_the_temporary_folder(tmp_path: Path, home: str | None):
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(REPOSITORY),
@@ -50,9 +50,7 @@ def test_a_user_without_an_entry_in_passwd_keeps_caches_in_the_temporary_folder(
     assert ray.endswith("esmeray-4711/ray") and kernels.startswith(f"{own}/") and Path(kernels).is_dir()
 
 
-def test_a_cache_that_can_not_be_written_is_replaced_unless_another_user_may_enter_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(own_folders.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

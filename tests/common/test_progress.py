@@ -27,7 +27,7 @@ def lines_until(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return error.splitlines()
 
 
-def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(monkeypatch):
+def test_a_terminal_shows_progress_and_a_log_nothing_of_short_work(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     for stream in (terminal := _Terminal(), pipe := io.StringIO()):
@@ -39,7 +39,7 @@ def test_a_terminal_shows_bytes_and_records_and_a_log_nothing_of_what_is_short(m
     assert pipe.getvalue() == ""
 
 
-def test_a_log_has_lines_also_while_nothing_is_reported_and_the_time_that_is_left(soon, capsys):
+def test_a_log_has_progress_lines_with_the_time_left(soon, capsys):
     with record_bar("embedding") as show:
         assert lines_until("embedding", capsys)[0] == "embedding: 0 records"
         for done in (1, 2):

@@ -73,9 +73,7 @@ def die(*_: object) -> None:
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 @pytest.mark.parametrize("moment", ["building", "renamed", "exchanged", "removing"])
-def test_after_a_kill_the_old_or_the_new_folder_is_there_and_the_next_command_sweeps(
-    tmp_path, monkeypatch, moment, exchange
-):
+def test_after_a_kill_there_is_the_old_or_the_new_folder(tmp_path, monkeypatch, moment, exchange):
     others = [".target.scratch-thesis", ".target.building-1", ".targets.scratch-1"]
     for name in others:
         (tmp_path / name).mkdir()
@@ -133,7 +131,7 @@ def test_a_rename_that_fails_leaves_the_old_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_behind_a_link_the_output_is_replaced_and_keeps_its_mode_and_the_link_stays(tmp_path, kind):
+def test_behind_a_link_the_output_is_replaced_and_the_link_stays(tmp_path, kind):
     make = make_folder if kind == "folder" else make_file
     (tmp_path / "disk").mkdir()
     target = tmp_path / "target"
@@ -147,7 +145,7 @@ def test_behind_a_link_the_output_is_replaced_and_keeps_its_mode_and_the_link_st
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
-def test_a_lock_that_leads_to_a_file_of_the_user_is_refused_and_the_file_stays(tmp_path, kind):
+def test_a_lock_that_links_to_a_users_file_is_refused(tmp_path, kind):
     victim = tmp_path / "victim"
     victim.write_text("a thesis")
     lock = tmp_path / "output.partial" / ".lock"
@@ -180,9 +178,7 @@ def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, 
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_without_flock_a_file_keeps_the_second_process_away_and_a_killed_one_does_not(
-    tmp_path, monkeypatch, number, caplog
-):
+def test_without_flock_a_lock_file_keeps_a_second_process_away(tmp_path, monkeypatch, number, caplog):
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -1,12 +1,12 @@
 from esmeray.common.timing import Ratio, median_interval, ratio, round_ratios
 
 
-def test_a_ratio_is_taken_within_each_round_so_that_noise_common_to_a_round_cancels():
+def test_a_ratio_within_each_round_cancels_common_noise():
     assert ratio(round_ratios([10.0, 5.0, 20.0], [5.0, 2.5, 10.0])) == Ratio(2.0, 2.0, 2.0)
     assert round_ratios([50.0], [200.0], "lower") == [4.0]
 
 
-def test_the_interval_of_few_rounds_is_all_of_them_and_leaves_strays_out_of_many():
+def test_an_interval_of_few_rounds_spans_all_of_them():
     assert ratio([3.0, 1.0, 2.0]) == Ratio(2.0, 1.0, 3.0)
     assert median_interval([*range(1, 24), 1000.0, -1000.0]) == (7, 17)
     assert median_interval([float(value) for value in range(8)]) == (0, 7)

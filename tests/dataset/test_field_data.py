@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from esmeray.common.errors import DataError
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
-from esmeray.dataset.table import Table
 from tests.dataset.stores import contents, data_of, made
 
 SKIP = {"missing_labels": "skip", "empty_texts": "skip"}
@@ -41,30 +39,6 @@ def test_tables_give_their_classes_and_counts(field, tmp_path, name, settings, n
     labelled = made(data_of(field / "tables" / f"{name}.csv", **settings), tmp_path)
     assert (labelled.label_space.names, len(labelled)) == (names, records)
     assert labelled.counts.model_dump() | counts == labelled.counts.model_dump()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "words"),
-    [
-        ("missing_sequences", {}, "row 1: column 'sequence' is empty ('NaN' means a missing value)"),
-        (
-            "labels_na",
-            {},
-            "row 1: label missing in column 'label' ('NA' means a missing value; if it is a real value, give",
-        ),
-        ("labels_pipe", SETS, "give --data.labels.separator '|'"),
-        ("labels_comma", SETS, "give --data.labels.separator ','"),
-    ],
-)
-def test_tables_that_are_refused_say_what_to_give(field, tmp_path, name, settings, words):
-    with pytest.raises(DataError) as raised:
-        made(data_of(field / "tables" / f"{name}.csv", **settings), tmp_path)
-    assert words in str(raised.value)
-
-
-def test_a_workbook_is_named(field):
-    with pytest.raises(DataError, match=r"x\.xlsx: an Excel workbook; save it as CSV"):
-        Table(field / "mutants" / "x.xlsx", {"mutant": "score.mutant_column"}).columns()
 
 
 @pytest.mark.parametrize("bad_characters", ["error", "to_x", "skip"])

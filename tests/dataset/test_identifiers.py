@@ -59,13 +59,13 @@ def test_a_small_file_goes_with_a_large_one_and_lacks_are_left_out():
     assert match_ids(large, ["P00007", "x"], "many", "few") == {"P00007": "P00007"}
 
 
-def test_the_nearest_spelling_is_taken_and_of_isoforms_their_own_or_the_canonical_one():
+def test_the_nearest_spelling_of_an_id_is_taken():
     known = ["sp|P12345|A_HUMAN", "sp|P12345-2|A_HUMAN", "sp|P12345-3|A_HUMAN", "NP_000509.1", "NP_000509.2"]
     expected = {"P12345": known[0], "P12345-2": known[1], "P12345-9": known[0], "ref|NP_000509.2|": known[4]}
     assert match_ids(expected, known, "left", "right") == expected
 
 
-def test_once_leaves_a_farther_spelling_without_a_match_and_refuses_two_that_are_as_near():
+def test_once_leaves_a_farther_spelling_without_a_match():
     assert match_ids(["P12345-2", "P12345"], ["P12345"], "left", "right", once=True) == {"P12345": "P12345"}
     with pytest.raises(DataError, match=r"left: ids 'P12345-2' and 'P12345-3' match 'P12345' of right; keep one"):
         match_ids(["P12345-2", "P12345-3"], ["P12345"], "left", "right", once=True)

@@ -46,7 +46,7 @@ def gaf_row(protein: str, name: str, code: str = "IDA", relation: str = "enables
     return "\t".join([*row, "", ""]) + "\n"
 
 
-def test_annotations_have_all_ancestors_and_alternative_ids_are_their_terms(ontology, tmp_path):
+def test_annotations_have_all_ancestors(ontology, tmp_path):
     found = read_annotations(written(tmp_path, "B\tGO:4\nA\tGO:22\t1.0\nB\tGO:9\nB GO:2\n"), ontology)
     assert found[MF].proteins == ("B", "A")
     assert found[MF].terms.toarray().tolist() == [[True] * 4, [True, True, False, False]]
@@ -243,7 +243,7 @@ SPELLINGS = ("{}", "sp|{}|NAME_HUMAN", "tr|{}|{}_9BACT", "{}.2", "{}-2", "UniPro
 
 
 @given(st.lists(st.sampled_from(SPELLINGS), min_size=4, max_size=4), st.sampled_from(SPELLINGS))
-def test_scores_annotations_and_known_ones_are_joined_whatever_the_spelling(tmp_path_factory, spellings, other):
+def test_scores_and_annotations_are_joined_whatever_the_spelling(tmp_path_factory, spellings, other):
     folder = tmp_path_factory.getbasetemp()
     ontology = diamond(folder)
     names = [f"P0000{number}" for number in range(4)]

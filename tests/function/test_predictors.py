@@ -9,7 +9,7 @@ from esmeray.function.predictors import blended, fit_blend, naive, nearest, tran
 TERMS = csr_array(np.array([[1, 1, 0], [1, 0, 1], [1, 0, 0]], bool))
 
 
-def test_naive_scores_are_shares_of_the_annotated_and_transferred_ones_of_the_weight():
+def test_naive_scores_are_shares_of_the_annotated_proteins():
     assert np.allclose(naive(TERMS, 2).toarray(), [[1, 1 / 3, 1 / 3]] * 2)
     weights = csr_array(np.array([[30.0, 10, 0], [0, 0, 0]]))
     assert np.allclose(transferred(weights, TERMS).toarray(), [[1, 0.75, 0.25], [0, 0, 0]])

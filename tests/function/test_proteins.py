@@ -49,9 +49,12 @@ def test_all_sequences_have_the_annotations_of_their_accession(tmp_path, ids):
     clustered = prepared(tmp_path, ids, TABLE, clusters=str(tmp_path / "clusters.tsv"))
     held_out = np.isin(np.arange(8), clustered.held_out)
     assert (held_out[::2] == held_out[1::2]).all()
+    (tmp_path / "clusters.tsv").write_text("".join(f"c\t{name}\n" for name in NAMES[1:]))
+    with pytest.raises(DataError, match="no cluster of"):
+        prepared(tmp_path, ids, TABLE, clusters=str(tmp_path / "clusters.tsv"))
 
 
-def test_proteins_first_annotated_since_a_date_are_those_of_their_accession(tmp_path):
+def test_proteins_annotated_since_a_date_are_those_of_their_accession(tmp_path):
     dates = ["20200101"] * 6 + ["20220101"] * 2
     rows = "".join(gaf_row(name, "GO:2", date=date) for name, date in zip(NAMES, dates, strict=True))
     data = prepared(tmp_path, ENTRIES, "!gaf-version: 2.1\n" + rows, since="20210101")

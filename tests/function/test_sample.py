@@ -6,7 +6,7 @@ from esmeray.function.ontology import read_ontology
 from esmeray.function.sample import NAMESPACES, write_sample
 
 
-def test_500_terms_in_three_namespaces_and_every_protein_annotated_in_each_the_same_each_time(tmp_path):
+def test_the_sample_has_500_terms_and_every_protein_is_annotated(tmp_path):
     write_sample(tmp_path, SampleSection(records=100, families=20))
     ontology = read_ontology(tmp_path / "terms.obo")
     assert {name: len(aspect.terms) for name, aspect in ontology.aspects.items()} == NAMESPACES

@@ -38,12 +38,9 @@ def check(tmp_path: Path, lines: list[str]) -> None:
     check_submission(tmp_path / "submission.tsv", read_ontology(tmp_path / "terms.obo"))
 
 
-def test_all_that_a_protein_may_have_is_taken(tmp_path):
-    check(tmp_path, [*OF_P1, "P2\tGO:1\t1", "P2\tGO:2\t1.000", "P2\tGO:3\t0.001"])
-
-
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_breaks_a_rule_is_refused_with_its_line(tmp_path, kind):
+def test_all_that_a_protein_may_have_is_taken_and_more_refused(tmp_path, kind):
+    check(tmp_path, [*OF_P1, "P2\tGO:1\t1", "P2\tGO:2\t1.000", "P2\tGO:3\t0.001"])
     lines, words = REFUSED[kind]
     with pytest.raises(DataError, match=r"submission\.tsv, line") as refused:
         check(tmp_path, lines)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.tokens.unknown import UnknownLetters
@@ -42,7 +42,7 @@ def test_packed_padded_and_one_at_a_time_agree(source, kind):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
-def test_half_precision_gives_nearly_the_same_in_fp32_and_keeps_rotary_frequencies(precision, tolerance):
+def test_half_precision_gives_nearly_the_same_in_fp32(precision, tolerance):
     found = pipeline(precision=precision).predict(PROTEINS).probabilities
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, pipeline().predict(PROTEINS).probabilities, rtol=0, atol=tolerance)
@@ -65,23 +65,6 @@ def test_a_label_at_a_probability_of_a_half_is_predicted_nowhere():
     assert Predictions(model.label_space, scores, None, np.zeros(2, np.int64)).labels() == ["GO:3", "GO:3"]
     numbers = LabelSpace("regression", NAMES["regression"])
     assert Predictions(numbers, np.float32([[1.5, -2]]), None, np.zeros(1, np.int64)).labels("|") == ["1.5|-2"]
-
-
-def test_proteins_are_cleaned_and_refused_as_commands_do_it_and_texts_are_not():
-    of_proteins, of_texts = pipeline(kind="per_residue"), pipeline("qwen2")
-    expected = of_proteins.predict(["MKTAYIAKQR"])
-    with pytest.warns(UserWarning, match="texts: 1 record with lower-case letters, converted to upper case; 1 final"):
-        found = of_proteins.predict(["mktayiakqr*"])
-    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
-    assert found.labels() == expected.labels()
-    for text in ("MK1", "MK-T", "", None):
-        with pytest.raises(DataError, match=r"texts\[1\]"):
-            of_proteins.predict(["MKT", text])
-    upper, lower = of_texts.predict(["LOST CARD - 1", "lost card - 1"]).probabilities
-    assert not np.array_equal(upper, lower)
-    for model in (of_proteins, of_texts):
-        with pytest.raises(ConfigError, match="texts: expected a list of str, found "):
-            model.predict("MKT")
 
 
 def test_residues_that_the_vocabulary_lacks_are_counted_in_a_warning():

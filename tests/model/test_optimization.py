@@ -45,7 +45,7 @@ def gradients(model: MaskedLM) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
-def test_gradients_are_those_of_bf16_to_the_rounding_of_fp8_names_stay_and_layers_are_one_graph():
+def test_fp8_gradients_are_those_of_bf16_to_rounding():
     expected, model = gradients(masked_lm()), masked_lm()
     use_fp8(model.backbone, emulate=True)
     assert {type(m).__name__ for m in model.backbone.layers.modules() if isinstance(m, nn.Linear)} == {"Float8Linear"}

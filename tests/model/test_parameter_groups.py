@@ -7,7 +7,7 @@ from tests.model.support import build_model, tiny_section
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_each_trainable_parameter_stands_in_one_group_with_those_of_its_decay_and_rate(frozen):
+def test_each_trainable_parameter_is_in_one_group_of_its_rate_and_decay(frozen):
     model = build_model(tiny_section("autoencoder", frozen=frozen), seed=0)
     slow = model.encoder[0].weight
     groups = parameter_groups(model, 0.1, {slow: 0.25})

@@ -90,7 +90,7 @@ def test_fillers_change_no_metric_and_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", [*RESIDUE_MODELS, *KINDS, *POOLINGS[1:]])
-def test_a_filler_alone_has_no_loss_and_gives_every_weight_a_gradient_of_zero(name):
+def test_a_filler_alone_has_no_loss_and_zero_gradients(name):
     model = model_of(name).train()
     output = model(batch_of(name, [9, 5]).without_targets())
     output.loss_sum.backward()
@@ -148,7 +148,7 @@ def a_model(task: str, checkpointing: Checkpointing = False, lora: bool = False)
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_one_graph_without_a_break_serves_every_layer_and_batch_of_an_epoch(settings, expected, store_path, graphs):
+def test_one_graph_serves_every_layer_and_batch(settings, expected, store_path, graphs):
     model = a_model(**settings)
     model.backbone.compile_layers(backend="eager")
     for batch in epoch(store_path, settings["task"])[:12]:
@@ -189,9 +189,7 @@ def test_selective_checkpointing_in_a_compiled_layer_changes_no_gradient(store_p
 
 
 @pytest.mark.slow
-def test_compiled_layers_compute_what_eager_ones_do_and_are_compiled_once_for_all_runs(
-    store_path, graphs, tmp_path, monkeypatch
-):
+def test_compiled_layers_compute_what_eager_layers_do(store_path, graphs, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     batches = epoch(store_path, "masked_lm")[:3]
@@ -216,4 +214,6 @@ def test_a_step_never_waits_for_the_device(name):
     batch = batch.to("cuda")
     model(batch).loss_sum.backward()  # what is set up once
     with no_waiting():
-        model(batch).loss_sum.backward()
+        loss = model(batch).loss_sum
+        loss.backward()
+    assert loss.isfinite()

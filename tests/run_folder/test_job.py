@@ -47,7 +47,7 @@ def begun(output: Path, made_by: str = "align", pieces: int = 1, error: BaseExce
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_the_work_of_another_job_is_refused_and_left_and_resumed_by_its_own_command(tmp_path: Path, pieces: int):
+def test_the_work_of_another_job_is_refused_and_left(tmp_path: Path, pieces: int):
     with pytest.raises(KeyboardInterrupt):
         begun(tmp_path / "v", pieces=pieces, error=KeyboardInterrupt())
     before = contents(tmp_path)
@@ -72,7 +72,7 @@ def test_what_a_process_leaves_that_is_killed_as_it_begins_is_taken(tmp_path: Pa
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_a_job_that_is_refused_leaves_its_pieces_or_nothing_and_on_a_full_disk_says_so(tmp_path: Path, pieces: int):
+def test_a_refused_job_leaves_its_pieces_or_nothing(tmp_path: Path, pieces: int):
     with pytest.raises(DataError):
         begun(tmp_path / "v", pieces=pieces, error=DataError("NaN"))
     assert (tmp_path / "v.partial").exists() == bool(pieces)
@@ -82,7 +82,7 @@ def test_a_job_that_is_refused_leaves_its_pieces_or_nothing_and_on_a_full_disk_s
     assert refusal.value.exit_code == 4 and (words in str(refusal.value)) == bool(pieces)
 
 
-def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_of_it(tmp_path: Path):
+def test_a_new_start_forgets_the_requests_of_the_one_before(tmp_path: Path):
     run = RunFolder(tmp_path, "run")
     run.path.mkdir()
     run.request_stop()
@@ -96,7 +96,7 @@ def test_a_new_start_forgets_what_was_asked_of_the_one_before_and_what_ray_kept_
     assert not run.end_requested() and not any(path.exists() for path in (snapshot, *half_written))
 
 
-def test_an_outcome_with_a_flipped_bit_is_passed_over_with_a_line_or_the_same(tmp_path: Path, caplog):
+def test_an_outcome_with_a_flipped_bit_is_ignored_with_a_line(tmp_path: Path, caplog):
     run, outcome = RunFolder(tmp_path, "run"), Outcome("finished", 8, "trained 8 steps", 0)
     run.path.mkdir()
     run.write_outcome(outcome)

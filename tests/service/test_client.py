@@ -95,7 +95,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_what_the_environment_says_of_proxies_is_no_matter_for_this_machine_and_elsewhere_named(
+def test_proxies_of_the_environment_are_ignored_for_this_machine(
     address: str, no_proxies: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ):
     name, value, words = BROKEN[fault]
@@ -110,9 +110,7 @@ def test_what_the_environment_says_of_proxies_is_no_matter_for_this_machine_and_
         model_folder("esmeray-tests/not-there", ["config.json"], "source")
 
 
-def test_a_service_on_this_machine_may_have_a_certificate_of_an_authority_of_its_own(
-    no_proxies: None, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_local_service_may_have_a_certificate_of_its_own_authority(no_proxies: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
         Client("https://127.0.0.1:8000")
@@ -129,7 +127,7 @@ def test_the_client_works_where_an_event_loop_runs(address: str):
     np.testing.assert_array_equal(here, in_a_thread)
 
 
-def test_a_stream_is_left_early_and_the_client_closed_while_requests_are_on_their_way(address: str):
+def test_a_stream_can_be_left_early_and_the_client_closed(address: str):
     client = Client(address)
     assert "client" in {thread.name for thread in threading.enumerate()}
     assert next(client.stream(random_sequences([20] * 30)))[0] == "0"
@@ -159,7 +157,7 @@ class Stub:
         await send({"type": "http.response.body", "body": body})
 
 
-def test_refusals_for_overload_and_lost_requests_are_sent_again_and_others_raise_with_the_detail(serving: Serving):
+def test_overloaded_and_lost_requests_are_sent_again(serving: Serving):
     for statuses in [(429,), (503, 500, 503), (404, 503)]:
         stub = Stub(*statuses)
         with serving.address(stub) as address, Client(address) as client:

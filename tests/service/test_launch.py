@@ -28,7 +28,7 @@ def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
         Computer(served, "cpu")
 
 
-def test_a_taken_port_and_models_that_are_not_there_are_refused_before_ray_starts(tmp_path: Path, monkeypatch):
+def test_a_taken_port_or_missing_model_is_refused_before_ray_starts(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("esmeray.cluster.connection.connected", lambda _: pytest.fail("Ray was started"))
 
     def refusal(model: str, port: int, **more: object) -> str:

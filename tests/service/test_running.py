@@ -36,7 +36,7 @@ def test_two_models_and_an_index_start_on_two_cores_by_fractions(check):
     assert check(served(0.5, 0.5, index_cpus=0.5), 2) == check(served(0.6, 0.7, index_cpus=0.7), 2) == ""
 
 
-def test_a_reload_is_refused_if_the_successor_of_a_single_replica_finds_no_core(check):
+def test_a_reload_is_refused_if_the_successor_finds_no_core(check):
     two = served(1, 1)
     refusal = check(two, 0, two)
     assert "their successors, which start before the replicas end, need 1 CPU cores, 0 are free" in refusal

@@ -87,17 +87,6 @@ def test_encode_gives_one_row_per_residue_in_order_whatever_the_batches():
     assert model.encode([]) == [] and model.decode([]) == ([], [])
 
 
-def test_encode_cleans_and_refuses_sequences_as_commands_do():
-    model = build()
-    with pytest.warns(UserWarning, match="1 record with lower-case letters"):
-        assert torch.equal(model.encode(["mkJ*"])[0], model.encode(["MKX"])[0])
-    for sequence in ("", "M<mask>", "MKÉ", "M-K"):
-        with pytest.raises(DataError, match=r"sequences\[1\]"):
-            model.encode(["MK", sequence])
-    with pytest.raises(ConfigError, match="sequences: expected a list of str, found"):
-        model.encode("MKT")
-
-
 def test_decode_gives_features_in_the_scale_of_the_backbone(batch):
     model = build()
     features, logits = model.decode(model.encode(batch))

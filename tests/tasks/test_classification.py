@@ -81,11 +81,10 @@ def trained(process_group, table, tmp_path_factory) -> tuple[Config, LabelledSto
     return config, LabelledStore(path)
 
 
-def test_it_learns_its_metrics_are_those_of_scikit_learn_and_its_best_checkpoint_is_exported_with_names(trained):
-    config, labelled = trained
+def test_a_classifier_learns_and_exports_its_best_checkpoint(trained):
+    config, _ = trained
     first, *_, last = validations(config)
     assert last["accuracy"] > 0.9 > first["accuracy"] + 0.2 and last["loss"] < first["loss"]
-    assert_figures_are_those_of_scikit_learn(config, labelled)
     (event,) = events(config, "exports_best")
     costs = {record["step"]: -record["mcc"] for record in validations(config) if record["step"]}
     assert costs[event["step"]] == min(costs.values())
@@ -93,28 +92,12 @@ def test_it_learns_its_metrics_are_those_of_scikit_learn_and_its_best_checkpoint
         assert json.loads(file.read_text())["id2label"] == {"0": "acid", "1": "base", "2": "greasy"}
 
 
-def assert_figures_are_those_of_scikit_learn(config: Config, labelled: LabelledStore) -> None:
-    targets, predicted = held_out(labelled, ClassifierPipeline.load(run_folder(config).export))
-    chosen = predicted.argmax(1)
-    expected = {
-        "accuracy": metrics.accuracy_score(targets, chosen),
-        "balanced_accuracy": metrics.balanced_accuracy_score(targets, chosen),
-        "f1_macro": metrics.f1_score(targets, chosen, average="macro"),
-        "f1_micro": metrics.f1_score(targets, chosen, average="micro"),
-        "mcc": metrics.matthews_corrcoef(targets, chosen),
-        "auroc": metrics.roc_auc_score(targets, predicted, multi_class="ovr", average="macro"),
-        "average_precision": metrics.average_precision_score(np.eye(3)[targets], predicted, average="macro"),
-    }
-    best = min(validations(config), key=lambda record: -record["mcc"])
-    assert {name: best[name] for name in expected} == pytest.approx(expected, abs=1e-6)
-
-
 def held_out(labelled: LabelledStore, pipeline: ClassifierPipeline) -> tuple[np.ndarray, np.ndarray]:
     texts = [labelled.store.text(index) for index in labelled.validation.tolist()]
     return labelled.targets[labelled.validation], pipeline.predict(texts).probabilities
 
 
-def test_export_takes_names_and_config_from_its_checkpoint_and_not_from_the_folder(trained, tmp_path):
+def test_an_export_takes_names_and_config_from_its_checkpoint(trained, tmp_path):
     run = RunFolder(tmp_path, "tiny")
     shutil.copytree(run_folder(trained[0]).path, run.path)
     text = (run.path / "label_mappings.json").read_text()
@@ -148,9 +131,7 @@ def test_training_ends_when_it_no_longer_gets_better(table, tmp_path, process_gr
     assert "stopped early after 2 evaluations without improvement" in outcome.message
 
 
-def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes_and_sequences_from_the_node_s_own_disk(
-    trained, table, tmp_path, loader_processes
-):
+def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes(trained, table, tmp_path, loader_processes):
     config = config_of(tmp_path, table, data={"stage_dir": str(tmp_path / "local"), "num_workers": 1})
     stop_after(config, str(prepared(config)), 14)
     outcome, _ = train(config)
@@ -237,7 +218,7 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
 
 
-def test_a_metric_that_no_evaluation_has_is_refused_before_anything_is_made(table, tmp_path):
+def test_a_metric_that_no_evaluation_has_is_refused_early(table, tmp_path):
     config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
     with pytest.raises(ConfigError, match=r"multiclass has no metric 'fmax'; available: .*accuracy"):
         plan_of(config).prepare(tmp_path)
@@ -300,7 +281,7 @@ def test_zero_3_is_refused_for_a_padded_backbone_before_any_worker_starts(table,
         check_stage(plan_of(config), config.training, config.deepspeed)
 
 
-def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_worker_starts(table, tmp_path):
+def test_sequences_beyond_the_backbones_positions_are_refused_early(table, tmp_path):
     folder = prot_bert(tmp_path / "short")
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=40, max_position_embeddings=40, **size)).save_pretrained(folder)
@@ -313,9 +294,7 @@ def test_sequences_longer_than_the_backbone_s_positions_are_refused_before_any_w
 
 
 @pytest.mark.parametrize(("pooling", "precision"), [("mean", "bf16"), ("light_attention", "fp32")])
-def test_a_head_trained_from_kept_features_is_the_one_trained_by_computing_them(
-    table, tmp_path, process_group, pooling, precision
-):
+def test_a_head_from_kept_features_equals_one_from_computed_ones(table, tmp_path, process_group, pooling, precision):
     """Also where they need not hold the first records."""
     header, *rows = table.read_text().splitlines()
     parts = ["test", "test", "train", "valid", "train"] * 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import MADE_FILE
@@ -70,7 +70,7 @@ MODELS: dict[str, dict] = {kind: {"kind": kind} for kind in NAMES} | {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_export_gives_the_same_by_its_card_and_restored_and_describes_the_run(tmp_path, name, caplog, monkeypatch):
+def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, name, caplog, monkeypatch):
     model, tokenizer = tiny_classifier(**MODELS[name])
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     folder = export_classifier(model, tmp_path / "model", tokenizer, "run:\n  name: a\n", {"data": "10,000 proteins"})
@@ -86,11 +86,7 @@ def test_an_export_gives_the_same_by_its_card_and_restored_and_describes_the_run
     if not name.startswith("adapted"):
         text = (folder / "config.json").read_text()
         assert "esmeray" not in text and "_attn_implementation" not in text
-        config = AutoConfig.from_pretrained(folder)
-        is_class_of_theirs = name == "per_residue"
-        assert (config.id2label == dict(enumerate(names))) == is_class_of_theirs
-        assert ("pipeline_tag: token-classification" in card) == is_class_of_theirs
-        assert "pipeline_tag" not in card or is_class_of_theirs, "transformers would draw a head at random"
+        assert ("pipeline_tag: token-classification" in card) == (name == "per_residue")
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".safetensors", ".txt", ".md", ".yaml"}
 

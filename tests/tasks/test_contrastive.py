@@ -113,7 +113,7 @@ def _source(config: Config, path: str) -> GroupSource:
 
 
 @pytest.mark.slow
-def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(tmp_path: Path, process_group):
+def test_contrastive_training_finds_relatives_and_resumes(tmp_path: Path, process_group):
     changes = {"training": {"max_steps": 24, "evaluate_every_steps": 12, "learning_rate": 3e-3}}
     whole, path = contrastive_config(tmp_path / "whole", **changes)
     train(whole, path)
@@ -129,7 +129,7 @@ def test_it_learns_to_find_relatives_and_resumes_as_if_it_had_not_been_stopped(t
     assert_same_run(stopped, whole)
 
 
-def test_an_export_with_an_adapter_has_it_merged_and_its_means_are_the_vectors_less_what_they_share(tmp_path: Path):
+def test_a_merged_export_gives_the_vectors_without_their_common_mean(tmp_path: Path):
     config, path = contrastive_config(tmp_path / "run", model={"backbone": {"lora": {"rank": 2}}})
     model = ContrastiveModel.build(config.model, 0)
     batch = _source(config, path).batch(0, np.arange(8)).batch

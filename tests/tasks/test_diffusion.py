@@ -64,9 +64,7 @@ def test_a_least_confidence_is_refused_of_structures_without_one(tmp_path: Path)
     assert coordinates[:, 1, 0].isnan().nonzero()[:-1].flatten().tolist() == list(range(20))
 
 
-def test_a_run_stopped_in_the_loop_goes_on_in_a_loader_process_as_if_it_had_not_been(
-    tmp_path: Path, process_group, loader_processes
-):
+def test_a_stopped_run_resumes_in_a_loader_process_to_the_same_end(tmp_path: Path, process_group, loader_processes):
     whole, path = diffusion_config(tmp_path / "whole")
     stopped, _ = diffusion_config(tmp_path / "stopped")
     resumed, _ = diffusion_config(tmp_path / "stopped", data={"num_workers": 1})

@@ -82,7 +82,7 @@ def test_sentence_transformers_pools_an_export_as_esmeray_does(masked_lm):
     np.testing.assert_allclose(theirs, open_model(folder, device="cpu").embed([*PROTEINS, *long]), atol=1e-5)
 
 
-def test_tensors_of_an_esm_have_the_names_of_the_hub_and_all_others_those_of_transformers(masked_lm):
+def test_tensors_of_an_export_have_the_names_of_the_hub(masked_lm):
     names = load_file(masked_lm[0] / "model.safetensors").keys()
     assert not any("*" in name or "gamma" in name or "beta" in name for name in names)
     if AutoConfig.from_pretrained(masked_lm[0]).model_type == "esm":
@@ -92,7 +92,7 @@ def test_tensors_of_an_esm_have_the_names_of_the_hub_and_all_others_those_of_tra
         assert {"esm.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.bias"} <= rest
 
 
-def test_a_card_has_license_base_data_split_and_metrics_as_the_hub_reads_them(masked_lm):
+def test_a_card_has_license_base_split_and_metrics_as_the_hub_reads(masked_lm):
     card = ModelCard.load(masked_lm[0] / "README.md")
     assert (card.data.license, card.data.base_model, card.data.pipeline_tag) == (
         "mit",

@@ -55,7 +55,7 @@ def tokenizer_of(folder):
 
 
 @pytest.mark.parametrize("source", [*MASKED_LM_HEADS, "drawn esmc", "drawn modernbert", "drawn bert"])
-def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_its_export(source, tmp_path):
+def test_a_masked_lm_of_every_family_is_that_of_transformers(source, tmp_path):
     networks = []
     if source.startswith("drawn "):
         model = build_model(section("masked_lm", source.removeprefix("drawn "), **DRAWN), seed=0)
@@ -76,7 +76,7 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers_before_and_after_it
     assert tokenizer_of(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
 
 
-def test_another_vocabulary_is_read_through_a_table_and_restored_with_an_autoencoder(tmp_path):
+def test_another_vocabulary_is_read_through_a_table(tmp_path):
     """Of a folder as Rostlab/prot_bert, whose ids are others than the ESM alphabet's."""
     folder = FOR_PROTEINS["prot_bert"](tmp_path / "prot_bert")
     network = save_masked_lm(folder, "bert", pad_token_id=0)
@@ -136,7 +136,7 @@ def test_what_does_not_go_with_a_task_is_refused(tmp_path):
         build_model(section("autoencoder", folder), seed=0)
 
 
-def test_loss_and_metrics_are_those_of_all_targets_and_logits_are_computed_at_them_alone():
+def test_logits_are_computed_at_the_targets_alone():
     network = load_network(TINY, seed=1).eval()
     torch.nn.init.normal_(network.lm_head.bias)
     whole = copy.deepcopy(network)

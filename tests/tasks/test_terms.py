@@ -1,7 +1,5 @@
 """Function prediction as a task: who is held out, what is refused, what the network learns."""
 
-import logging
-import re
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +38,7 @@ def held_out(data) -> set[str]:
     return {data.ids[record] for record in data.held_out.tolist()}
 
 
-def test_data_of_a_store_is_that_of_the_files_it_was_made_of_and_propagated(files, tmp_path):
+def test_data_of_a_store_is_that_of_its_files_and_propagated(files, tmp_path):
     convert([str(tmp_path / "made" / "train.fasta")], tmp_path / "store", IngestSection())
     first, again = prepared(tmp_path, files), prepared(tmp_path, files, source=[str(tmp_path / "store")])
     assert held_out(first) == held_out(again) and first.store.checksum == again.store.checksum
@@ -48,46 +46,6 @@ def test_data_of_a_store_is_that_of_the_files_it_was_made_of_and_propagated(file
         other = again.aspects[name]
         assert (aspect.terms != other.terms).nnz == 0 and (aspect.accretion == other.accretion).all()
         assert not ((aspect.terms @ aspect.aspect.parents) > aspect.terms).nnz, "annotations are propagated"
-
-
-def test_listed_proteins_and_whole_clusters_are_held_out(files, tmp_path):
-    text = (tmp_path / "made" / "train.fasta").read_text()
-    names = re.findall(r"^>(\S+)", text, re.MULTILINE)
-    (tmp_path / "ids.txt").write_text("\n".join(names[:6]))
-    assert held_out(prepared(tmp_path, files | {"validation": str(tmp_path / "ids.txt")})) == {*names[:6]}
-    rows = [f"{name.partition('_')[0]}\t{name}\n" for name in names]
-    (tmp_path / "clusters.tsv").write_text("".join(rows))
-    terms = files | {"clusters": str(tmp_path / "clusters.tsv")}
-    chosen = held_out(prepared(tmp_path, terms, validation_share=0.3))
-    families = {name.partition("_")[0] for name in chosen}
-    assert chosen == {name for name in names if name.partition("_")[0] in families}
-    (tmp_path / "clusters.tsv").write_text("".join(rows[1:]))
-    with pytest.raises(DataError, match=rf"no cluster contains {names[0]}"):
-        prepared(tmp_path, terms, validation_share=0.3)
-
-
-def test_proteins_annotated_since_a_date_are_held_out(files, tmp_path):
-    lines = ["!gaf-version: 2.2\n"]
-    for line in Path(files["annotations"]).read_text().splitlines():
-        protein, term = line.split()
-        date = "20240101" if protein.endswith("3") else "20200101"
-        row = ["DB", protein, protein, "enables", term, "R:1", "IDA", "", "F", "", "", "protein", "taxon:1", date]
-        lines.append("\t".join([*row, "DB", "", ""]) + "\n")
-    (tmp_path / "some.gaf").write_text("".join(lines))
-    files["annotations"] = str(tmp_path / "some.gaf")
-    chosen = held_out(prepared(tmp_path, files | {"since": "20230101"}))
-    assert chosen and all(name.endswith("3") for name in chosen)
-
-
-def test_annotations_without_sequences_are_counted_and_none_at_all_is_refused(files, tmp_path, caplog):
-    text = Path(files["annotations"]).read_text()
-    (tmp_path / "more.tsv").write_text(text + "P1\tEX:0000001\n")
-    with caplog.at_level(logging.WARNING):
-        prepared(tmp_path, files | {"annotations": str(tmp_path / "more.tsv")})
-    assert "1 protein without a sequence" in caplog.text
-    (tmp_path / "none.tsv").write_text("P1\tEX:0000001\n")
-    with pytest.raises(DataError, match="only 0 of 1 ids match the sequences: 'P1' compared with 'family"):
-        prepared(tmp_path, files | {"annotations": str(tmp_path / "none.tsv")})
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):

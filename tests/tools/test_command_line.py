@@ -64,7 +64,7 @@ def test_mistakes_of_training_are_one_line_and_an_exit_code(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_option_and_a_command_without_what_it_needs_are_one_line(command, name):
+def test_an_unknown_option_is_one_line(command, name):
     for tool in [f"{name} {subcommand}" for subcommand in subcommands(name)] or [name]:
         command.refused(2, "--hlep (did you mean --help?)", f"{tool} --hlep")
     if name != "profile":

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.classifiers import classifier_config, export_tiny, labelled_fasta
+from tests.classifiers import labelled_fasta
 from tests.embeddings import make_embeddings, random_vectors
 from tests.monitoring import gpu_traces
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
+def inputs(artifacts, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    export_tiny(folder / "model", classifier_config(labels={"header_field": 1}))
+    shutil.copytree(artifacts.classifier, folder / "model")
     labelled_fasta(folder / "proteins.fasta", [30, 4, 9])
     gpu_traces.thermal().write(folder / "log.csv")
     for name in ("one", "other"):

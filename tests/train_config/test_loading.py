@@ -152,7 +152,7 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
         load_config("train_config/esm2a.yaml")
 
 
-def test_precision_is_by_default_that_of_what_computes_and_a_given_one_stays(tmp_path, monkeypatch):
+def test_precision_is_by_default_that_of_the_hardware(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "has_gpu_driver", lambda: True)  # of a machine whose CPU computes all the same
     for flags, on_cuda, precision in [
@@ -194,7 +194,7 @@ def test_yaml_that_means_harm_is_refused_in_one_line(tmp_path, text, problem):
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
 
 
-def test_settings_have_the_nature_of_their_section_but_where_they_have_their_own():
+def test_settings_have_the_nature_of_their_section_or_their_own():
     keys = "model.backbone.heads", "model.backbone.gradient_checkpointing", "wandb.mode", "training.learning_rate"
     assert [on_resume(Config, key) for key in keys] == [FIXED, UNSEEN, UNSEEN, FREE]
 
@@ -209,7 +209,7 @@ def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     assert with_absolute_paths(Config()).model.backbone.source == Config().model.backbone.source
 
 
-def test_links_to_keys_of_the_service_stay_as_they_lead_elsewhere_on_another_node(tmp_path, monkeypatch):
+def test_links_to_keys_of_the_service_stay_links(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "..2026_11_25").mkdir()
     (tmp_path / "keys.yaml").symlink_to("..2026_11_25/keys.yaml")

@@ -146,6 +146,7 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster
     assert not [*temporary.iterdir()]
 
 
+@pytest.mark.nightly
 def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
     faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256

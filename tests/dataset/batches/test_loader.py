@@ -85,7 +85,7 @@ def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
 
 
 @pytest.mark.parametrize("world_size", [2, 5])
-def test_every_step_has_the_same_records_and_counts_for_any_number_of_workers(small_store, split, world_size):
+def test_every_step_has_the_same_records_for_any_number_of_workers(small_store, split, world_size):
     alone = list(training(small_store, split[0]).epoch(0))
     ranks = [list(training(small_store, split[0], rank=r, world_size=world_size).epoch(0)) for r in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(alone)}
@@ -149,7 +149,7 @@ def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_
         assert seen == whole
 
 
-def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(small_store, split, with_processes):
+def test_a_replaced_iteration_raises_and_leaves_the_other_alone(small_store, split, with_processes):
     replaced = with_processes.epoch(0)
     next(replaced)
     current = with_processes.epoch(1)
@@ -160,7 +160,7 @@ def test_iteration_that_another_replaced_says_so_and_leaves_the_other_alone(smal
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_global_batch_and_mask_share_follow_the_steps_of_training_from_any_position(small_store, split, num_workers):
+def test_global_batch_and_mask_share_follow_the_steps_of_training(small_store, split, num_workers):
     batch = BATCH.model_copy(update={"first_global_tokens": 512, "ramp_steps": 20})
     masking = MaskedLMSection(first_mask_share=0.9, mask_share=0.1, mask_share_steps=10)
     with training(small_store, split[0], num_workers, masking, batch=batch) as batches:
@@ -209,7 +209,7 @@ def test_damaged_record_ends_training_with_one_line(tmp_path, num_workers):
     assert "\n" not in str(caught.value)
 
 
-def test_killed_loader_process_is_reported_and_replaced_at_the_next_iteration(small_store, split, with_processes):
+def test_a_killed_loader_process_is_reported_and_replaced(small_store, split, with_processes):
     steps = with_processes.epoch(0)
     next(steps)
     os.kill(with_processes.loader._processes[0].pid, signal.SIGKILL)
@@ -232,9 +232,7 @@ def test_validation_is_the_same_every_time_and_for_any_number_of_workers(small_s
         assert len(bounded) == len(list(bounded.steps())) == number
 
 
-def test_a_store_is_opened_and_checked_once_however_many_readers_batches_and_epochs(
-    pristine_store, sample, tmp_path, monkeypatch
-):
+def test_a_store_is_opened_and_checked_once(pristine_store, sample, tmp_path, monkeypatch):
     opened, checked = Mock(wraps=lmdb.open), Mock(wraps=store_format.unframe)
     monkeypatch.setattr(lmdb, "open", opened)
     monkeypatch.setattr(store_format, "unframe", checked)

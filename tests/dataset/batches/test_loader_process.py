@@ -48,7 +48,7 @@ def wait_for_end(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_fault_of_the_program_arrives_with_its_traceback_and_the_next_batch_after_it(process):
+def test_an_error_in_a_loader_process_arrives_with_its_traceback(process):
     process.request(0, np.array([10_000]))
     process.request(0, np.array([1]))
     with pytest.raises(RuntimeError, match=r"in a loader process:\nTraceback[\s\S]*IndexError"):
@@ -83,7 +83,7 @@ def work_and_fork(store: Path, connection: Connection) -> None:
     time.sleep(600)
 
 
-def test_killed_worker_leaves_no_loader_process_even_when_a_child_of_its_holds_the_pipe(small_store):
+def test_a_killed_worker_leaves_no_loader_process(small_store):
     ours, its = FORK.Pipe()
     worker = FORK.Process(target=work_and_fork, args=(small_store, its))
     worker.start()

@@ -80,7 +80,7 @@ def preparation(max_length: int = 20, random_crops: bool = True, masked: bool = 
 
 @settings(deadline=None, max_examples=40)
 @given(sequences=sequences, epoch=st.integers(0, 3), data=st.data())
-def test_tokens_are_those_of_the_cropped_sequences_and_validation_crops_at_the_start(sequences, epoch, data):
+def test_tokens_are_those_of_the_cropped_sequences(sequences, epoch, data):
     records = np.array(data.draw(st.permutations(range(len(sequences)))))
     random_crops = data.draw(st.booleans())
     store = Sequences(sequences)

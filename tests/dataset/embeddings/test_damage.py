@@ -171,7 +171,7 @@ def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
         ({"continues": "0" * 32}, "continues was '0000"),
     ],
 )
-def test_a_part_of_another_model_layer_pooling_precision_or_manifest_is_refused(tmp_path, changes, words):
+def test_a_part_of_another_output_is_refused(tmp_path, changes, words):
     job = {"model": "small", "settings": {"precision": "fp32"}}
     vectors = random_vectors(6, 4)
     for folder, more in (tmp_path / "out", {}), (tmp_path / "out" / "part-00001", changes):

@@ -34,7 +34,7 @@ def write(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
-def test_every_compression_gives_the_same_records_with_or_without_its_suffix(tmp_path, suffix):
+def test_every_compression_gives_the_same_records(tmp_path, suffix):
     path = tmp_path / f"in.fasta{suffix}"
     with xopen(path, "wb", threads=0) as file:
         file.write(TWO)
@@ -188,7 +188,7 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
     assert sum(map(len, FastaSource([str(path)], max_residues=100_000).batches())) == 2
 
 
-def test_a_header_of_more_letters_than_a_record_may_have_residues_is_refused(tmp_path):
+def test_a_header_longer_than_the_largest_record_is_refused(tmp_path):
     for header in (b"x" * 2_000_000, b"x" * 1001, b"x y" * 400):
         path = write(tmp_path / "in.fasta", b">a\nMK\n>" + header + b"\nMK\n")
         with pytest.raises(DataError, match=r"record 2 'x.{0,60}': a record or header longer than 1,000 characters"):

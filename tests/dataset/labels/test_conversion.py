@@ -26,7 +26,7 @@ def refusal(data: DataSection, root: Path) -> str:
     return str(raised.value).replace(f"{root}/", "")
 
 
-def test_real_proteins_split_by_files_leave_out_the_class_that_training_lacks(tmp_path, shared_data):
+def test_real_proteins_split_by_files_leave_out_unseen_classes(tmp_path, shared_data):
     files = [shared_data / f"deeploc_{part}.fasta.gz" for part in ("train", "valid")]
     labels = {"header_pattern": LOCATION, "split": "files", "validation_source": [str(files[1])]}
     message = refusal(data_of(files[0], **labels), tmp_path)
@@ -204,7 +204,7 @@ def test_what_nothing_can_be_learnt_from_is_refused_and_leaves_nothing(tmp_path,
     assert message in refusal(data_of(proteins(tmp_path, *labels), **settings), tmp_path)
 
 
-def test_a_column_without_a_number_and_a_split_without_a_held_out_record_are_refused(tmp_path, table):
+def test_a_split_without_targets_or_held_out_records_is_refused(tmp_path, table):
     path = write_table(tmp_path / "x.csv", ("sequence", "x", "y"), ("MK", "1", "nan"), ("MKV", "2", ""))
     numbers = {"kind": "regression", "label_columns": ["x", "y"], "missing_labels": "skip", "share": 0.0}
     assert "column 'y' has no number in 2 training records" in refusal(data_of(path, **numbers), tmp_path)

@@ -112,7 +112,7 @@ def interrupted_at(
     return False
 
 
-def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothing(tmp_path):
+def test_an_interrupted_conversion_leaves_nothing(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     conversion = partial(convert, [str(source)], tmp_path / "store", IngestSection())
     files = {module.__file__ for module in (background_thread, fasta, store_writer)}
@@ -125,7 +125,7 @@ def test_a_conversion_interrupted_while_it_reads_or_writes_ends_and_leaves_nothi
 
 
 @pytest.mark.slow
-def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_next_sweeps(tmp_path):
+def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
     folder = tmp_path / "out"
     target = folder / "store"
@@ -150,7 +150,7 @@ def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one_and_the_
     assert [path.name for path in folder.iterdir()] == ["store"]
 
 
-def test_an_existing_target_is_kept_unless_told_otherwise_and_what_is_no_store_always(tmp_path):
+def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
     source = write_fasta(tmp_path / "in.fasta", [("a", "MK")])
     convert([str(source)], tmp_path / "store", IngestSection())
     write_fasta(source, [("b", "MK")])
@@ -185,16 +185,6 @@ def test_the_sample_is_made_once_and_found_again(tmp_path):
         ensure_store(SMALL, tmp_path)
 
 
-def test_changed_files_and_policies_make_another_default_store(tmp_path):
-    source = write_fasta(tmp_path / "my proteins.fasta", [("a", "MK")])
-    first = ensure_store(section(source), tmp_path / "stores")
-    assert first.name.startswith("my-proteins-")
-    assert ensure_store(section(source), tmp_path / "stores") == first
-    assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
-    write_fasta(source, [("a", "MKL")])
-    assert contents(ensure_store(section(source), tmp_path / "stores")) == [("a", "MKL")]
-
-
 def change_in_place(path: Path, old: str, new: str) -> None:
     """Another text of the same size, at the same time, in the same file."""
     status = path.stat()
@@ -202,9 +192,11 @@ def change_in_place(path: Path, old: str, new: str) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_a_file_that_was_changed_in_place_makes_another_default_store(tmp_path):
-    source = write_fasta(tmp_path / "in.fasta", [("a", "MK"), ("b", "ML")])
+def test_changed_files_and_policies_make_another_default_store(tmp_path):
+    source = write_fasta(tmp_path / "my proteins.fasta", [("a", "MK"), ("b", "ML")])
     first = ensure_store(section(source), tmp_path / "stores")
+    assert first.name.startswith("my-proteins-") and ensure_store(section(source), tmp_path / "stores") == first
+    assert ensure_store(section(source, duplicate_ids="first"), tmp_path / "stores") != first
     change_in_place(source, "ML", "MV")
     changed = ensure_store(section(source), tmp_path / "stores")
     assert (
@@ -222,7 +214,9 @@ def test_a_file_that_was_changed_in_place_makes_another_default_store(tmp_path):
     source.chmod(0o600)
     assert ensure_store(section(source, named), tmp_path) == named, "the same content"
     change_in_place(source, "MK", "MA")
-    with pytest.raises(DataError, match=r"named: built from .*in\.fasta, not from the current .*in\.fasta"):
+    with pytest.raises(
+        DataError, match=r"named: built from .*my proteins\.fasta, not from the current .*my proteins\.fasta"
+    ):
         ensure_store(section(source, named), tmp_path)
     with pytest.raises(ConfigError, match="its input"):
         job_store([str(source)], IngestSection(), made_before(tmp_path / "job", source))

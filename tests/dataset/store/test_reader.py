@@ -44,7 +44,7 @@ def all_are_refused(store_path: Path, verify: str, bits: list[int]) -> bool:
         return all(pool.map(read, bits))
 
 
-def test_every_record_comes_back_as_a_view_of_lmdbs_map_that_can_not_be_written(pristine_store, sample):
+def test_every_record_comes_back_as_a_read_only_view_of_the_map(pristine_store, sample):
     store = Store(pristine_store, verify="full")
     assert contents(store) == sample
     assert store.lengths.tolist() == [len(sequence) for _, sequence in sample]
@@ -72,7 +72,7 @@ def test_windows_are_parts_of_the_records(pristine_store, sample):
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_windows_of_a_tiny_store_are_its_records_wherever_lmdb_has_put_them(tmp_path, number):
+def test_windows_of_a_tiny_store_are_its_records(tmp_path, number):
     named = [(f"{'i' * index}{index}", "MKVLA"[: index + 1]) for index in range(number)]
     store = Store(make_store(tmp_path, named))
     everything = np.arange(number)
@@ -96,7 +96,7 @@ def in_forked_child(check) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_a_forked_child_opens_the_file_itself_and_refuses_what_was_opened_before(store_path, sample):
+def test_a_forked_child_opens_the_store_itself(store_path, sample):
     store = Store(store_path)
     assert in_forked_child(lambda: store.text(3) == sample[3][1])
     residues = store.sequence(2)
@@ -115,7 +115,7 @@ def test_a_flipped_bit_anywhere_is_refused_in_full_without_a_signal(store_path):
     assert all_are_refused(store_path, "full", bits)
 
 
-def test_a_flipped_bit_where_lmdb_follows_or_in_a_value_is_refused_in_quick_without_a_signal(store_path):
+def test_a_flipped_bit_in_lmdbs_structure_is_refused_by_the_quick_check(store_path):
     manifest = Store(store_path).manifest
     page_bits = 8 * manifest.page_bytes
     generator = random.Random(0)

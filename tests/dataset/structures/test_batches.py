@@ -64,7 +64,7 @@ def test_coordinates_are_those_of_the_window_with_noise_in_training_alone(store:
     assert 0.09 < residual.std() < 0.11
 
 
-def test_structures_are_dropped_at_the_rate_that_is_set_and_never_in_validation(store: StructureStore):
+def test_structures_are_dropped_at_the_set_rate_in_training_alone(store: StructureStore):
     def dropped(**settings) -> float:
         found = [made(store, epoch=epoch, **settings) for epoch in range(60)]
         alone = [b.by_token["coordinates"][b.cu_seqlens[:-1].long() + 1, 0, 0].isnan().float() for b in found]

@@ -156,7 +156,7 @@ def conformers(draw) -> tuple[list[Atom], str, float]:
 
 @settings(max_examples=120, deadline=None)
 @given(conformers(), st.sampled_from(["pdb", "cif", "bcif"]))
-def test_the_conformer_of_highest_backbone_occupancy_is_taken_whatever_its_identifier(made, kind: str):
+def test_the_conformer_of_highest_backbone_occupancy_is_taken(made, kind: str):
     atoms, three, shift = made
     atoms = [*residue(0), *residue(1), *atoms, *residue(3)]
     structure, _ = read({"pdb": pdb_text, "cif": cif_text, "bcif": bcif_bytes}[kind](atoms))
@@ -167,7 +167,7 @@ def test_the_conformer_of_highest_backbone_occupancy_is_taken_whatever_its_ident
         np.testing.assert_allclose(structure.coordinates[2, 1], FOLD.coordinates[2, 1] + [shift, 0, 0], atol=2e-3)
 
 
-def test_alternates_behind_the_chain_belong_to_their_residue_and_copies_without_identifier_are_refused():
+def test_alternates_behind_the_chain_belong_to_their_residue():
     first = [atom for index in range(4) for atom in residue(index, altloc="A" if index == 2 else "", occupancy=0.4)]
     structure, counts = read(pdb_text([*first, *residue(2, shift=1.0, altloc="B", occupancy=0.6)]))
     assert structure.residues == FOLD.residues[:4] and counts.alternate_atoms == 4
@@ -198,7 +198,7 @@ FORCE_FIELDS = {
 
 
 @pytest.mark.parametrize("kind", ["pdb", "cif", "bcif"])
-def test_names_of_force_fields_and_protonation_states_are_read_as_the_residue(kind: str):
+def test_names_of_force_fields_are_read_as_the_residue(kind: str):
     names = [(letter, name) for letter, names in FORCE_FIELDS.items() for name in names.split()]
     atoms = [atom for index, (_, name) in enumerate(names) for atom in residue(index, name)]
     structure, counts = read({"pdb": pdb_text, "cif": cif_text, "bcif": bcif_bytes}[kind](atoms))
@@ -206,7 +206,7 @@ def test_names_of_force_fields_and_protonation_states_are_read_as_the_residue(ki
     assert (counts.renamed_residues, counts.modified_residues) == (len(names) - 1, 1)
 
 
-def test_molecules_that_share_a_name_with_a_force_field_are_what_the_dictionary_says():
+def test_molecules_named_as_in_a_force_field_follow_the_dictionary():
     homoserine = [*residue(1, "HSE"), Atom("C3", "HSE", 2, (9, 9, 9)), Atom("O3", "HSE", 2, (9, 9, 9))]
     cyanide = [Atom(name, "CYN", 90, (1, 1, 1), record="HETATM") for name in "CN"]
     assert read(pdb_text([*residue(0), *homoserine, *residue(2), *cyanide]))[0].residues == (
@@ -248,7 +248,7 @@ def test_columns_of_mmcif_may_be_missing_and_stand_in_any_order(missing: set, or
         assert read(content, predicted=True)[0].confidence.tolist() == [20] * 4
 
 
-def test_missing_values_of_a_row_are_other_columns_values_and_waters_without_a_group_are_no_chain():
+def test_missing_mmcif_values_fall_back_to_other_columns():
     atoms = [atom for index in range(4) for atom in residue(index, occupancy=None, b_factor=None)]
     water = Atom("O", "HOH", 99, (1, 1, 1), record="HETATM")
     other = [atom for index in range(4) for atom in residue(index, chain="B", shift=50.0)]
@@ -263,7 +263,7 @@ def test_missing_values_of_a_row_are_other_columns_values_and_waters_without_a_g
     assert [(each.id, each.residues) for each in found] == [("x_A", FOLD.residues[:4]), ("x_B", FOLD.residues[:4])]
 
 
-def test_blank_occupancies_are_read_and_a_line_cut_within_its_coordinates_is_refused():
+def test_blank_occupancies_are_read():
     text = pdb_text(atom for index in range(4) for atom in residue(index, occupancy=None, b_factor=None))
     assert read(text)[0].residues == FOLD.residues[:4]
     for cut in (3, 7, 20):
@@ -272,7 +272,7 @@ def test_blank_occupancies_are_read_and_a_line_cut_within_its_coordinates_is_ref
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01])
-def test_declared_predictions_have_the_confidence_of_their_b_factors_and_are_counted(scale: float):
+def test_declared_predictions_have_the_confidence_of_their_b_factors(scale: float):
     atoms = [atom for index in range(4) for atom in residue(index, b_factor=(35.5 + index) * scale)]
     structure, counts = read(pdb_text(atoms), predicted=True)
     np.testing.assert_allclose(structure.confidence, [35.5, 36.5, 37.5, 38.5], atol=0.51 if scale < 1 else 0)
@@ -284,7 +284,7 @@ def test_declared_predictions_have_the_confidence_of_their_b_factors_and_are_cou
 
 
 @pytest.mark.parametrize("b_factor", [None, 0.0, 120.0, -3.0])
-def test_b_factors_that_are_no_confidences_are_refused_of_a_declared_prediction(b_factor: float | None):
+def test_b_factors_of_predictions_that_are_no_confidences_are_refused(b_factor: float | None):
     atoms = [atom for index in range(4) for atom in residue(index, b_factor=b_factor)]
     for content in (pdb_text(atoms), cif_text(atoms), bcif_bytes(atoms)):
         with pytest.raises(DataError, match=r"no confidence.*set data\.structures\.predicted to false"):

@@ -75,7 +75,7 @@ def test_all_refused_files_are_named_together(tmp_path: Path):
     assert "2 files refused" in str(refused.value) and "b.pdb" in str(refused.value)
 
 
-def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_or_waited_for(tmp_path: Path):
+def test_sequences_get_predicted_structures(tmp_path: Path):
     given = folds(3)
     fasta = tmp_path / "proteins.fasta"
     fasta.write_text("".join(f">{fold.id}\n{fold.residues}\n" for fold in given))
@@ -112,9 +112,7 @@ def test_sequences_take_predicted_structures_and_missing_ones_are_refused_empty_
         DataSection(predictions={"on_miss": "wait"})
 
 
-def test_shards_that_are_removed_while_they_are_opened_are_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_shards_removed_while_they_are_opened_are_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = np.array([[3, 1], [7, 2]], dtype=np.uint64)
     rows = [np.zeros((4, 13), np.float16)] * 2
     for number in range(2):

@@ -32,7 +32,7 @@ def test_missing_oxygens_are_placed_where_they_were(tmp_path: Path):
     np.testing.assert_allclose(found.coordinates[:-1], FOLD.coordinates[:-1], atol=0.05)
 
 
-def test_an_incomplete_residue_keeps_its_letter_and_a_missing_one_is_a_break(tmp_path: Path):
+def test_an_incomplete_residue_keeps_its_letter(tmp_path: Path):
     coordinates = FOLD.coordinates.copy()
     coordinates[5, 0] = np.nan
     lines = pdb_lines(replace(FOLD, coordinates=coordinates))

@@ -80,7 +80,7 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
     assert is_text or ours.pad == theirs.pad_token_id
 
 
-def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_word(tmp_path):
+def test_a_choice_of_blanks_is_saved(tmp_path):
     folder = prot_bert(tmp_path / "prot_bert")
     assert open_tokenizer(folder).spaced
     with pytest.raises(ConfigError, match=r"does not know words as long as a protein.*spaced true"):
@@ -102,7 +102,7 @@ def test_a_choice_of_blanks_is_saved_and_refused_where_proteins_would_be_one_wor
     assert open_tokenizer(tmp_path / "saved").spaced
 
 
-def test_the_tokenizer_of_random_weights_is_esms_for_proteins_and_trained_for_texts(tmp_path):
+def test_random_weights_get_esms_tokenizer_or_a_trained_one(tmp_path):
     assert all(isinstance(load("auto", backbone=name), EsmSequenceTokenizer) for name in ("esm2_t6_8M", "bert"))
     ours = load("auto", backbone="qwen2", folder=tmp_path / "bpe", content="text", vocabulary_size=300)
     assert isinstance(ours, HuggingFaceTokenizer) and ours.vocabulary_size == 300
@@ -125,7 +125,7 @@ def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
     assert not {trained.pad, *trained.suffix} & set(ids_T.tolist()), "special tokens in a text are text"
 
 
-def test_autotokenizer_opens_a_trained_tokenizer_alone_and_beside_any_model(trained, tmp_path):
+def test_autotokenizer_opens_a_trained_tokenizer(trained, tmp_path):
     trained.save(tmp_path)
     texts = [*TEXTS, "", "a <|endoftext|> b", "e\u0301"]
     for config in (None, '{"model_type": "llama"}'):
@@ -138,7 +138,7 @@ def test_autotokenizer_opens_a_trained_tokenizer_alone_and_beside_any_model(trai
 
 
 @pytest.mark.slow
-def test_loader_processes_import_nothing_heavy_and_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
+def test_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
     program = (
         "import sys; import esmeray.dataset.tokens.token_store; "
         "import esmeray.dataset.batches.loader_process; import esmeray.dataset.batches.preparation; "

@@ -71,7 +71,7 @@ def test_residues_get_the_shares_of_their_amino_acid():
     assert found["majority class"].shape == (4, 2)
 
 
-def test_where_there_is_nothing_to_learn_the_majority_of_the_known_labels_remains():
+def test_without_anything_to_learn_the_majority_label_remains():
     found = baselines("binary", "protein", ["AC"] * 4, np.array([1, 1, 0, IGNORED_TARGET]), ["AC", "D"], 2)
     np.testing.assert_allclose(found["majority class"], [[1 / 3, 2 / 3]] * 2, rtol=1e-6)
     assert set(baselines("binary", "protein", ["AC", "DE"], np.array([1, 1]), ["AC"], 2)) == {"majority class"}

@@ -10,7 +10,7 @@ from esmeray.inference.classify.plots import draw_confusion, draw_predictions, d
 pytestmark = pytest.mark.slow
 
 
-def test_whatever_the_names_of_classes_no_text_is_clipped_and_cells_have_room(saved_figures, tmp_path, monkeypatch):
+def test_no_text_of_a_plot_is_clipped_whatever_the_class_names(saved_figures, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_MAX_CLASSES", 30)
     counts = np.eye(31, dtype=int)
     counts[7, 30] = 4
@@ -26,7 +26,7 @@ def test_whatever_the_names_of_classes_no_text_is_clipped_and_cells_have_room(sa
     assert cells.get_window_extent().width / 30 > 12  # pixels a class; at 7 points a letter is 12 high
 
 
-def test_of_many_curves_the_best_and_worst_are_named_and_a_class_that_never_occurs_has_none(saved_figures, tmp_path):
+def test_of_many_curves_the_best_and_worst_are_named(saved_figures, tmp_path):
     random = np.random.default_rng(0)
     targets = random.integers(12, size=300)
     scores = random.random((300, 12)) + np.eye(12)[targets] / 2
@@ -41,7 +41,7 @@ def test_of_many_curves_the_best_and_worst_are_named_and_a_class_that_never_occu
     assert [line.get_label() for line in saved_figures[1].axes[0].lines] == ["0.500  chance"]
 
 
-def test_a_cell_of_the_confusion_matrix_stands_at_its_true_and_predicted_class(saved_figures, tmp_path):
+def test_confusion_cells_are_at_their_true_and_predicted_class(saved_figures, tmp_path):
     names, counts = ("in", "out", "wall"), np.array([[5, 2, 0], [0, 7, 1], [3, 0, 9]])
     draw_confusion(tmp_path / "confusion.png", counts, names)
     (axes,) = saved_figures[0].axes

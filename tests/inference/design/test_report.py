@@ -20,9 +20,7 @@ def designs_of(*texts: str) -> list[Design]:
     return [Design(*design, number) for number, design in enumerate(zip(texts, probabilities, strict=True))]
 
 
-def test_native_residues_are_the_structures_own_and_coloured_where_most_designs_agree(
-    saved_figures: list[Figure], tmp_path: Path
-):
+def test_native_residues_are_coloured_where_most_designs_agree(saved_figures: list[Figure], tmp_path: Path):
     # Position by position: all agree, none does, two of four do (a tie), three of four do, unknown, none does.
     designs = designs_of("MAAKKV", "MAWKKV", "MAAKKV", "MAWRKV")
     structure = replace(Structure.unknown("fold", "MLWKXI"), numbers=256 * np.array([8, 9, 10, 15, 19, 20]))

@@ -40,7 +40,7 @@ def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():
     assert [design.residues for design in designs(6, seed=1)] != residues
 
 
-def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_amino_acids():
+def test_likelihoods_are_higher_for_what_the_model_draws():
     drawn = [design.residues for design in designs(4, temperature=0.0)]
     random = np.random.default_rng(0)
     others = ["".join(random.choice(list(AMINO_ACIDS), len(FOLD.residues))) for _ in range(4)]
@@ -49,7 +49,7 @@ def test_likelihoods_are_higher_for_what_the_model_draws_and_recovery_counts_ami
     assert recovery("ACDE", "ACDX") == 1 and recovery("AAAA", "ACAC") == 0.5
 
 
-def test_novelty_is_what_the_best_local_alignment_with_a_known_sequence_leaves_different(tmp_path):
+def test_novelty_is_the_difference_to_the_nearest_known_sequence(tmp_path):
     sequences = random_sequences([80, 300, 41, 120])
     known_fasta = write_proteins(tmp_path / "known.fasta", sequences, ["k0", "k1", "k2", "k3"])
     convert([str(known_fasta)], tmp_path / "store", IngestSection())

@@ -22,6 +22,7 @@ def actor_processes() -> list[psutil.Process]:
     return [p for p in processes if any("_EmbeddingActor" in word for word in p.info["cmdline"] or ())]
 
 
+@pytest.mark.nightly
 def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_path: Path, ray_address: str):
     sequences = random_sequences([400 + number for number in range(80)])
     alone = request(tmp_path, sequences=sequences, outputs=["mean", "residues"], shard_tokens=500, tokens=128)
@@ -46,9 +47,7 @@ def test_actors_give_the_bytes_of_one_process_and_a_lost_one_is_replaced(tmp_pat
     assert "a worker died and is being replaced" in log
 
 
-def test_the_default_precision_is_that_of_the_nodes_and_not_of_the_commands_machine(
-    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_default_precision_is_that_of_the_nodes(tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch):
     nodes = "bf16" if processor.cpu_computes_bf16() else "fp32"
     (tmp_path / "cpuinfo").write_text("flags : avx2" if nodes == "bf16" else "flags : amx_bf16")
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")

@@ -95,7 +95,7 @@ def test_a_grown_output_has_the_values_of_one_job(tmp_path: Path, file_format: s
     assert run_job(job)[1] == report and final_bytes(job.output) == after, "all of its records are there"
 
 
-def test_a_grown_output_keeps_the_precision_that_it_has_where_none_is_given(tmp_path: Path, monkeypatch):
+def test_a_grown_output_keeps_its_precision(tmp_path: Path, monkeypatch):
     _, more = begun(tmp_path)
     (tmp_path / "cpuinfo").write_text("flags : amx_bf16")
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
@@ -110,9 +110,7 @@ def test_int8_grows_with_scales_of_its_own(tmp_path: Path):
     assert all(np.abs(ours[name] - rows).max() <= 1e-2 * np.abs(rows).max() for name, rows in theirs.items())
 
 
-def test_an_output_that_is_killed_while_it_grows_is_the_old_one_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_killed_growth_leaves_the_old_output_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job, more = begun(tmp_path)
     before = final_bytes(job.output)
     with stopped_after(2):
@@ -134,7 +132,7 @@ def test_an_output_that_is_killed_while_it_grows_is_the_old_one_and_resumes(
     assert_same_vectors(job.output, tmp_path / "whole", "mean")
 
 
-def test_an_id_with_another_sequence_is_refused_before_anything_is_computed_or_written(
+def test_an_id_with_another_sequence_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     job, more = begun(tmp_path)
@@ -208,7 +206,7 @@ def test_an_output_at_a_uri_grows_and_is_read_there(tmp_path: Path, monkeypatch:
         assert not any("part-" in name for name in listing(uri))
 
 
-def test_a_part_that_was_copied_from_another_output_is_refused_when_it_is_opened_and_when_it_grows(tmp_path: Path):
+def test_a_part_copied_from_another_output_is_refused(tmp_path: Path):
     job, more = begun(tmp_path)
     run_job(more)
     other = replace(job, output=tmp_path / "other", input=[str(write_proteins(tmp_path / "o.fasta", SEQUENCES[:3]))])

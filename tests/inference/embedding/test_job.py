@@ -73,7 +73,7 @@ def test_narrow_files_are_near(tmp_path: Path):
             assert all(np.abs(narrow[name] - rows).max() <= error * largest for name, rows in whole.items())
 
 
-def test_a_stopped_job_resumes_to_the_same_bytes_and_a_flipped_bit_is_noticed_or_does_no_harm(tmp_path: Path, caplog):
+def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, caplog):
     job = request(tmp_path, outputs=["mean", "residues"])
     run_job(replace(job, output=tmp_path / "undisturbed"))
     with stopped_after(3) as first:
@@ -140,7 +140,7 @@ def test_an_output_of_another_job_is_refused_by_name(tmp_path: Path):
     run_job(finished, overwrite=True)
 
 
-def test_a_finished_output_is_not_computed_again_and_what_is_to_replace_it_stays(tmp_path: Path):
+def test_a_finished_output_is_not_computed_again(tmp_path: Path):
     job = request(tmp_path)
     (report,) = run_job(job)
     before = final_bytes(job.output)
@@ -166,9 +166,7 @@ def test_values_that_are_not_finite_publish_nothing(tmp_path: Path):
     assert not job.output.exists()
 
 
-def test_out_of_memory_splits_the_batch_is_counted_and_names_a_single_sequence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_out_of_memory_splits_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job = request(tmp_path, tokens=128, shard_tokens=256)
     run_job(replace(job, output=tmp_path / "whole"))
     rows = Model.rows

@@ -335,7 +335,7 @@ def test_what_no_index_has_is_refused_in_one_line_or_changes_no_hit(sound, resul
         assert same(result, results[kind])
 
 
-def test_a_search_refuses_a_file_that_was_truncated_or_written_to_and_keeps_one_that_was_replaced(sound, tmp_path):
+def test_a_search_refuses_a_file_truncated_or_written_to(sound, tmp_path):
     for kind in CASES:
         folder = make_changed(sound, tmp_path / kind, kind, lambda folder: None)
         index = open_index(folder)

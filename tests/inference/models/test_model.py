@@ -1,12 +1,12 @@
 """Embeddings equal transformers' own, one sequence at a time, for each architecture, output and layer."""
 
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.models.opening import open_model
 from esmeray.model.export.backbone import export
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
-from tests.classifiers import export_tiny
+from tests.classifiers import export_tiny, tiny_model
 from tests.dataset.tokenizer_folders import ankh, esm, esmc, prot_bert, prot_t5
 from tests.inference.models.opened import opened, rows_of
 from tests.model.small_models import save_masked_lm, save_small_model
@@ -137,7 +137,7 @@ def test_windows_average_the_residues_that_they_share(tmp_path: Path):
         assert (found[name] - rows).abs().max() <= 1e-5 * rows.abs().max()
 
 
-def test_a_trained_autoencoder_gives_its_latents_and_a_classifier_its_backbone(tmp_path: Path):
+def test_an_autoencoder_gives_latents_and_a_classifier_its_backbone(tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()
     export(build_model(tiny_section(), 0), run / "export", EsmSequenceTokenizer())
@@ -164,7 +164,7 @@ def test_models_on_one_backbone_share_its_cached_features_and_no_latents(tmp_pat
         assert (keys[0] == keys[1]) == (name == "mean")
 
 
-def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_are_not_finite_are_named(tmp_path: Path):
+def test_the_fingerprint_follows_the_weights_and_not_the_name(tmp_path: Path):
     folder, network = model_folder(tmp_path, "ESM-2")
     copied = esm(tmp_path / "copied")
     network.save_pretrained(copied)
@@ -180,30 +180,38 @@ def test_the_fingerprint_follows_the_weights_and_not_the_name_and_weights_that_a
         opened(folder)
 
 
-def test_sequences_are_cleaned_and_refused_as_commands_do_it(tmp_path: Path):
+def test_every_call_cleans_its_sequences_and_refuses_others(tmp_path: Path):
     model = opened(model_folder(tmp_path, "ESM-2")[0])
-    expected = model.embed(["MKTAYIAKQR", "MSILX"])
-    with pytest.warns(
-        UserWarning, match="sequences: 1 record with lower-case letters, converted to upper case; 1 final"
+    classifier, autoencoder = ClassifierPipeline(tiny_model(kind="per_residue")), build_model(tiny_section(), 0)
+    for argument, call in (
+        ("sequences", model.embed),
+        ("texts", lambda texts: classifier.predict(texts).probabilities),
+        ("sequences", lambda sequences: torch.cat(autoencoder.encode(sequences))),
     ):
-        vectors = model.embed(np.array(["mktayiakqr", "MSI\nLX*"]))
-    np.testing.assert_array_equal(vectors, expected)
-    np.testing.assert_array_equal(model.embed(pd.Series(["MKTAYIAKQR", "MSILX"], index=[4, 2])), expected)
-    for sequence in ("MK1", "MK-T", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT"):
-        with pytest.raises(DataError, match=r"sequences\[1\]"):
-            model.embed(["MKT", sequence])
-    with pytest.raises(ConfigError, match="sequences: expected a list of str, found "):
-        model.embed("MKTAYIAKQR")
-    short = opened(model_folder(tmp_path / "short", "ProtBERT")[0])
-    longest = short.facts.longest
-    assert longest is not None and short.embed(["A" * longest]).shape == (1, short.facts.hidden_size)
+        expected = call(["MKTAYIAKQR", "MSILX"])
+        with pytest.warns(
+            UserWarning, match=f"{argument}: 1 record with lower-case letters, converted to upper case; 1 final"
+        ):
+            found = call(np.array(["mktayiakqr", "MSI\nLX*"]))
+        np.testing.assert_array_equal(found, expected)
+        for sequence in ("MK1", "MK-T", "M<mask>", ">a\nMKT", "M*K", "", None, float("nan"), b"MKT"):
+            with pytest.raises(DataError, match=rf"{argument}\[1\]"):
+                call(["MKT", sequence])
+        with pytest.raises(ConfigError, match=f"{argument}: expected a list of str, found "):
+            call("MKTAYIAKQR")
+
+
+def test_a_sequence_beyond_the_models_positions_is_refused_by_its_number(tmp_path: Path):
+    model = opened(model_folder(tmp_path, "ProtBERT")[0])
+    longest = model.facts.longest
+    assert longest is not None and model.embed(["A" * longest]).shape == (1, model.facts.hidden_size)
     with pytest.raises(
         DataError, match=rf"sequences\[1\]: {longest + 1} tokens, more than the model's maximum of {longest}"
     ):
-        short.embed(["MKT", "A" * (longest + 1)])
+        model.embed(["MKT", "A" * (longest + 1)])
 
 
-def test_a_model_refuses_to_compute_in_a_child_that_was_forked_after_it_was_opened(tmp_path: Path):
+def test_a_model_refuses_to_compute_in_a_forked_child(tmp_path: Path):
     folder = model_folder(tmp_path, "ESM-2")[0]
     model, pipeline = opened(folder), ClassifierPipeline.load(export_tiny(tmp_path / "classifier"), device="cpu")
     export(build_model(tiny_section(), 0), tmp_path / "autoencoder", EsmSequenceTokenizer())
@@ -217,19 +225,20 @@ def test_a_model_refuses_to_compute_in_a_child_that_was_forked_after_it_was_open
     assert model.embed(["MKT"]).shape == (1, 32)
 
 
+WRONG_OUTPUTS = [{"output": "nothing"}, {"output": ["mean"]}, {"layer": "a"}, {"tokens": 0}, {"layer": None}]
+WRONG_SETTINGS = [{"precision": "fp8"}, {"device": "meta"}, {"stream": "no way"}, {"weights": "int4"}, {"device": 1.5}]
+
+
 def test_what_a_model_has_not_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="random"):
-        opened("esm2_t6_8M")
     model = opened(model_folder(tmp_path, "ESM-2")[0])
     # The folder has no head of masked language modelling, and that of a new network would give noise.
-    for output in ("latents", "logits"):
-        with pytest.raises(ConfigError, match="this model; available: cls, contacts"):
-            model.outputs([output])
-    with pytest.raises(ConfigError, match=r"the model has 2 layers \(0"):
-        model.outputs(layers=[3])
-    for wrong in ({"output": "nothing"}, {"output": ["mean"]}, {"layer": "a"}, {"tokens": 0}, {"layer": None}):
-        with pytest.raises(EsmerayError):
-            model.embed(["MKT"], **wrong)
-    for wrong in ({"precision": "fp8"}, {"device": "meta"}, {"stream": "no way"}, {"weights": "int4"}, {"device": 1.5}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            open_model(tmp_path / "model", **wrong)
+    for words, call, arguments in [
+        ("random", opened, {"source": "esm2_t6_8M"}),
+        ("this model; available: cls, contacts", model.outputs, {"kinds": ["latents"]}),
+        ("this model; available: cls, contacts", model.outputs, {"kinds": ["logits"]}),
+        ("the model has 2 layers", model.outputs, {"layers": [3]}),
+        *[("", partial(model.embed, ["MKT"]), wrong) for wrong in WRONG_OUTPUTS],
+        *[(next(iter(wrong)), partial(open_model, tmp_path / "model"), wrong) for wrong in WRONG_SETTINGS],
+    ]:
+        with pytest.raises(EsmerayError, match=words):
+            call(**arguments)

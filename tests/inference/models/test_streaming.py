@@ -234,7 +234,7 @@ def test_a_copy_of_8_bits_is_verified_and_made_anew_of_other_weights(folder: Pat
         opened("esm2_t6_8M", random_weights=True, weights="int8")
 
 
-def test_vectors_of_8_bits_are_those_of_streamed_layers_and_are_not_mixed_with_others(folder: Path, tmp_path: Path):
+def test_vectors_of_8_bits_are_those_of_streamed_layers(folder: Path, tmp_path: Path):
     job = request(tmp_path, stream=False, weights="int8")
     run_job(job)
     other = replace(job, output=tmp_path / "other", stream=True)

@@ -102,7 +102,7 @@ def test_folds_are_those_of_proteingym():
     assert len(train) == 40 and {*train, *test} == {*range(len(few))} and len(test) == len(few) - 40
 
 
-def test_no_prediction_is_by_a_model_that_saw_the_mutant_and_intervals_hold():
+def test_no_prediction_is_by_a_model_that_saw_the_mutant():
     features, values = measured(300)
     fold = np.arange(300) % 5
     wanted = predictions(features, values, parts(fold, None, 0))
@@ -113,7 +113,7 @@ def test_no_prediction_is_by_a_model_that_saw_the_mutant_and_intervals_hold():
     assert np.isnan(predictions(features, values, parts(0 * fold, 50, 0)).mean).sum() == 50
 
 
-def test_on_240_mutants_of_beta_lactamase_the_model_is_better_than_the_column(shared_data):
+def test_a_fit_on_240_mutants_of_beta_lactamase_beats_the_column(shared_data):
     with gzip.open(shared_data / "mutations" / "beta_lactamase.csv.gz", "rt") as file:
         table = pd.read_csv(file).dropna()
     sequence = "".join((shared_data / "mutations" / "beta_lactamase.fasta").read_text().split("\n")[1:])
@@ -130,7 +130,7 @@ def test_on_240_mutants_of_beta_lactamase_the_model_is_better_than_the_column(sh
         assert 0.85 < ((predicted.low <= values) & (values <= predicted.high)).mean() < 0.95, kind
 
 
-def test_of_many_mutants_what_each_site_has_is_learnt_beyond_the_inducing_ones(monkeypatch):
+def test_many_mutants_teach_site_effects_beyond_the_inducing_points(monkeypatch):
     monkeypatch.setattr(gaussian_process, "_INDUCING", 50)
     random = np.random.default_rng(0)
     effects = {mutant: random.normal() for mutant in SINGLES}

@@ -21,7 +21,7 @@ def reference(scores: np.ndarray, measured: np.ndarray) -> dict[str, float]:
     }
 
 
-def test_metrics_are_those_of_proteingym_also_of_mutants_that_are_drawn_twice():
+def test_metrics_are_those_of_proteingym():
     random = np.random.default_rng(0)
     measured = random.normal(size=157).round(1)
     scores = measured + random.normal(size=157)

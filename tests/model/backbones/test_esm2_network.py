@@ -38,7 +38,7 @@ def test_a_config_means_what_it_means_to_transformers():
 
 @pytest.mark.parametrize("kind", [EsmForMaskedLM, EsmModel])
 @pytest.mark.parametrize("shard", ["10GB", "20KB"])
-def test_folders_of_transformers_are_read_whole_or_in_shards_and_a_head_that_they_lack_is_drawn(kind, shard, tmp_path):
+def test_folders_of_transformers_are_read_whole_or_in_shards(kind, shard, tmp_path):
     network = kind(transformers_config())
     network.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / "model.safetensors").exists() == (shard == "10GB")

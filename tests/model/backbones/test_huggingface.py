@@ -82,7 +82,7 @@ def test_bf16_features_point_the_same_way_and_rotary_frequencies_stay_fp32(name,
     assert all(torch.equal(buffer, dict(packed.named_buffers())[name]) for name, buffer in buffers.items())
 
 
-def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(reference, batch):
+def test_gradient_checkpointing_changes_no_gradient(reference, batch):
     gradients, calls = [], []
     for checkpointing in (False, True):
         backbone = wrapped(reference, gradient_checkpointing=checkpointing).train()
@@ -138,7 +138,7 @@ def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
     ],
 )
 @torch.no_grad()
-def test_variants_equal_one_at_a_time_and_refuse_a_sequence_beyond_their_positions_or_windows(kind, changes, longest):
+def test_variants_of_backbones_equal_one_sequence_at_a_time(kind, changes, longest):
     model = small_model(kind, **changes)
     backbone = wrapped(model).eval()
     assert backbone.longest == longest

@@ -72,7 +72,7 @@ def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():
 
 
 @pytest.mark.parametrize("source", FIRST_PROJECTIONS)
-def test_an_adapter_of_attention_starts_as_nothing_learns_alone_and_is_merged_with_the_same_features(source):
+def test_an_adapter_starts_as_nothing_and_is_merged_exactly(source):
     plain, made = backbone(source), adapted(source, learnt=False)
     assert_near(made(BATCH), plain(BATCH))
     layers = {name.removeprefix("model.").partition(".lora_")[0] for name in trainable(made)}
@@ -93,7 +93,7 @@ def test_an_adapter_of_attention_starts_as_nothing_learns_alone_and_is_merged_wi
     assert_near(list(state.values()), [merged[name] for name in state])
 
 
-def test_an_adapter_is_restored_whole_and_saved_as_the_same_files_each_time(tmp_path):
+def test_an_adapter_is_restored_whole_and_saved_as_the_same_files(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         made = adapted(targets=["all-linear"], alpha=3.0)

@@ -79,14 +79,14 @@ def by_hand(config, head_weights: int) -> tuple[float, float, float]:
     return layers * (4 * width * width + 2 * width * inner), head_weights, layers * 4 * width * CONTEXT
 
 
-def test_trained_language_model_takes_six_for_each_weight_and_twelve_for_attention():
+def test_training_takes_12_flops_per_attention_and_6_per_weight():
     model = build_model(tiny_section("masked_lm"), seed=0)
     config = model.backbone.config
     backbone, head, attention = by_hand(config, config.hidden_size**2 + config.hidden_size * config.vocab_size)
     assert training_flops_per_token(model, CONTEXT) == pytest.approx(6 * (backbone + head) + 3 * attention, UNUSED)
 
 
-def test_frozen_backbone_takes_two_for_each_weight_and_nothing_where_its_features_are_kept():
+def test_a_frozen_backbone_takes_2_flops_per_weight():
     model = build_model(tiny_section("autoencoder", frozen=True), seed=0)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and p.ndim > 1)
     backbone, _, attention = by_hand(model.backbone.config, 0)

@@ -81,7 +81,7 @@ def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, settings,
 
 
 @pytest.mark.parametrize("settings", [{}, FOCAL], ids=str)
-def test_unknown_labels_are_left_out_of_the_mean_and_label_weights_weight_it(logits, labels, settings):
+def test_label_weights_multiply_the_loss_of_known_labels(logits, labels, settings):
     labels[0, 1] = labels[1, :3] = math.nan
     labels[4] = math.nan
     by_label = torch.tensor([0.2, 3.0, 0.7, 0.0])

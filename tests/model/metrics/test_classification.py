@@ -58,7 +58,7 @@ def case_of(kind, seed=0, rows=40, columns=4):
     return class_case(seed, rows, 2 if kind == "binary" else columns)
 
 
-def close(found, expected):
+def assert_close(found, expected):
     assert found == pytest.approx(expected, abs=1e-6, nan_ok=False)
 
 
@@ -66,7 +66,7 @@ def weights_of(seed, rows, weighted):
     return np.random.default_rng(seed).random(rows) + 0.01 if weighted else None
 
 
-def rankings_are_those_of_scikit_learn(found, truth, scores, weights):
+def assert_rankings_of_scikit_learn(found, truth, scores, weights):
     present = [c for c in range(truth.shape[1]) if truth[:, c].any()]
     varying = [c for c in present if not truth[:, c].all()]
     for name, function, columns in (
@@ -74,7 +74,7 @@ def rankings_are_those_of_scikit_learn(found, truth, scores, weights):
         ("average_precision", metrics.average_precision_score, present),
     ):
         values = [function(truth[:, c], scores[:, c], sample_weight=weights) for c in columns]
-        close(found.get(name), np.mean(values) if values else None)
+        assert_close(found.get(name), np.mean(values) if values else None)
 
 
 @cases
@@ -86,13 +86,15 @@ def test_metrics_of_classes_are_those_of_scikit_learn(seed, rows, classes, decim
     predicted = scores.argmax(axis=1)
     kind = "binary" if classes == 2 else "multiclass"
     found = classification_metrics(kind, torch.from_numpy(scores), torch.from_numpy(targets), weights)
-    close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
-    close(found["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted, sample_weight=weights))
-    close(found["mcc"], metrics.matthews_corrcoef(targets, predicted, sample_weight=weights))
+    assert_close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
+    assert_close(found["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted, sample_weight=weights))
+    assert_close(found["mcc"], metrics.matthews_corrcoef(targets, predicted, sample_weight=weights))
     for average in ("macro", "micro"):
-        close(found[f"f1_{average}"], metrics.f1_score(targets, predicted, average=average, sample_weight=weights))
+        assert_close(
+            found[f"f1_{average}"], metrics.f1_score(targets, predicted, average=average, sample_weight=weights)
+        )
     first = 1 if kind == "binary" else 0
-    rankings_are_those_of_scikit_learn(found, np.eye(classes)[targets][:, first:], scores[:, first:], weights)
+    assert_rankings_of_scikit_learn(found, np.eye(classes)[targets][:, first:], scores[:, first:], weights)
 
 
 @cases
@@ -105,12 +107,12 @@ def test_metrics_of_labels_are_those_of_scikit_learn(seed, rows, classes, decima
         targets[:, 0] = 0
     predicted = scores > 0.5
     found = classification_metrics("multilabel", scores, targets, weights)
-    close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
+    assert_close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
     for average in ("macro", "micro"):
         if average == "macro" or targets.any() or predicted.any():
             expected = metrics.f1_score(targets, predicted, average=average, zero_division=0, sample_weight=weights)
-            close(found[f"f1_{average}"], expected)
-    rankings_are_those_of_scikit_learn(found, targets, scores, weights)
+            assert_close(found[f"f1_{average}"], expected)
+    assert_rankings_of_scikit_learn(found, targets, scores, weights)
 
 
 @cases
@@ -119,12 +121,12 @@ def test_metrics_of_numbers_are_those_of_scikit_learn_and_scipy(seed, rows, clas
     predicted, measured = number_case(seed, rows, classes, decimals=2 if decimals == 1 else 8)
     weights = weights_of(seed, rows, weighted)
     found = classification_metrics("regression", predicted, measured, weights)
-    close(found["mse"], metrics.mean_squared_error(measured, predicted, sample_weight=weights))
-    close(found["mae"], metrics.mean_absolute_error(measured, predicted, sample_weight=weights))
+    assert_close(found["mse"], metrics.mean_squared_error(measured, predicted, sample_weight=weights))
+    assert_close(found["mae"], metrics.mean_absolute_error(measured, predicted, sample_weight=weights))
     varying = [c for c in range(classes) if np.ptp(measured[:, c]) > 0 and np.ptp(predicted[:, c]) > 0]
     for name, function in (("spearman", spearmanr), ("pearson", pearsonr)) if not weighted else ():
         each = [function(predicted[:, c], measured[:, c]).statistic for c in varying]
-        close(found.get(name), np.mean(each) if each else None)
+        assert_close(found.get(name), np.mean(each) if each else None)
     if len(varying) == classes:
         expected = metrics.r2_score(measured, predicted, sample_weight=weights)
         assert found["r2"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -135,7 +137,7 @@ def test_calibration_error_is_the_gap_of_each_bin_by_its_share():
     confidences, right = scores.max(axis=1), scores.argmax(axis=1) == targets
     bins = np.digitize(confidences, np.linspace(0, 1, 16))
     gaps = [(right - confidences)[bins == number].sum() for number in np.unique(bins)]
-    close(classification_metrics("multiclass", scores, targets)["ece"], np.abs(gaps).sum() / 60)
+    assert_close(classification_metrics("multiclass", scores, targets)["ece"], np.abs(gaps).sum() / 60)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -154,11 +156,11 @@ def test_fmax_is_that_of_cafa(seed):
         precision = (hits[covered] / predicted[covered].sum(axis=1)).mean() if covered.any() else 0.0
         recall = (hits / truth.sum(axis=1)).mean()
         best = max(best, 2 * precision * recall / max(precision + recall, 1e-9))
-    close(classification_metrics("multilabel", scores, targets)["fmax"], best)
+    assert_close(classification_metrics("multilabel", scores, targets)["fmax"], best)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_of_weight_two_counts_as_two_records_and_one_without_a_target_for_nothing(kind):
+def test_a_record_of_weight_two_counts_as_two_records(kind):
     predictions, targets = case_of(kind)
     weights = np.random.default_rng(0).integers(0, 4, size=len(targets))
     weighted = classification_metrics(kind, predictions, targets, weights)
@@ -176,11 +178,11 @@ def test_unknown_labels_and_numbers_are_left_out_one_by_one():
     targets[:10, 1] = np.nan
     label = metrics_of_each("multilabel", scores, targets)[1]
     assert label["records"] == targets[10:, 1].sum()
-    close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
+    assert_close(label["auroc"], metrics.roc_auc_score(targets[10:, 1], scores[10:, 1]))
     numbers, measured = number_case(0, 30, 2)
     measured[:10, 1] = np.nan
     number = metrics_of_each("regression", numbers, measured)[1]
-    close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
+    assert_close(number["r2"], metrics.r2_score(measured[10:, 1], numbers[10:, 1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

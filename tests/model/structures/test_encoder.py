@@ -59,7 +59,7 @@ def test_packed_structures_give_what_each_gives_alone(neighbours: int):
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=float(1e-5 * alone.abs().max()))
 
 
-def test_neighbours_are_the_nearest_residues_of_the_same_structure_with_coordinates(monkeypatch: pytest.MonkeyPatch):
+def test_neighbours_are_the_nearest_residues_with_coordinates(monkeypatch: pytest.MonkeyPatch):
     batch = packed(*FOLDS)
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[7] = torch.nan
@@ -93,7 +93,7 @@ def test_torsions_are_those_that_the_fold_was_built_with():
     assert rows[0, :2].eq(0).all()
 
 
-def test_residues_without_coordinates_get_the_learned_vector_and_a_gradient_reaches_all_weights():
+def test_residues_without_coordinates_get_the_learned_vector():
     batch, model = packed(*FOLDS), encoder()
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[5:9] = torch.nan

@@ -28,7 +28,7 @@ def topics(summary: GpuSummary) -> set[str]:
     return {advice.topic for advice in summary.advice}
 
 
-def test_what_is_wrong_is_found_on_each_gpu_by_clocks_or_by_reasons_alone_too_and_nothing_else(tmp_path):
+def test_what_is_wrong_with_each_gpu_is_found_and_nothing_else(tmp_path):
     for make, topic in (gpu_traces.thermal, "heat"), (gpu_traces.power, "power limit"):
         whole, by_clocks, by_reasons = (
             summaries(make(), tmp_path, without)[0]
@@ -54,7 +54,7 @@ def test_values_are_of_the_time_at_work(tmp_path):
     assert summary.clock_share == pytest.approx((120 + 150 * 0.75) / 270, abs=0.01)
 
 
-def test_short_and_unspecific_throttling_memory_and_load_are_judged_and_lower_clocks_that_are_none(tmp_path):
+def test_throttling_memory_and_load_are_judged(tmp_path):
     short, hot, hungry = Machine(), Machine(), Machine()
     short.reasons[:, 100:110] = HW_THERMAL
     hot.reasons[:, 100:200] = hungry.reasons[:, 100:200] = 0x8
@@ -86,7 +86,7 @@ def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):
     assert (topics(second), second.work_s, second.idle) == (set(), 0.0, None)
 
 
-def test_hole_in_the_log_is_not_idle_time_and_few_samples_are_drawn_and_noted_as_such(tmp_path):
+def test_a_gap_in_the_log_is_not_idle_time(tmp_path):
     path = gpu_traces.healthy().write(tmp_path / "log.csv")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:200] + lines[300:]) + "\n")

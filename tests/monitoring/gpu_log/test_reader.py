@@ -78,7 +78,7 @@ def test_damage_is_reported_with_line_and_column(path, change, message):
     assert message in str(error.value)
 
 
-def test_partial_last_line_repeated_headers_windows_line_ends_and_a_clock_set_back_are_passed_over(path):
+def test_damaged_lines_of_a_gpu_log_are_passed_over(path):
     text = "\r\n".join([SMI_QUERY, smi(0), SMI_QUERY, smi(1)]) + "\r\n" + smi(2)[:40]
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert read_gpu_log(path).gpus["0"]["time"].tolist() == [0, 1]

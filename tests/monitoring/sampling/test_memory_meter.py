@@ -12,7 +12,7 @@ PAGES = 2 * MIB
 """Threads count some pages for themselves; the kernel adds them up now and then."""
 
 
-def test_peak_holds_what_was_freed_again_until_it_is_reset_and_passes_a_limit():
+def test_the_peak_keeps_freed_memory_until_it_is_reset():
     meter = MemoryMeter(CPU)
     meter.free()
     before = meter.peak_bytes()

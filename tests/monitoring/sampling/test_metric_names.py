@@ -29,7 +29,7 @@ def test_the_page_lists_every_metric_as_the_code_does():
         assert "| metric | unit | meaning |\n|---|---|---|\n" + rows in page
 
 
-def test_grafanas_dashboard_asks_for_every_metric_and_no_other_in_panels_side_by_side():
+def test_the_dashboard_shows_every_metric_and_no_other():
     panels = dashboard()["panels"]
     text = json.dumps(dashboard())
     assert set(re.findall(r'"expr": "ray_(\w+)\{', text)) == {metric.prometheus_name for metric in METRICS}

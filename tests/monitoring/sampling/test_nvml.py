@@ -88,7 +88,7 @@ def without_traffic(figures: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if "link" not in name and "pcie" not in name}
 
 
-def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name(driver, monkeypatch):
+def test_all_gpus_are_read_and_all_that_is_read_has_a_name(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     devices = driver.devices()
     samples = devices.read()
@@ -100,7 +100,7 @@ def test_all_gpus_are_read_whichever_are_visible_and_all_that_is_read_has_a_name
     assert driver.warnings == []
 
 
-def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what_cannot_be_said_never(driver):
+def test_an_older_driver_is_asked_by_the_older_name(driver):
     devices = driver.devices()
     unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # of a slice of a GPU
     slice_lacks = {(1, name): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
@@ -119,7 +119,7 @@ def test_older_driver_is_asked_by_the_older_name_what_failed_once_again_and_what
     assert driver.warnings == []
 
 
-def test_lost_gpu_is_one_warning_and_the_others_go_on_till_the_driver_is_replaced(driver):
+def test_a_lost_gpu_is_one_warning_and_the_others_continue(driver):
     devices = driver.devices()
     devices.read()
     driver.failing = {(0, "*"): pynvml.NVML_ERROR_GPU_IS_LOST}

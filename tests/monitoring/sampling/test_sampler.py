@@ -60,7 +60,7 @@ def only_sample(path: Path) -> Record:
     return record
 
 
-def test_sample_holds_the_process_and_the_last_noted_step_and_worker_0s_the_run(make, path, warnings):
+def test_a_sample_has_the_process_and_the_last_noted_step(make, path, warnings):
     sampler = make(clock=lambda: 1234.5)
     sampler.note(7, 1, STEP)
     sampler.note(8, 1, STEP)
@@ -104,7 +104,7 @@ def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypat
     assert warnings == []
 
 
-def test_memory_is_of_the_workers_gpu_and_its_peak_of_an_epoch_whose_last_one_is_told(make, path, cuda):
+def test_memory_is_of_the_workers_gpu_with_its_peak_per_epoch(make, path, cuda):
     sampler = make(device=GPU)
     sampler.note(1, 0, STEP)
     sampler.sample()

@@ -112,9 +112,7 @@ def series(history: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in history if name in row]
 
 
-def test_offline_is_the_default_and_a_run_per_worker_has_config_values_and_metrics_of_its_own_and_new_alerts(
-    tmp_path, monkeypatch, mark
-):
+def test_offline_is_the_default_with_a_run_per_worker(tmp_path, monkeypatch, mark):
     assert WandbSection().mode == "offline"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     Run(tmp_path / "none", "disabled").start().close()
@@ -195,7 +193,7 @@ def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
     run.assert_harmless(mark)
 
 
-def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tmp_path, monkeypatch, mark, server):
+def test_a_silent_server_costs_a_warning_and_uploads_later(tmp_path, monkeypatch, mark, server):
     monkeypatch.setattr(wandb_run, "MARGIN_S", 1.0)  # all of which the follower takes, as W&B's process stands still
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
@@ -212,7 +210,7 @@ def test_silence_in_the_middle_costs_a_warning_and_the_rest_is_uploaded_later(tm
     assert server.values() == VALUES
 
 
-def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis():
+def test_one_run_holds_every_metric_of_all_workers():
     rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
     records = [
         train(1, 0),
@@ -240,7 +238,7 @@ def test_one_run_holds_every_metric_of_both_workers_and_nodes_against_its_axis()
     assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
 
 
-def test_model_whose_upload_stalls_holds_up_the_end_no_longer_than_its_timeout_and_is_named(tmp_path, mark, server):
+def test_a_stalled_model_upload_ends_at_its_timeout(tmp_path, mark, server):
     server.artifacts_stall = True
     run = Run(tmp_path / "run", "online", log_model=True, finish_timeout_s=2.0)
     append(run.folder.metrics, *RECORDS)

@@ -37,7 +37,7 @@ def test_each_panel_shows_its_series_and_resumes_and_skipped_steps(saved_figures
     draw_curves([], tmp_path / "empty.png", "nothing yet", metric_labels())
 
 
-def test_a_validation_that_rises_is_not_cut_off_and_r2_below_the_axis_is_marked(saved_figures, tmp_path):
+def test_a_rising_validation_loss_is_not_cut_off(saved_figures, tmp_path):
     train = [{"kind": "train", "step": step, "loss": 3 / step} for step in range(1, 1001)]
     rising = [{"kind": "validation", "step": 200 * n, "loss": n, "unconditional_loss": n + 1} for n in range(1, 6)]
     rising[0]["feature_r2"] = -28.5

@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
+def test_without_a_terminal_lines_come_now_and_then():
     stream, now_s = io.StringIO(), 0
     sink = ProgressSink(1000, metric_labels(), stream=stream, plain_every_s=10, clock=lambda: now_s)
     for now_s in range(1, 101):
@@ -31,7 +31,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_for_each_validation():
 
 
 @pytest.mark.parametrize("make", [io.StringIO, Terminal])
-def test_alerts_and_their_end_are_shown_and_metrics_defined_once_where_they_first_appear(make):
+def test_alerts_and_their_end_are_shown(make):
     stream = make()
     sink = ProgressSink(10, metric_labels(), stream=stream)
     for step in (1, 2):
@@ -61,7 +61,7 @@ def test_a_terminal_of_any_width_shows_the_metrics_once_above_the_line(columns, 
     assert ("loss 2.5000 · 34 s left" in line) == (columns == 50)
 
 
-def test_line_holds_step_loss_speed_rate_and_time_left_of_the_workers_total():
+def test_a_line_has_step_loss_speed_rate_and_time_left():
     stream = io.StringIO()
     sink = ProgressSink(10, metric_labels(), stream=stream, clock=lambda: 0.0)
     sink.write({"kind": "event", "step": 0, "event": "started", "total_steps": 100})

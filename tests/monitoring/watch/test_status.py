@@ -53,7 +53,7 @@ def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
     assert lines(run)[-1] == "  warning: not finite"
 
 
-def test_damage_is_a_line_of_the_state_and_what_is_no_run_is_refused_with_what_may_be_meant(run):
+def test_damage_is_a_line_of_the_state(run):
     append(run.metrics, *(step(number) for number in range(1, 4)))
     run.metrics.write_bytes(run.metrics.read_bytes().replace(b'"loss":3.0', b'"loss":2.0', 1))
     assert [line for line in lines(run) if "skipped" in line]
@@ -74,7 +74,7 @@ def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run)[0] == "mine: finished, trained 1 step"
 
 
-def test_only_a_run_that_finished_or_failed_and_is_not_begun_again_has_ended(run):
+def test_only_a_run_that_finished_or_failed_has_ended(run):
     status = RunStatus(run.path, metric_labels())
 
     def has_ended(outcome: str) -> bool:
@@ -88,7 +88,7 @@ def test_only_a_run_that_finished_or_failed_and_is_not_begun_again_has_ended(run
     assert [*map(has_ended, outcomes)] == [False, False, True, True, True]
 
 
-def test_killed_run_is_said_to_have_saved_what_is_on_disk_as_soon_as_its_lock_is_free(run):
+def test_a_killed_run_is_reported_as_saved_once_its_lock_is_free(run):
     append(run.metrics, step(99))
     with held(run.path):
         assert lines(run)[0] == "mine: running"

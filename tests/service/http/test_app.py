@@ -148,7 +148,7 @@ def test_scores_are_differences_of_log_probabilities(client: httpx.Client, metho
     assert client.post("/v1/masked", params=query, content=f">0\n{sequence}\n", headers=FASTA).json() == answer
 
 
-def test_a_mask_is_one_residue_of_a_sequence_and_lower_case_is_taken_beside_it(client: httpx.Client):
+def test_a_mask_is_one_residue_of_a_sequence(client: httpx.Client):
     body = {"sequences": ["m<mask>kt"], "mutations": ["K3A"]}
     answer = client.post("/v1/masked", json=body)
     assert answer.status_code == 200 and len(answer.json()["data"][0]["probabilities"]) == 4
@@ -271,7 +271,7 @@ def begun_body(client: httpx.Client) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_a_slow_body_is_refused_and_a_client_that_leaves_within_it_is_no_failure(serving: Serving, monkeypatch):
+def test_a_slow_body_is_refused(serving: Serving, monkeypatch):
     with monkeypatch.context() as patch, serving.client() as client:
         patch.setattr(guard, "BODY_S", 0.05)
         with begun_body(client) as connection:
@@ -319,7 +319,7 @@ def test_too_many_requests_at_once_and_too_slow_answers_are_refused(serving: Ser
         assert client.post("/v1/encode", json=ONE).status_code == 200
 
 
-def test_a_lost_replica_is_tried_again_once_and_what_fails_keeps_its_connection(serving: Serving, caplog):
+def test_a_lost_replica_is_tried_again_once(serving: Serving, caplog):
     errors: list[type[Exception]] = []
 
     async def fail() -> None:

@@ -53,7 +53,7 @@ def test_serves_own_paths_and_headers_do_not_get_past_the_door(serving: Serving)
     assert not any(name.startswith(b"x-request-") for name in set().union(*seen))
 
 
-def test_a_body_of_single_bytes_is_one_piece_for_the_ingress_or_one_in_a_while(monkeypatch: Any):
+def test_a_body_of_single_bytes_reaches_the_ingress_in_few_pieces(monkeypatch: Any):
     def sent_at(pauses_s: list[float]) -> list[tuple[bytes, bool]]:
         waits, seen = iter(pauses_s), []
 
@@ -118,7 +118,7 @@ def test_who_leaves_right_after_a_request_costs_the_ingress_no_call(serving: Ser
     assert seen.count("/health") == 4 and len(seen) < 20
 
 
-def test_a_foreign_page_is_refused_after_a_while_without_its_body_or_the_ingress():
+def test_a_foreign_page_is_refused_without_its_body():
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 

@@ -117,7 +117,7 @@ LARGE_ANSWERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", LARGE_ANSWERS)
-def test_a_large_answer_is_built_beside_the_event_loop_and_equals_a_small_one(client, monkeypatch, path: str):
+def test_a_large_answer_is_built_off_the_event_loop(client, monkeypatch, path: str):
     loops, encoded = [], answers.to_json
 
     def to_json(content: Any, **how: Any) -> bytes:

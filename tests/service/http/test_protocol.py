@@ -124,7 +124,7 @@ def test_a_body_is_whole_whose_request_waits_for_another_answer(serving: Serving
         assert answers(connection) == [(200, "")] * 3
 
 
-def test_requests_that_wait_when_their_connection_is_refused_are_not_answered(serving: Serving):
+def test_requests_behind_a_refused_one_are_not_answered(serving: Serving):
     with connected(serving) as connection:
         connection.sendall(50 * (GET + b"\r\n") + b"\0")
         answered = answers(connection)

@@ -95,9 +95,7 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
     assert not problems[0] and "indexes: proteins: its vectors are of " in problems[1]
 
 
-def test_a_truncated_index_is_refused_at_once_and_searched_again_when_it_is_whole(
-    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_truncated_index_is_refused_at_once(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "index"
     shutil.copytree(serving.index, folder)
     part = folder / "parts" / "00000.safetensors"

@@ -77,7 +77,7 @@ REQUESTS = st.lists(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_s
 @given(
     requests=REQUESTS, at_once=st.integers(1, 2), cache_bytes=st.sampled_from([0, 200]), cancelled=st.integers(0, 12)
 )
-def test_whatever_is_mixed_every_item_gets_its_result_and_no_batch_exceeds_the_budget(
+def test_every_item_gets_its_result_within_the_token_budget(
     requests: list[list[tuple[int, bool]]], at_once: int, cache_bytes: int, cancelled: int
 ):
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
@@ -112,7 +112,7 @@ def test_a_long_item_is_in_the_next_batch_once_it_is_the_oldest():
     assert batched(use).payloads[:4] == [[-1], [0, 1, 2], [100], [3, 4, 5]]
 
 
-def test_equal_items_are_computed_once_while_they_wait_are_computed_and_later():
+def test_equal_items_are_computed_once():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         same = await begun(*(batcher.submit([item(-1), item(7), item(7)]) for _ in range(3)))
         computed.open.set()
@@ -128,7 +128,7 @@ def test_equal_items_are_computed_once_while_they_wait_are_computed_and_later():
     assert len(batched(use_again, blocked=False, cache_bytes=1000).batches) == 1, "results are kept"
 
 
-def test_a_cancelled_callers_item_is_not_computed_unless_another_waits_for_it():
+def test_a_cancelled_item_is_not_computed_unless_another_waits_for_it():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         leaves, stays = await begun(batcher.submit([item(1), item(2)]), batcher.submit([item(2)]))
         leaves.cancel()
@@ -154,7 +154,7 @@ def test_too_much_waiting_is_refused_with_the_time_to_come_back():
     assert [101] not in batched(use, queue_tokens=15).payloads
 
 
-def test_of_a_slow_model_no_more_waits_than_it_computes_in_the_seconds_that_a_request_may_wait():
+def test_a_slow_models_queue_is_bounded_by_the_time_to_compute_it():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         batcher.totals.tokens, batcher.totals.computing_s = 100 * BUDGET, 100.0
         assert batcher.room_tokens == 5 * BUDGET
@@ -169,7 +169,7 @@ def test_of_a_slow_model_no_more_waits_than_it_computes_in_the_seconds_that_a_re
     batched(use, queue_s=5.0)
 
 
-def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_starves():
+def test_a_small_request_next_to_the_largest_is_in_the_next_batch():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         large = await begun(batcher.submit([item(number) for number in range(500)], "large"))
         # The last is one of the large request's, whose own turn is far off.
@@ -182,7 +182,7 @@ def test_a_small_request_beside_the_largest_is_in_the_next_batch_and_neither_sta
     assert 0 in payloads[1] and sum(map(len, payloads)) == 503
 
 
-def test_a_caller_that_fills_the_queue_shuts_nobody_else_out_and_frees_it_when_leaving():
+def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         flood = await begun(*(batcher.submit([item(number)], "flood") for number in range(50)))
         (other,) = await begun(batcher.submit([item(100)], "other"))
@@ -205,7 +205,7 @@ def test_a_caller_that_fills_the_queue_shuts_nobody_else_out_and_frees_it_when_l
     assert batched(leave).payloads == [[-1], [7]]
 
 
-def test_an_error_reaches_every_caller_of_the_batch_and_the_next_batch_works():
+def test_an_error_reaches_every_caller_of_its_batch_alone():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         bad = Item("mean", "bad", "bad", 3)
         tasks = await begun(*(batcher.submit(items) for items in ([item(1)], [bad], [item(2), bad])))

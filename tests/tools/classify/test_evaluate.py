@@ -21,8 +21,8 @@ EVALUATE = ("classify", "evaluate")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("model") / "model", classifier_config(labels=HEADER))
+def model(artifacts) -> Path:
+    return artifacts.classifier
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def records_of(lengths: list[int]) -> list[str]:
     return [f">p{n} {('CEH' * 20)[: len(text)]}\n{text}\n" for n, text in enumerate(sequences)]
 
 
-def test_the_report_of_a_run_lies_in_its_folder_and_is_replaced_only_when_asked(command, model, proteins, tmp_path):
+def test_the_report_of_a_run_is_replaced_only_when_asked(command, model, proteins, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(model, run / "export")
     (run / "metrics.jsonl").touch()
@@ -102,7 +102,7 @@ def test_a_label_that_the_model_does_not_know_is_refused_or_left_out(command, ev
     assert "1 record unseen label" in printed and found["records"] == 9
 
 
-def test_a_part_is_chosen_by_the_split_column_and_what_is_left_out_is_counted(command, evaluate, model, tmp_path):
+def test_a_part_is_chosen_by_the_split_column(command, evaluate, model, tmp_path):
     parts = ["train", "valid", "test"]
     rows = [f"{text},{NAMES['multiclass'][n % 3]},{parts[n // 3]}" for n, text in enumerate(random_sequences(LENGTHS))]
     Path("a.csv").write_text("\n".join(["sequence,label,part", *rows, ""]))
@@ -140,7 +140,7 @@ def test_cropped_residues_do_not_count(evaluate, tmp_path):
     assert found["counts"]["records_cropped"] == 1
 
 
-def test_records_that_the_model_was_trained_on_are_counted_and_left_out_of_a_second_number(evaluate, tmp_path):
+def test_records_of_the_training_are_left_out_of_a_second_value(evaluate, tmp_path):
     records = records_of([20 + n for n in range(12)])
     for name, chosen in {"training": records[:8], "new": records[8:], "both": records[5:]}.items():
         Path(f"{name}.fasta").write_text("".join(chosen))

@@ -15,8 +15,8 @@ LENGTHS = [30, 1, 90, 12, 90, 5]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return export_tiny(tmp_path_factory.mktemp("model") / "model")
+def model(artifacts) -> Path:
+    return artifacts.classifier
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_chunks_of_a_table_keep_the_order_in_each_format(predict, model, protein
         assert float(shown["probability_nucleus"]) == pytest.approx(exact["probability_nucleus"], rel=1e-5)
 
 
-def test_regression_has_numbers_alone_and_each_residue_its_letter_and_its_numbers(predict, proteins, tmp_path):
+def test_regression_writes_numbers_and_per_residue_letters(predict, proteins, tmp_path):
     labels = {"label_columns": ["stability", "activity"]}
     model = export_tiny(tmp_path / "numbers", classifier_config("regression", labels=labels))
     predict(model, proteins, "numbers.csv")
@@ -97,7 +97,7 @@ def test_what_fails_half_way_leaves_what_was_there(predict, model, tmp_path, mon
     assert len(rows(tmp_path / "out.csv")) == 2
 
 
-def test_what_cannot_be_read_or_written_is_one_line_with_the_option_to_give(predict, model, proteins, tmp_path):
+def test_what_cannot_be_read_is_one_line_with_the_option_to_give(predict, model, proteins, tmp_path):
     predict(model, proteins, "a.txt", refused=(2, "must end in .csv or .tsv or .parquet"))
     table = tmp_path / "a.csv"
     table.write_text("name,protein\nx,MKTA\n")

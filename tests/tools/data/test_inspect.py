@@ -4,7 +4,7 @@ from esmeray.dataset.section import DataSection, SampleSection
 from esmeray.dataset.store.conversion import ensure_store
 
 
-def test_the_report_and_its_json_show_counts_lengths_composition_and_origin(command, tmp_path):
+def test_the_report_shows_counts_lengths_composition_and_origin(command, tmp_path):
     (tmp_path / "in.fasta").write_text(">a\nMKV*\n>b\n" + "L" * 120 + "\n>c\nMKX\n")
     store = tmp_path / "store"
     command.done(f"data convert --data.source {tmp_path / 'in.fasta'} --convert.store {store}")

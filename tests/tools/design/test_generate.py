@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.model.export.backbone import export
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
-from tests.tasks.test_diffusion_model import trained
 from tests.tools.conftest import Outcome
 
 pytestmark = pytest.mark.slow
@@ -19,9 +17,9 @@ FOLDS = folds(2)
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("designs")
-    export(trained(("helix", "barrel")), folder / "export")
+    (folder / "export").symlink_to(artifacts.diffusion / "export")
     for fold in FOLDS:
         write_pdb(folder / f"{fold.id}.pdb", pdb_lines(fold))
     structure_store(folder / "folds", 3)
@@ -30,7 +28,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_of_a_store_is_evaluated_or_a_part_and_what_is_left_out_is_counted(here: Path, command, tmp_path: Path):
+def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Path):
     store = structure_store(tmp_path / "folds", 4, validation_share=0.5)
     held_out = store.validation.size
     given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
@@ -65,7 +63,7 @@ def generated(here: Path, command, tmp_path: Path, monkeypatch) -> Callable[[str
     return call
 
 
-def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(here, generated, command, tmp_path):
+def test_designs_keep_fixed_residues_and_leave_out_omitted_ones(here, generated, command, tmp_path):
     out = tmp_path / "designs"
     how = f"--number 3 --label helix --fix 1-5,9 --omit CW --steps 4 --temperature 1 --known {here}/folds/sequences"
     _, designs = generated(f"--structures {here / 'fold*.pdb'} {how}")
@@ -82,7 +80,7 @@ def test_designs_of_a_folder_keep_what_is_fixed_and_leave_out_what_is_omitted(he
     command.refused(2, "exists", f"design generate {here} --generate.length 9 --generate.output {out}")
 
 
-def test_residues_are_fixed_by_the_numbers_of_the_file_and_written_next_to_the_designs(generated, tmp_path):
+def test_residues_are_fixed_by_the_numbers_of_the_file(generated, tmp_path):
     # Residues 10 to 12 are not in the file, so that 16 is the thirteenth.
     lines = [line for line in pdb_lines(FOLDS[0]) if int(line[22:26]) not in (10, 11, 12)]
     path = write_pdb(tmp_path / "gaps.pdb", lines)

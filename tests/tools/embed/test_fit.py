@@ -30,7 +30,7 @@ def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(command, families):
+def test_new_members_lie_near_their_family(command, families):
     outcome = command.done(f"{FIT} model")
     assert "96 proteins in 8 groups" in outcome.out
     assert float(outcome.out.split("; ")[1].split("%")[0]) > 90, "what a regression on all others names"
@@ -60,7 +60,7 @@ def test_new_members_lie_by_their_family_and_learnt_ones_apart_from_all_others(c
 
 
 @pytest.mark.slow
-def test_a_vector_is_the_same_bytes_whatever_shares_its_batch_and_a_seed_makes_the_same_model(command, families):
+def test_a_fitted_vector_is_the_same_bytes_in_any_batch(command, families):
     for model in ("model", "again"):
         command.done(f"{FIT} {model} --fit.learnt 50 --fit.features 32 --fit.channels 4")
     for name in ("relatives.safetensors", "training.npy"):

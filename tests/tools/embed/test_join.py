@@ -41,7 +41,7 @@ def test_vectors_are_joined_by_id_in_the_order_of_the_first_folder(command, here
 
 
 @pytest.mark.parametrize(("dtypes", "expected"), [(("int8", "int8"), "int8"), (("fp16", "fp32"), "fp32")])
-def test_the_dtype_is_that_of_the_sources_or_fp32_and_outputs_are_chosen_by_name(command, here, dtypes, expected):
+def test_joined_vectors_have_the_dtype_of_the_sources_or_fp32(command, here, dtypes, expected):
     for name, dtype in zip("ab", dtypes, strict=True):
         make_embeddings(here / name, {"mean": random_vectors(25, 3), "cls": random_vectors(25, 3)}, IDS, dtype=dtype)
     command.done("embed join --join.folders a b --join.names cls mean --join.output ab --join.format npy")

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from esmeray.dataset.embeddings.reader import read_embeddings
-from tests.inference.embedding.jobs import small_model_folder, write_proteins
+from tests.artifacts import Artifacts
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 from tests.tools.conftest import next_words
 
 
 @pytest.fixture
-def given(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def given(artifacts: Artifacts, tmp_path: Path, tmp_path_factory, monkeypatch) -> list[str]:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
-    model = small_model_folder(tmp_path / "model")
+    model = artifacts.encoder
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
     options = (
         f"embed run --embed.models {model} --embed.input {fasta} --embed.device cpu --embed.output {tmp_path / 'out'}"
@@ -51,7 +52,7 @@ def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], t
     outcome = command.done(*given, "--dry_run")
     assert "3 proteins, 0 duplicates, 3 to embed" in outcome.out
     assert "48 residues" in outcome.out and "GB on disk: mean" in outcome.out and "residues/s" in outcome.out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["proteins.fasta"]
 
 
 def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[str], tmp_path: Path):
@@ -66,4 +67,4 @@ def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[st
         command.refused(code, words, *given, *options.split())
     (tmp_path / "proteins.fasta").write_text("")
     command.refused(3, "no FASTA records (the file is empty, or has", *given)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "proteins.fasta"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["proteins.fasta"]

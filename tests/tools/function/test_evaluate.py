@@ -44,7 +44,7 @@ def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
-def test_known_annotations_are_left_out_as_is_an_aspect_with_no_term_that_counts(command, files, tmp_path):
+def test_known_annotations_are_left_out(command, files, tmp_path):
     truth = files[2]
     lines = Path(truth).read_text().splitlines(keepends=True)
     (tmp_path / "known.tsv").write_text("".join(lines[: len(lines) // 3]))
@@ -104,13 +104,6 @@ def test_files_as_people_have_them_are_read(command, shared_data, monkeypatch, t
     proteins, fmax, left_out = FIELD[names]
     assert (aspect["proteins"], aspect["metrics"]["fmax"]["value"]) == (proteins, pytest.approx(fmax))
     assert left_out in caplog.text and (": left out: " in caplog.text) == bool(left_out)
-
-
-@pytest.mark.parametrize(("truth", "name"), [("a.gpad", "!gpa-version: 1.1"), ("a2.gpad", "!gpad-version: 2.0")])
-def test_other_formats_are_refused_by_their_name(command, shared_data, monkeypatch, truth, name):
-    monkeypatch.chdir(shared_data.parent / "field" / "annotations")
-    options = f"--evaluate.truth {truth} --evaluate.ontology go.obo".split()
-    command.refused(3, f"{truth}: is GPAD ('{name}'); download", "function", "evaluate", "pred.tsv", *options)
 
 
 EXAMPLE = "--evaluate.truth example/ground_truth_partial.tsv --evaluate.ontology example/go-sample.obo \

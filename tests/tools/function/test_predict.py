@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esmeray.common.command_line import INTERRUPTED, run
+from esmeray.common.command_line import INTERRUPTED
 from esmeray.common.publishing import RECORD_FILE
 from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
@@ -19,24 +19,13 @@ from esmeray.function.submission import check_submission
 from esmeray.inference.function import prediction
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.__main__ import main as esmeray
-from tests.conftest import REPOSITORY
+from tests.artifacts import function_training
 from tests.damage import killed_in_piece
 from tests.tools.conftest import next_words
 
 pytestmark = pytest.mark.slow
 
-CONFIG = ("--config", str(REPOSITORY / "train_config/function.yaml"))
-SMALL = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
-SMALL += ["--training.warmup_steps", "0", "--model.classifier.hidden_size", "16", "--data.terms.min_count", "3"]
-SMALL += ["--batch.batch_size", "16", "--checkpoint.every_steps", "4", "--training.evaluate_every_steps", "4"]
-
-
 PARTS = ("naive", "neighbours", "network", "blend", "homology")
-
-
-def in_folder(folder: Path) -> list[str]:
-    return ["train", *CONFIG, "--run.storage_path", str(folder), "--wandb.mode", "disabled", *SMALL]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,10 +38,8 @@ def quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, quick) -> Path:
-    folder = tmp_path_factory.mktemp("function")
-    assert run(esmeray, in_folder(folder)) == 0
-    return folder / "function"
+def trained(artifacts) -> Path:
+    return artifacts.function
 
 
 def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
@@ -73,15 +60,15 @@ def test_run_that_is_interrupted_resumes_with_the_bytes_of_one_at_once(trained, 
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(CheckpointStore, "write_latest", interrupt)
-    assert command(*in_folder(tmp_path)).code == INTERRUPTED
-    outcome = command.done(*in_folder(tmp_path))
+    assert command(*function_training(tmp_path)).code == INTERRUPTED
+    outcome = command.done(*function_training(tmp_path))
     assert "blend" in outcome.out and "DeepSpeed" not in outcome.out + outcome.err
     assert next_words(outcome.out)[:3] == ["function", "predict", str(tmp_path / "function")]
     metrics = read_metrics(tmp_path / "function" / "metrics.jsonl")
     assert [record for record in metrics if record.get("event") == "resumed"]
     assert content(tmp_path / "function") == content(trained)
     shutil.rmtree(tmp_path / "function" / "function")
-    command.done(*in_folder(tmp_path))
+    command.done(*function_training(tmp_path))
     assert content(tmp_path / "function") == content(trained), "the blend is made again alone"
 
 
@@ -105,7 +92,7 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
 
 
-def test_a_submission_to_cafa_6_passes_its_rules_and_is_the_predictions_without_roots(trained, tmp_path, command):
+def test_a_cafa_6_submission_is_the_predictions_without_roots(trained, tmp_path, command):
     ontology = read_ontology(trained / "function" / "terms.obo")
     source = trained / "function" / "sample" / "test.fasta"
     for name in ("cafa", "cafa6"):
@@ -120,7 +107,7 @@ def test_a_submission_to_cafa_6_passes_its_rules_and_is_the_predictions_without_
     command.refused(2, "cafa6 allows at most 1,500 per protein", *more)
 
 
-def test_a_killed_prediction_resumes_with_the_bytes_of_one_at_once_of_a_store(trained, tmp_path, command):
+def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, command):
     fasta = trained / "function" / "sample" / "test.fasta"
     command.done("data", "convert", "--data.source", fasta, "--convert.store", tmp_path / "store")
     with killed_in_piece(2):
@@ -156,12 +143,12 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     assert outcome.code == 3 and not (tmp_path / "none.tsv.partial").exists()
 
 
-def test_embeddings_of_a_model_are_computed_on_the_way_or_read_from_a_store(tmp_path, command, monkeypatch):
+def test_embeddings_are_computed_or_read_from_a_store(tmp_path, command, monkeypatch):
     """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
     few = ["--data.sample.records", 60, "--data.sample.families", 12, "--training.max_steps", 2]
-    options = [*in_folder(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
+    options = [*function_training(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
     command.done(*options, "--run.name", "computed")
     (store,) = (tmp_path / "stores").glob("*-embeddings-*")
     monkeypatch.chdir(store.parent)

@@ -101,7 +101,7 @@ def test_several_models_are_averaged_and_evaluated_beside_other_scores(mutations
     assert line.count("[") == 2 and "| metric        | model" in outcome.out
 
 
-def test_what_does_not_fit_is_one_line_and_bad_mutants_may_have_an_empty_score(mutations, capsys):
+def test_bad_mutants_are_refused_or_have_an_empty_score(mutations, capsys):
     write("bad.csv", [(MUTANTS[0],), *((bad,) for bad in BAD)], "mutant")
     outcome = mutations("score", "model0", "--table bad.csv --output scores.csv", refused=(3, f"row 2, {BAD[0]!r}: "))
     assert "or give --score.bad_mutants empty" in outcome.err and not [*Path().glob("scores*")]
@@ -224,9 +224,7 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     assert [row["protein"] for row in read("next.csv")] == ["b"] * 3
 
 
-def test_a_column_takes_the_place_of_a_model_and_a_plate_is_new_allowed_and_comes_back_as_a_table(
-    mutations, monkeypatch
-):
+def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkeypatch):
     monkeypatch.setitem(proposal._COMBINATIONS, "one_hot", 2_000)
     random = np.random.default_rng(0)
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]

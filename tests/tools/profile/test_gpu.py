@@ -122,7 +122,7 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(command, monkey
 
 
 @pytest.mark.usefixtures("driver", "few_parts")
-def test_a_driver_that_does_not_answer_other_versions_and_what_breaks_are_a_mismatch(command, monkeypatch):
+def test_a_driver_that_does_not_answer_is_a_mismatch(command, monkeypatch):
     for call, number in (
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
         ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from esmeray.train_config.loading import dump_config
-from tests.classifiers import classifier_config, export_tiny, labelled_fasta
-from tests.inference.embedding.jobs import small_model_folder, write_proteins
+from tests.classifiers import labelled_fasta
+from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 from tests.runs import tiny_config
 from tests.tools.conftest import small_measurements, without_stacks
@@ -26,12 +26,12 @@ QUICK += ("--profile.precision", "fp32")  # a processor without bf16 takes minut
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of embeddings, a classifier, and proteins for each."""
     folder = tmp_path_factory.mktemp("models")
-    small_model_folder(folder / "model")
+    (folder / "model").symlink_to(artifacts.encoder)
+    (folder / "classifier").symlink_to(artifacts.classifier)
     write_proteins(folder / "proteins.fasta", random_sequences([*range(20, 80)]))
-    export_tiny(folder / "classifier", classifier_config(labels={"header_field": 1}))
     labelled_fasta(folder / "labelled.fasta", [30, 4, 90, 12, 90, 5])
     return folder
 
@@ -142,9 +142,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     assert not (tmp_path / "runs" / config.run.name).exists()
 
 
-def test_what_can_not_be_profiled_is_refused_in_a_line_before_anything_is_written(
-    command, folder, tmp_path, monkeypatch
-):
+def test_what_cannot_be_profiled_is_refused_before_anything_is_written(command, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command.refused(2, "--data.source", "profile", "model", folder / "model")
     command.refused(2, str(tmp_path), "profile", "model", tmp_path, "--data.source", folder / "proteins.fasta")

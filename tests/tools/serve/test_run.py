@@ -9,7 +9,7 @@ from esmeray.service.section import ServiceSettings
 from tests.conftest import REPOSITORY
 
 
-def test_a_dry_run_prints_the_resolved_settings_of_models_that_may_be_named_alone(command):
+def test_a_dry_run_prints_the_resolved_settings(command):
     file = REPOSITORY / "train_config" / "serve.yaml"
     outcome = command.done(
         f"serve run --config {file} --serve.port 8080 --serve.access.keys keys.yaml --serve.host 0.0.0.0 --dry_run"

@@ -26,7 +26,7 @@ def test_state_is_printed_once_and_nothing_is_written(command, run):
     assert {path: path.read_bytes() for path in run.path.iterdir()} == before
 
 
-def test_following_waits_for_a_run_to_begin_and_through_a_kill_to_its_resumed_end(command, tmp_path, monkeypatch):
+def test_following_waits_for_a_run_until_its_end(command, tmp_path, monkeypatch):
     monkeypatch.setattr("esmeray.tools.train.status.EVERY_S", 0.01)
     run = RunFolder(tmp_path, "later")
 

@@ -1,0 +1,64 @@
+"""Small models and runs that tests read and never change, each made at its first use and once in a process of tests."""
+
+from functools import cached_property
+from pathlib import Path
+from unittest import mock
+
+from esmeray.common.command_line import run
+from esmeray.model.export.backbone import export
+from esmeray.run_folder.paths import RunFolder
+from esmeray.tools.__main__ import main as esmeray
+from tests.classifiers import classifier_config, export_tiny
+from tests.clusters import REPOSITORY
+from tests.inference.embedding.jobs import small_model_folder
+from tests.runs import run_folder, tiny_config
+from tests.tasks.test_diffusion_model import trained
+from tests.training.runs import finish
+
+SMALL_FUNCTION = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
+SMALL_FUNCTION += ["--training.warmup_steps", "0", "--model.classifier.hidden_size", "16", "--batch.batch_size", "16"]
+SMALL_FUNCTION += ["--checkpoint.every_steps", "4", "--training.evaluate_every_steps", "4"]
+SMALL_FUNCTION += ["--data.terms.min_count", "3"]
+
+
+def function_training(folder: Path) -> list[str]:
+    """The command that trains a small predictor of functions in ``folder``."""
+    config = str(REPOSITORY / "train_config/function.yaml")
+    options = ["--config", config, "--run.storage_path", str(folder), "--wandb.mode", "disabled"]
+    return ["train", *options, *SMALL_FUNCTION]
+
+
+class Artifacts:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def autoencoder(self) -> RunFolder:
+        """A finished run of the autoencoder."""
+        config = tiny_config(self._folder, run={"name": "esm2ae"})
+        finish(config)
+        return run_folder(config)
+
+    @cached_property
+    def function(self) -> Path:
+        """A finished run of the prediction of functions, without pictures."""
+        with mock.patch("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch()):
+            assert run(esmeray, function_training(self._folder)) == 0
+        return self._folder / "function"
+
+    @cached_property
+    def diffusion(self) -> Path:
+        """A run folder with the export of a design model that knows two labels."""
+        folder = self._folder / "structdiff"
+        export(trained(("helix", "barrel")), folder / "export")
+        return folder
+
+    @cached_property
+    def classifier(self) -> Path:
+        """The export of a classifier with three classes, whose labels are word 1 of FASTA headers."""
+        return export_tiny(self._folder / "classifier", classifier_config(labels={"header_field": 1}))
+
+    @cached_property
+    def encoder(self) -> Path:
+        """A small ESM-2 in the format of Hugging Face."""
+        return small_model_folder(self._folder / "encoder")
