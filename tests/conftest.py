@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tests.slurm import SlurmJob
     from tests.worker_group import WorkerGroup
 
+# One thread here and in the processes that tests start: another number of threads rounds sums differently.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 # At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Clusters that tests start have a token of their own, and the user's file of it stays as it is.
