@@ -80,7 +80,7 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
 
 BROKEN = {
     "a SOCKS proxy without its package": ("ALL_PROXY", "socks5://user:secret@127.0.0.1:9", "socksio"),
-    "brackets": ("no_proxy", "[::1],localhost", "have no \\[\\]"),
+    "brackets": ("no_proxy", "[::1],localhost", "without \\[\\]"),
     "an unknown kind of proxy": ("https_proxy", "gopher://user:secret@127.0.0.1", "Unknown scheme"),
     "no certificates": ("SSL_CERT_FILE", "/nonexistent.pem", "No such file"),
 }
