@@ -50,7 +50,7 @@ def test_all_sequences_have_the_annotations_of_their_accession(tmp_path, ids):
     held_out = np.isin(np.arange(8), clustered.held_out)
     assert (held_out[::2] == held_out[1::2]).all()
     (tmp_path / "clusters.tsv").write_text("".join(f"c\t{name}\n" for name in NAMES[1:]))
-    with pytest.raises(DataError, match="no cluster of"):
+    with pytest.raises(DataError, match="no cluster contains"):
         prepared(tmp_path, ids, TABLE, clusters=str(tmp_path / "clusters.tsv"))
 
 
