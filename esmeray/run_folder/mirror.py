@@ -132,7 +132,7 @@ class RunMirror:
                 self._patiently(partial(remove, f"{self._uri}/{name}"))
         self._start(self._upload)
 
-    def ask(self, folder: CheckpointFolder | None = None) -> None:
+    def check_now(self, folder: CheckpointFolder | None = None) -> None:
         """Wake the thread to check now for files to upload."""
         # Set before clearing idle: otherwise a check that began earlier could end between the two and count as this
         # one. Set again afterwards: the thread may have finished the first check by then.
@@ -144,7 +144,7 @@ class RunMirror:
         setting."""
         if self._thread is None:
             return
-        self.ask()
+        self.check_now()
         if not self._idle.wait(ENDING_S):
             self._report(f"waiting for the upload of {self.run.path} to {self._uri}")
             self._idle.wait(patience_s or storage().patience_s)

@@ -101,9 +101,9 @@ class ReadAhead:
         self._held.close()
 
     def __iter__(self) -> Iterator[memoryview]:
-        return iter(self.take, b"")
+        return iter(self.read_chunk, b"")
 
-    def take(self) -> memoryview:
+    def read_chunk(self) -> memoryview:
         """Return the next chunk, empty at the end. It is valid until the next call.
 
         Raises OSError if the file can't be read, DataError if its compression is damaged.
@@ -148,7 +148,7 @@ class TextStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer) -> int:
-        chunk = self._waiting or self._text.take()
+        chunk = self._waiting or self._text.read_chunk()
         size = min(len(chunk), len(buffer))
         buffer[:size], self._waiting = chunk[:size], chunk[size:]
         return size
@@ -251,7 +251,7 @@ class FastaSource:
                         if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
                             end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
                         end = min(end, len(records))
-                        parts.append(records.part(start, end))
+                        parts.append(records.slice(start, end))
                         number += end - start
                         num_records += end - start
                         num_residues += int(ends_N[end - 1]) - done

@@ -53,7 +53,7 @@ class Lines:
     def joined(self) -> bytes:
         return self.text.replace(b"\n", b"")
 
-    def part(self, start: int, end: int) -> "Lines":
+    def slice(self, start: int, end: int) -> "Lines":
         """Return the texts from ``start`` to before ``end``."""
         first, behind = _span(self.lengths, start, end)
         # Lengths don't count the line feeds, one per text.
@@ -124,15 +124,15 @@ class Records:
         """Length of the longest sequence (residues) or of the longest header (characters), whichever is more."""
         return max(int(self.lengths.max(initial=0)), int(self.headers.lengths.max(initial=0)))
 
-    def part(self, start: int, end: int) -> "Records":
+    def slice(self, start: int, end: int) -> "Records":
         """Return the records from ``start`` to before ``end``."""
         # Most chunks are used whole and need no copy.
         if start == 0 and end == len(self):
             return self
         first, behind = _span(self.lengths, start, end)
         return Records(
-            headers=self.headers.part(start, end),
-            ids=self.ids.part(start, end),
+            headers=self.headers.slice(start, end),
+            ids=self.ids.slice(start, end),
             residues=self.residues[first:behind],
             lengths=self.lengths[start:end],
             id_hashes=self.id_hashes[start:end],

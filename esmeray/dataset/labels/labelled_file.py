@@ -27,7 +27,7 @@ from esmeray.dataset.labels.parts import (
     header_pattern,
     place_in_file,
 )
-from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, part, weight
+from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, split_part, weight
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
@@ -253,9 +253,11 @@ class _Reader:
                 self.weights.append(weight(taken.weights[index]))
             if taken.groups is not None:
                 self.groups.append(group(taken.groups[index]))
-            name = part_of_file if taken.splits is None else part(*taken.splits[index])
+            name = part_of_file if taken.splits is None else split_part(*taken.splits[index])
             self.parts.append(name)
-            self.counts.held_out_by_validation += taken.splits is not None and name != part(taken.splits[index][0])
+            self.counts.held_out_by_validation += taken.splits is not None and name != split_part(
+                taken.splits[index][0]
+            )
         except ValueError as error:
             # Read on after the fault. The lists differ in length from here on, but they are discarded at the end.
             self._ingest.faults.add("record{s} with an invalid weight, split or group", taken.batch, index, str(error))

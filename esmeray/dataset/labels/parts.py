@@ -18,7 +18,7 @@ from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
 from esmeray.dataset.labels.samples import located_records, message_records
-from esmeray.dataset.labels.values import part, text_of
+from esmeray.dataset.labels.values import split_part, text_of
 from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
@@ -158,7 +158,7 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
     # FLIP's encoding of a third part: the SET of validation records is train, too.
     split = attributes[attribute], next(filter(None, map(attributes.get, FLIP_COLUMNS)), None)
     try:
-        part(*split)
+        split_part(*split)
     except ValueError as error:
         raise DataError(f"{entry.location}: {attribute}: {error}") from error
     return replace(entry, split=split)
@@ -357,7 +357,7 @@ class LabelledSource:
             # FLIP's column, if it exists and no setting uses it for something else.
             validation: Any = next((kept[name] for name in kept if table.wanted[name] is None), repeat(None))
             yield LabelledPart(
-                batch=_Rows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
+                batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 numbers=numbers,
                 labels=(
                     list(zip(*(kept[name] for name in settings.label_columns), strict=True))
@@ -398,7 +398,7 @@ def _text(path: Path, row: int, value: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows(RecordBatch):
+class _LabelledRows(RecordBatch):
     path: Path
     numbers: list[int]
     has_ids: bool

@@ -138,7 +138,7 @@ def group(value: Any) -> str:
     return name
 
 
-def part(value: Any, validation: Any = None) -> str:
+def split_part(value: Any, validation: Any = None) -> str:
     """Return training, validation or test from a value of the split column.
 
     ``validation`` is FLIP's second column: a true value turns training into validation. Raises ValueError for unknown

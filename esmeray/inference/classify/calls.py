@@ -120,15 +120,16 @@ def classify(
     >>> table["id"].tolist(), [*table.columns][:2]
     (['first', 'second', 'third'], ['id', 'label'])
     """
-    begun = opened_classification(model, ClassifySection.of(input=str(input), **settings), overrides_of(config))
+    opened = opened_classification(model, ClassifySection.of(input=str(input), **settings), overrides_of(config))
+    import pandas as pd
+
     from esmeray.inference.classify.prediction_table import predict_all, prediction_frame  # here: they load torch
-    from esmeray.inference.classify.report import pd
 
     frames: list[pd.DataFrame] = []
     predict_all(
-        begun.pipeline,
-        begun.chunks,
-        lambda ids, predictions: frames.append(prediction_frame(ids, predictions, begun.separator)),
+        opened.pipeline,
+        opened.chunks,
+        lambda ids, predictions: frames.append(prediction_frame(ids, predictions, opened.separator)),
     )
     return pd.concat(frames, ignore_index=True)
 
@@ -154,7 +155,7 @@ class ClassifierEvaluation:
     @property
     def metrics(self) -> "pd.DataFrame":
         """A row for each metric, a column for the model and for each baseline."""
-        from esmeray.inference.classify.report import pd
+        import pandas as pd
 
         columns = {"model": self.content, **self.content["baselines"]}
         return pd.DataFrame({name: column["metrics"] for name, column in columns.items()})

@@ -137,8 +137,8 @@ def search(
     """
     import pandas as pd
 
-    with searching(database, SearchSection.of(queries=queries, **settings), IngestSection(), address) as begun:
-        return pd.DataFrame([*begun.hits()], columns=begun.columns)
+    with searching(database, SearchSection.of(queries=queries, **settings), IngestSection(), address) as opened:
+        return pd.DataFrame([*opened.hits()], columns=opened.columns)
 
 
 @contextmanager

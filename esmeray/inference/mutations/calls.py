@@ -87,7 +87,9 @@ def scan(
 
 
 def _scan_table(variants: Sequence[Variant], scores_N: NDArray[np.float64]) -> "pd.DataFrame":
-    from esmeray.inference.mutations.table import PROTEIN_COLUMN, pd
+    import pandas as pd
+
+    from esmeray.inference.mutations.table import PROTEIN_COLUMN
 
     table = pd.DataFrame(
         {
@@ -133,7 +135,9 @@ class MutantFit:
     @property
     def metrics(self) -> "pd.DataFrame":
         """A row of metrics for each kind of fold and protein."""
-        from esmeray.inference.mutations.metrics import metrics_table, pd
+        import pandas as pd
+
+        from esmeray.inference.mutations.metrics import metrics_table
 
         tables = {kind.removeprefix("Folds "): metrics_table(own) for kind, own in self.evaluations.items()}
         return pd.concat(tables, names=["folds", "protein"])
@@ -215,9 +219,11 @@ def propose(
         section = MutationProposeSection.of(output=target, **settings)
         refuse_file(section.output, PROPOSED_BY, overwrite)
         with unfinished(section.output, f"mutations propose by {model}") as folder:
+            import pandas as pd
+
             from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch
             from esmeray.inference.mutations.proposal import Proposer
-            from esmeray.inference.mutations.table import pd, write_scores
+            from esmeray.inference.mutations.table import write_scores
 
             fitted = read_fitted(str(model))
             if fitted is None:

@@ -250,14 +250,14 @@ def _tables(
 
     Tables of several proteins get a column of names.
     """
-    of_gym = section.sequence is None and section.table.is_dir()
-    proteins = [] if of_gym else read_proteins(section, folder)
+    is_proteingym = section.sequence is None and section.table.is_dir()
+    proteins = [] if is_proteingym else read_proteins(section, folder)
     if len(proteins) == 1 and not any(name for _, name in paths):
         proteins = [replace(proteins[0], name="")]
     known = {protein.name: protein for protein in proteins}
     for path, name in paths:
         by_column = not name and "" not in known
-        needed = [PROTEIN_COLUMN] * by_column + [_SEQUENCE_COLUMN] * (of_gym and not by_column)
+        needed = [PROTEIN_COLUMN] * by_column + [_SEQUENCE_COLUMN] * (is_proteingym and not by_column)
         header = _header(path) if every_column else []
         # Columns without a name are dropped if there are several, as trailing separators create.
         others = [other for other in header if other or header.count(other) == 1]

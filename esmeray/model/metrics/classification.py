@@ -50,7 +50,7 @@ def classification_metrics(
     Raises DivergenceError if a probability is NaN or infinite, and ValueError if the shapes don't match or a
     probability is outside 0..1.
     """
-    rows = _Rows(kind, probabilities_NC, targets, weights)
+    rows = _ScoredRows(kind, probabilities_NC, targets, weights)
     return _defined(weighted_metrics(kind, rows.probabilities, rows.targets)(rows.weights)) if len(rows.targets) else {}
 
 
@@ -73,7 +73,7 @@ def bootstrap_intervals(
     ``groups``: (N,) record of each row; residues are drawn by whole records. If None, each row is a record. Raises the
     same errors as :func:`classification_metrics`.
     """
-    rows = _Rows(kind, probabilities_NC, targets, weights, groups)
+    rows = _ScoredRows(kind, probabilities_NC, targets, weights, groups)
     if not len(rows.targets):
         return {}
     # Sort once for all resamplings: a resampling only changes the weights of the rows.
@@ -96,7 +96,7 @@ def metrics_of_each(kind: TargetKind, probabilities_NC: Values, targets: Values)
     with records, mse, mae, r2, pearson and spearman. Undefined metrics are left out. Raises the same errors as
     :func:`classification_metrics`.
     """
-    rows = _Rows(kind, probabilities_NC, targets)
+    rows = _ScoredRows(kind, probabilities_NC, targets)
     return [_defined(_metrics_of_column(kind, rows, c)) for c in range(rows.probabilities.shape[1])]
 
 
@@ -105,13 +105,13 @@ def confusion_matrix(probabilities_NC: Values, targets_N: Values) -> NDArray[np.
 
     Raises the same errors as :func:`classification_metrics`.
     """
-    rows = _Rows("multiclass", probabilities_NC, targets_N)
+    rows = _ScoredRows("multiclass", probabilities_NC, targets_N)
     num_classes = rows.probabilities.shape[1]
     cells_N = rows.targets * num_classes + rows.probabilities.argmax(axis=1)
     return np.bincount(cells_N, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-class _Rows:
+class _ScoredRows:
     """Rows with a target: float64 probabilities (N, C), targets, weights (N,), and groups (N,) numbered from 0."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Rows:
             self.probabilities = clipped
 
 
-def _metrics_of_column(kind: TargetKind, rows: _Rows, column: int) -> Metrics:
+def _metrics_of_column(kind: TargetKind, rows: _ScoredRows, column: int) -> Metrics:
     scores_N = rows.probabilities[:, column]
     if kind == "regression":
         measured_N = rows.targets[:, column]

@@ -38,7 +38,7 @@ class AlertSink:
                 self._append(record | over, record)
 
     def write(self, record: Record) -> None:
-        self._pace.take(record)
+        self._pace.update(record)
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
         elif record["kind"] == "sample":

@@ -59,7 +59,7 @@ class Pace:
         """Seconds from the start of this command's training to the last step."""
         return self.step["time"] - self._began_s if self.step and self._began_s is not None else 0.0
 
-    def take(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
         if self._began_s is None:
             self._began_s = record.get("time")
         if record["kind"] == "event":
@@ -136,7 +136,7 @@ class ProgressSink:
             self._live.start()
 
     def write(self, record: Record) -> None:
-        self._pace.take(record)
+        self._pace.update(record)
         kind, text = record["kind"], self._text(record)
         if self._live is not None:
             if text and record.get("event") != "checkpoint":  # checkpoints would scroll everything else off the screen

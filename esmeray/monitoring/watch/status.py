@@ -40,7 +40,7 @@ class RunStatus:
     def update(self) -> None:
         news = [record for tail in self._tails for record in tail.poll()]
         for record in news:
-            self._pace.take(record)
+            self._pace.update(record)
             if record["kind"] == "alert":
                 self._alerts[str(record.get("name")), str(record.get("subject"))] = record
         if news:

@@ -78,7 +78,7 @@ class _Bucket:
     left: float = math.inf
     seen_s: float = field(default_factory=time.monotonic)
 
-    def take(self, amount: float) -> float:
+    def spend(self, amount: float) -> float:
         """Take an amount, or return the seconds until it is available. More than a minute's amount is on credit."""
         now_s = time.monotonic()
         self.left = min(self.per_minute, self.left + (now_s - self.seen_s) * self.per_minute / 60)
@@ -131,7 +131,7 @@ class Access:
         if per_minute is None:
             return
         # One bucket per ingress process. They share no memory, so several processes together allow more.
-        wait_s = self._buckets.setdefault((key.name, unit), _Bucket(per_minute)).take(amount)
+        wait_s = self._buckets.setdefault((key.name, unit), _Bucket(per_minute)).spend(amount)
         if wait_s:
             raise RefusalError(
                 429,

@@ -55,22 +55,22 @@ def main(
     start_s = time.perf_counter()
     hits = 0
     with (
-        searching(database, search, data.ingest, ray.address) as begun,
+        searching(database, search, data.ingest, ray.address) as opened,
         writer.file(search.output) as building,
         building.open("w", encoding="utf-8") as file,
     ):
-        file.write("\t".join(begun.columns) + "\n")
+        file.write("\t".join(opened.columns) + "\n")
         # Written row by row, so that the hits of a proteome need not fit into memory.
-        for query, rank, target, score, *p_values in begun.hits():
+        for query, rank, target, score, *p_values in opened.hits():
             values = [query, str(rank), target, f"{score:.6g}", *(f"{value:.3g}" for value in p_values)]
             file.write("\t".join(values) + "\n")
             hits += 1
-    index = begun.index
-    if begun.calibration:
+    index = opened.index
+    if opened.calibration:
         # Scores of an L2 index are negated distances: print the distance.
-        print(f"score threshold: {ascending(index.metric, begun.calibration.threshold):.6g}")
-        print(begun.calibration.training)
+        print(f"score threshold: {ascending(index.metric, opened.calibration.threshold):.6g}")
+        print(opened.calibration.training)
     print(
-        f"{search.output}: {counted(hits, 'hit{s}')} for {counted(begun.count, 'protein{s}')} against "
+        f"{search.output}: {counted(hits, 'hit{s}')} for {counted(opened.count, 'protein{s}')} against "
         f"{index.count:,} ({index.metric}, {index.manifest.kind}, {time.perf_counter() - start_s:.1f} s)"
     )

@@ -89,7 +89,7 @@ def build_worker(
     engine = TrainingEngine(model, training, config.deepspeed, context.device, experiment.rate_shares(model))
     course = course_of(training, experiment.batches)
     # With a URI a checkpoint counts once it is uploaded, not when it is on the node's own disk.
-    completed = observers.note_checkpoint if run.uri is None else mirror.ask
+    completed = observers.note_checkpoint if run.uri is None else mirror.check_now
     checkpoints = Checkpoints(
         store,
         mirror,
