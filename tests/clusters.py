@@ -29,10 +29,10 @@ Mend = Callable[[], Any] | None
 
 
 class StartedCluster:
-    """A head and further nodes of so many CPU cores each.
+    """A local Ray cluster: a head node and further nodes, each with its own number of CPU cores.
 
     Attributes:
-        environment: of a shell on the head node, which has the token, and knows the cluster as the one of this machine.
+        environment: environment of a shell on the head node, with the token and the cluster's address.
         address: HOST:PORT.
         client: ray://HOST:PORT of the head.
         nodes: ``ray start --block`` of each; what it started ends with it.
@@ -43,7 +43,7 @@ class StartedCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self._mode = mode
         ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
-        # Ray (2.60) gives a node's processes 15 to 30 s, too little beside tests that keep the machine busy.
+        # Ray (2.60) gives a node's processes 15 to 30 s, too little while tests keep the machine busy.
         ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
         ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100"}
         # Nodes as mpirun and torchrun start them, whose variables mean nothing to the workers of a run.
@@ -83,14 +83,14 @@ class StartedCluster:
         return node
 
     def processes(self, node: subprocess.Popen[bytes], name: str = "") -> list[psutil.Process]:
-        """A node's processes, those of a name."""
+        """A node's processes whose names contain ``name``."""
         with suppress(psutil.NoSuchProcess):
             family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
             return [process for process in family if name in process.name()]
         return []
 
     def lose(self, node: subprocess.Popen[bytes], name: str = "") -> None:
-        """End all of a node's processes at once, as a machine that is switched off, or those of a name."""
+        """Kill a node's processes whose names contain ``name``; by default all, as if the machine were switched off."""
         for process in self.processes(node, name):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -114,7 +114,7 @@ class StartedCluster:
 
 @contextmanager
 def started_cluster(*cpus: int, gpus: int = 0, mode: str = "token") -> Iterator[StartedCluster]:
-    """A cluster of nodes with so many cores, and made-up GPUs, for the length of the block."""
+    """Run a cluster while the block runs: a node per number of ``cpus``, with ``gpus`` simulated GPUs each."""
     cluster = StartedCluster(mode)
     try:
         for count in cpus:

@@ -76,7 +76,7 @@ def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_e
 
 
 def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_path, tmp_path, monkeypatch):
-    """As on a GPU."""
+    """Results arrive a step late on a GPU."""
     steps = []
 
     class LateWork(TrainingWork):

@@ -100,7 +100,7 @@ def config_for(folder: Path, **changes: Any) -> Config:
 
 
 def config_with(engine: tuple[int, str, bool], folder: Path, **changes: Any) -> Config:
-    """A run of two steps, the first of which has more than one batch."""
+    """A run of two steps; the first has more than one batch."""
     stage, precision, offload = engine
     training = {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "precision": precision}
     deepspeed = {"stage": stage, "offload_optimizer": offload}

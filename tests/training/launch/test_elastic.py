@@ -20,7 +20,7 @@ WORKERS = Workers(4, 1, use_gpu=False, sizes=(1, 2, 4))
 
 
 def needs(count: int, held: list[int], stay: int = 3) -> list[str]:
-    """Decisions on the number of workers after each second in which the cluster holds so many."""
+    """Decisions on the number of workers; ``held`` is the cluster's capacity in workers, second by second."""
     need = Need(count, stay)
     for second, now in enumerate(held):
         need.look(Capacity(now, 4), second)
@@ -44,7 +44,7 @@ def test_a_machine_that_is_about_to_be_taken_away_is_left_at_once_though_as_many
 
 
 class MadeUpCluster:
-    """A cluster that holds ``now`` workers, and attempts on it, each of which does what the next of ``ends`` does."""
+    """A simulated cluster with room for ``now`` workers. Each attempt on it calls the next of ``ends``."""
 
     def __init__(self, folder: Path, now: int) -> None:
         self.run = RunFolder(folder, "run")
@@ -67,7 +67,7 @@ class MadeUpCluster:
         self.ends.pop(0)()
 
     def hold(self, now: int, lost: bool = False, step: int = 0) -> Callable[[], None]:
-        """An attempt in which the cluster comes to hold so many workers, and which ends where it is asked to."""
+        """An attempt during which the cluster's capacity changes to ``now`` workers; it ends when asked to."""
 
         def attempt() -> None:
             self.now = now

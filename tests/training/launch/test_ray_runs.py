@@ -40,7 +40,7 @@ FEW_STEPS = {
 }
 PROGRAM = ("-m", "tests.training.waits_for_steps")
 KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
-"""In the environment, beside Ray's token."""
+"""Secrets in the environment, in addition to Ray's token."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -79,7 +79,7 @@ def steps_done(config: Config) -> int:
 
 
 def allow(config: Config, steps: int, process: subprocess.Popen) -> None:
-    """Let the run take so many steps, and wait until it has, with the workers that it has then."""
+    """Let the run take ``steps`` steps, and wait until it has taken them."""
     allowed_steps(run_folder(config)).write_text(str(steps))
     wait_for(lambda: steps_done(config) >= steps, process)
 
@@ -100,7 +100,7 @@ class Interrupted(NamedTuple):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> Interrupted:
-    """A run after its fourth step. Slurm signals all processes of a job, those of Ray among them."""
+    """A run after its fourth step. Slurm signals all processes of a job, including Ray's."""
     ray = {"num_workers": (1, 2), "minimum_stay_s": 0}
     config = tiny_config(tmp_path_factory.mktemp("followed"), **merged(FEW_STEPS, {"ray": ray}))
     run, home = run_folder(config), tmp_path_factory.mktemp("home")

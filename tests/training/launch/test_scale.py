@@ -1,4 +1,4 @@
-"""Laws of the formulas, and plans beside published runs."""
+"""Laws of the formulas, and plans compared with published runs."""
 
 import pytest
 import torch

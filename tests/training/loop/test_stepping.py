@@ -27,7 +27,7 @@ def step_of(*batches: PackedBatch) -> StepBatches:
 
 
 class Engine:
-    """Has memory for so many tokens in either pass."""
+    """An engine that runs out of memory above a number of tokens, set for each pass."""
 
     device, can_discard = torch.device("cpu"), True
 
