@@ -1,8 +1,10 @@
-"""A hostile client beside eight ordinary ones: all of these are answered, about as fast as without it.
+"""A hostile client and eight ordinary ones: the ordinary requests succeed, about as fast as without the attack.
 
-The service is a real one on a cluster of its own; the ordinary clients ask one request after the other, from another
-process. Their 99th percentile beside an attack is held to theirs just before it, the memory of the service's
-processes after it to that before.
+The service runs on a cluster of its own. The ordinary clients run in another process and send one request after the
+other. Two values are limited relative to their values just before the attack:
+
+- the 99th percentile of the ordinary clients' latency, during the attack;
+- the memory of the service's processes, after the attack.
 """
 
 import asyncio
@@ -25,12 +27,12 @@ from tests.model.support import random_sequences
 
 CLIENTS = 8
 REPLICA, PROXY = "ray::ServeReplica", "ray::ProxyActor"
-"""Names of the processes of a service, as Ray sets them."""
+"""Process titles that Ray sets for the processes of a service."""
 SLOWER, MORE_MEMORY = 2.0, 1.1
-"""Times that an attack may make the ordinary clients' 99th percentile, and the memory that is left after it."""
+"""Maximum ratio of the ordinary clients' 99th percentile, and of the memory after the attack, to the values before."""
 PAUSE_S = 30.0
 PROTEINS = 20_000
-"""Of the index that the attacks by searches ask."""
+"""Number of proteins in the index that attacks search."""
 ORDINARY = [json.dumps({"sequences": [text]}) for text in random_sequences([100, 200, 300, 400] * 500)]
 
 
@@ -44,10 +46,15 @@ def post(path: str, body: bytes, kind: str = "Content-Type: application/json", *
 
 
 class Attack(NamedTuple):
-    """Connections at once, what each sends, piece after piece, and the seconds between two pieces.
+    """An attack on the service.
 
-    A connection that ``waits`` for its answer is followed by another, until ``times`` were made. ``path``: what the
-    ordinary clients ask meanwhile.
+    Attributes:
+        connections: number of concurrent connections; each is followed by the next when it ends.
+        pieces: bytes that a connection sends, piece by piece.
+        pause_s: seconds between two pieces.
+        waits: whether a connection waits for its answer before it ends.
+        times: maximum number of connections in total.
+        path: path that the ordinary clients request.
     """
 
     connections: int
@@ -96,7 +103,10 @@ def attacks() -> dict[str, Attack]:
 
 
 class Trial(NamedTuple):
-    """An attack, its answers, the ordinary clients' without and beside it, and memory before, within and after it."""
+    """An attack's answers, the ordinary clients' outcomes without and during it, and the service's memory in bytes.
+
+    ``memory`` has the value before the attack, the maximum, and the value after it.
+    """
 
     name: str
     answers: Counter[str]
@@ -117,7 +127,7 @@ class Trial(NamedTuple):
 
 
 def trial(folder: Path, name: str, seconds: float) -> Trial:
-    """An attack of so many seconds on a service of its own: what one left undone would slow the next one's clients."""
+    """Attack a new service for a number of seconds: unfinished work of another attack would slow the clients."""
     # Without a cache, which would answer the ordinary clients after their first round.
     attack = attacks()[name]
     model: dict[str, object] = {"name": "esm", "source": "esm2_t6_8M", "random_weights": True, "cache_mb": 0}
@@ -137,7 +147,7 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
             port = int(address.rpartition(":")[2])
             answers, most = asyncio.run(attacked(port, attack, seconds, processes))
             beside = outcome()
-        # Memory goes back some time after its request.
+        # Memory is released some time after its request.
         until = time.monotonic() + PAUSE_S
         while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
             time.sleep(1)
@@ -145,7 +155,7 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
 
 
 def indexed(folder: Path) -> Path:
-    """An index of short proteins by a small model, both made at the first call."""
+    """Return an index of short proteins embedded by a small model; the first call creates both."""
     index = folder / "index"
     if not index.exists():
         sequences = random_sequences([20] * PROTEINS)
@@ -156,7 +166,7 @@ def indexed(folder: Path) -> Path:
 
 
 async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.Process) -> tuple[Counter[str], int]:
-    """Answers by the first line of each, and the most memory that was seen."""
+    """Run an attack; return the number of answers per status line, and the maximum memory in bytes."""
     answers, numbers, most = Counter[str](), iter(range(attack.times)), 0
 
     async def connect() -> None:
@@ -165,7 +175,7 @@ async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 try:
-                    with suppress(OSError):  # what refuses early closes while more is sent; its answer is there
+                    with suppress(OSError):  # an early refusal closes the connection; its answer is readable
                         for piece in attack.pieces:
                             writer.write(piece)
                             await writer.drain()
@@ -190,7 +200,7 @@ async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.
 
 
 def resident_bytes(starter: psutil.Process) -> int:
-    """Memory of proxy, ingress and replicas alone, without that of the object store, which all share."""
+    """Memory of proxy, ingress and replicas, without the object store that they share."""
     total = 0
     for process in starter.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
