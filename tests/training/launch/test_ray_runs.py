@@ -150,7 +150,7 @@ def followed(interrupted) -> tuple[Config, str]:
     return config, output
 
 
-def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_leaves_none_of_them(interrupted):
+def test_signal_to_a_local_cluster_saves_and_ends_all_processes(interrupted):
     """No one else can use the cluster: it has a token that it leaves nowhere."""
     assert interrupted.seconds < 30
     assert interrupted.exit_code == 128 + signal.SIGTERM, interrupted.output
@@ -164,7 +164,7 @@ def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_l
     assert not alive
 
 
-def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_to(followed, process_group, tmp_path):
+def test_resized_run_equals_an_undisturbed_run(followed, process_group, tmp_path):
     config, output = followed
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
     assert sizes == [(7, 1, 2), (10, 2, 1)], output
@@ -197,7 +197,7 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(followed):
     assert newest.manifest().wandb_run_id == run_id
 
 
-def test_keys_of_the_environment_are_in_no_file_of_the_run_and_not_at_the_terminal(followed):
+def test_secrets_of_the_environment_are_never_written_or_printed(followed):
     config, output = followed
     folder = run_folder(config).path
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
