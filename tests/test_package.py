@@ -44,8 +44,8 @@ def places():
 assert "site-packages/esmeray" in esmeray.__path__[0], esmeray.__path__
 with connected(RaySection()):
     found = ray.remote(places).options(num_cpus=1, runtime_env=worker_environment() | {"env_vars": {}})
-    for path, beside in ray.get([found.remote(), found.remote()]):
-        print("py_modules" in path[0], len(path), beside)
+    for path, siblings in ray.get([found.remote(), found.remote()]):
+        print("py_modules" in path[0], len(path), siblings)
 """
 
 

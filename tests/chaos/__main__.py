@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
     parser.add_argument("--flips", type=int, nargs="+", default=[300], help="phase bits: number, or first and last")
     parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
-    parser.add_argument("--only", nargs="+", help="attacks, things of which bits are flipped, or commands, by name")
+    parser.add_argument("--only", nargs="+", help="names of attacks, artifacts or commands")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args(arguments)
     parts = [ALONE[phase] for phase in given.phases if phase in ALONE]

@@ -111,16 +111,16 @@ class Trial(NamedTuple):
     name: str
     answers: Counter[str]
     calm: Outcome
-    beside: Outcome
+    during: Outcome
     memory: tuple[int, int, int]
 
     @property
     def wrong(self) -> list[str]:
         before, _, after = self.memory
-        calm, beside = (outcome.percentile_ms(99) for outcome in (self.calm, self.beside))
+        calm, during = (outcome.percentile_ms(99) for outcome in (self.calm, self.during))
         tests = {
-            f"{self.name}: ordinary clients got {self.beside.by_status}": {*self.beside.statuses} == {200},
-            f"{self.name}: p99 {beside:.0f} ms, {calm:.0f} without": beside <= SLOWER * calm,
+            f"{self.name}: ordinary clients got {self.during.by_status}": {*self.during.statuses} == {200},
+            f"{self.name}: p99 {during:.0f} ms, {calm:.0f} without": during <= SLOWER * calm,
             f"{self.name}: memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after": after <= MORE_MEMORY * before,
         }
         return [problem for problem, holds in tests.items() if not holds]
@@ -146,12 +146,12 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
         with begun_load(ordinary) as outcome:
             port = int(address.rpartition(":")[2])
             answers, most = asyncio.run(attacked(port, attack, seconds, processes))
-            beside = outcome()
+            during = outcome()
         # Memory is released some time after its request.
         until = time.monotonic() + PAUSE_S
         while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
             time.sleep(1)
-    return Trial(name, answers, calm, beside, (before, max(most, after), after))
+    return Trial(name, answers, calm, during, (before, max(most, after), after))
 
 
 def indexed(folder: Path) -> Path:
@@ -210,12 +210,12 @@ def resident_bytes(starter: psutil.Process) -> int:
 
 
 def table(trials: Iterable[Trial]) -> Iterator[str]:
-    yield "| attack | p99 without, ms | beside it | ordinary answers | its answers | MB before, most, after | right |"
+    yield "| attack | p99 before, ms | during, ms | ordinary answers | its answers | MB before, maximum, after | right |"
     yield "|---|---|---|---|---|---|---|"
     for trial in trials:
-        calm, beside = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.beside))
+        calm, during = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.during))
         answers = ", ".join(f"{count} × {line}" for line, count in trial.answers.most_common(3))
         memory = ", ".join(f"{each / 1e6:.0f}" for each in trial.memory)
         right = "no" if trial.wrong else "yes"
-        counts = trial.beside.by_status
-        yield f"| {trial.name} | {calm:.0f} | {beside:.0f} | {counts} | {answers} | {memory} | {right} |"
+        counts = trial.during.by_status
+        yield f"| {trial.name} | {calm:.0f} | {during:.0f} | {counts} | {answers} | {memory} | {right} |"

@@ -69,7 +69,7 @@ def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
             "was not taken once by each worker": [step["rank"] for step in steps] == [*range(attempt.world)],
             "had other batches than planned": _batches(steps) == _batches(wanted),
             "left other weights on another worker": len({step["weights"] for step in steps}) == 1,
-            "came to other bits": not is_exact or _bits(steps) == _bits(wanted),
+            "computed other bits": not is_exact or _bits(steps) == _bits(wanted),
             "had another loss": abs(_loss(steps) - _loss(wanted)) <= TOLERANCE * max(1, abs(_loss(wanted))),
         }
         found += [f"step {number} {problem}" for problem, holds in tests.items() if not holds]

@@ -86,7 +86,7 @@ class Round:
 
     def check(self) -> list[str]:
         """Compare the outcome with the undisturbed round's."""
-        return [] if self.same() else ["the result is not that of the undisturbed round"]
+        return [] if self.same() else ["the result differs from the undisturbed round's"]
 
     def left(self) -> list[Any]:
         """Processes and files that the round has left so far."""

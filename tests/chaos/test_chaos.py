@@ -29,7 +29,7 @@ BREAKING: dict[str, Callable[[list[Attempt]], Any]] = {
     "step 5 was not taken once by each worker": lambda attempts: attempts[0].steps[5].pop(),
     "step 5 had other batches than planned": lambda attempts: attempts[0].steps[5][0].update(batches=["other"]),
     "step 5 left other weights on another worker": lambda attempts: attempts[0].steps[5][0].update(weights=0),
-    "step 5 came to other bits": lambda attempts: attempts[0].steps[5][0].update(loss="0x1p-1"),
+    "step 5 computed other bits": lambda attempts: attempts[0].steps[5][0].update(loss="0x1p-1"),
     "while a later": lambda attempts: attempts.append(Attempt(2, 6, 0.0, steps={7: attempts[0].steps[4]})),
 }
 

@@ -36,7 +36,7 @@ def test_settings_of_the_applied_config_are_the_settings(tmp_path):
     assert replace(job, config=kept).own_settings(Workers(4, 1, False)) == settings
     assert kept.batch.global_tokens == 1024
     assert job_of(tmp_path, keep=False).trial_config(settings).batch.global_tokens == 4 * 512
-    assert job.own_settings(Workers(1, 1, False)).stage == 2, "that of DeepSpeed's file"
+    assert job.own_settings(Workers(1, 1, False)).stage == 2, "the stage of DeepSpeed's file"
 
 
 def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_path):

@@ -155,7 +155,7 @@ def test_offline_is_the_default_with_a_run_per_worker(tmp_path, monkeypatch, mar
         kind = record.WhichOneof("record_type")
         records.get(kind, []).append(getattr(record, kind))
     sent = [(alert.title, alert.text, alert.level, alert.wait_duration) for alert in records["alert"]]
-    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "that of before the start is history"
+    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "an alert from before the start is not sent again"
     (model,) = records["artifact"]
     assert (model.name, model.type, [*model.aliases]) == ("run", "model", ["latest"])
     assert json.loads(model.metadata) == {"step": 100, "validation/loss": 2.5}
