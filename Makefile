@@ -76,7 +76,7 @@ chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undis
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 # No text here has words of .ci/words.txt.
-PLAIN := esmeray benchmarks docs README.md CONTRIBUTING.md
+PLAIN := esmeray benchmarks tests docs README.md CONTRIBUTING.md
 
 lint: $(VENV)/.installed-dev  ## check style, language, types and the direction of imports
 	$(BIN)/ruff check .

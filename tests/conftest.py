@@ -1,6 +1,6 @@
-"""Fixtures that tests of several parts share.
+"""Fixtures shared by tests of several packages.
 
-Ray, DeepSpeed and what needs them are imported where they are used: tests marked cuda run where neither is installed.
+Ray, DeepSpeed and modules that need them are imported inside the fixtures: tests marked cuda run without both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from tests.slurm import SlurmJob
     from tests.worker_group import WorkerGroup
 
-# One thread here and in the processes that tests start: another number of threads rounds sums differently.
+# One thread here and in processes that tests start: the rounding of sums depends on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
-# At Ray's own 15, what the tests beside start leaves its workers a thirtieth of a core, and their time limits pass.
+# At Ray's default niceness of 15, other tests leave its workers a thirtieth of a core, and they time out.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Clusters that tests start have a token of their own, and the user's file of it stays as it is.
+# Clusters that tests start use their own token: the user's token file is neither read nor changed.
 os.environ["RAY_AUTH_TOKEN"] = TOKEN
 
 
@@ -50,16 +50,16 @@ hypothesis.settings.load_profile("no deadline")
 RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
 RAY = ExitStack()
-"""This process's cluster."""
+"""Closes the clusters of this test process."""
 
 
 SHARED = ("worker_group", "ray_address", "slurm_job")
-"""Fixtures whose processes take tens of seconds to start: all files that name one are given to one process of tests."""
+"""Fixtures that take tens of seconds to start: all files that name one run in the same test process."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give out tests by their file, and files of a shared fixture together.
+    """Distribute tests by file, and keep files with the same shared fixture together.
 
     ``--dist loadgroup`` groups nothing: pytest-xdist 3.8.0 writes the group into ``_nodeid``, which pytest 9.2 ignores.
     """
@@ -78,9 +78,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files on a Ray cluster, then those with slow tests: what is left at the end fills both processes.
+    """Order the files: Ray clusters first, then slow tests, so that short files fill both test processes at the end.
 
-    Tests marked cuda are skipped where there is none.
+    Tests marked cuda are skipped without a CUDA device.
     """
     if not torch.cuda.is_available():
         for item in items:
@@ -95,28 +95,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End this process's cluster after its last file: idle, it takes a twentieth of a core from what follows."""
+    """Close this process's cluster after its last file: an idle cluster uses a twentieth of a core."""
     if nextitem is not None and item.path in RAY_FILES and nextitem.path not in RAY_FILES:
         RAY.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
-    """Leave what is there before a file's tests out of their garbage collections: walking it takes half a second."""
+    """Exclude existing objects from garbage collection during a file's tests: walking them takes half a second."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def heard_interrupts() -> None:
-    """Restore SIGINT, which a program that a shell starts in the background ignores, as do those that a test starts."""
+    """Restore SIGINT: a shell's background programs, and the processes that tests start from them, ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real data beside the repository."""
+    """Folder of real data next to the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"the real data of development is not at {folder}")
@@ -125,7 +125,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def full_disk() -> Callable[[int], AbstractContextManager[None]]:
-    """``with full_disk(n):`` no file can grow beyond n bytes, as on a disk that has no more room."""
+    """Context manager that simulates a full disk: ``with full_disk(n):`` no file can grow beyond n bytes."""
 
     @contextmanager
     def limited(size_bytes: int) -> Iterator[None]:
@@ -141,7 +141,7 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
 
 @pytest.fixture
 def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The pictures that a test writes, as figures: what they show is read from their artists."""
+    """Figures that a test saves, so that it can check the artists instead of pixels."""
     from matplotlib.figure import Figure
 
     figures: list[Figure] = []
@@ -157,9 +157,9 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 @pytest.fixture(scope="session")
 def process_group() -> Iterator[None]:
-    """A gloo group of this process alone; one for the session, since DeepSpeed keeps the groups that it made."""
+    """A gloo group of this process alone, one per session: DeepSpeed keeps the groups that it created."""
     torch.set_num_threads(1)
-    if not dist.is_initialized():  # a run that trained in this process left its own
+    if not dist.is_initialized():  # training in this process may have left its group
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -167,7 +167,7 @@ def process_group() -> Iterator[None]:
 
 @pytest.fixture
 def loader_processes(monkeypatch: pytest.MonkeyPatch) -> list[LoaderProcess]:
-    """The loader processes that a test starts."""
+    """Loader processes that a test starts."""
     from esmeray.dataset.batches import loader
 
     started: list[LoaderProcess] = []
@@ -183,7 +183,7 @@ def loader_processes(monkeypatch: pytest.MonkeyPatch) -> list[LoaderProcess]:
 
 @pytest.fixture(scope="session")
 def worker_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
-    """Processes of a gloo group for tests of several ranks."""
+    """Processes of a gloo group, for tests with several ranks."""
     from tests.worker_group import WorkerGroup
 
     group = WorkerGroup(tmp_path_factory.mktemp("worker-group"))
@@ -193,7 +193,7 @@ def worker_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGro
 
 @pytest.fixture(scope="session")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny sample's store."""
+    """Path of the tiny sample's store."""
     from tests.runs import tiny_config
 
     root = tmp_path_factory.mktemp("stores")
@@ -202,7 +202,7 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def artifacts(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
-    """Small models and runs, which tests read and never change."""
+    """Small models and runs. Tests read them and never change them."""
     from tests.artifacts import Artifacts
 
     return Artifacts(tmp_path_factory.mktemp("artifacts"))
@@ -210,7 +210,7 @@ def artifacts(process_group: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[StartedCluster]:
-    """One local Ray cluster for each process of tests; runs connect to it as to any that a user has started."""
+    """One local Ray cluster per test process; runs connect to it like to a cluster that a user started."""
     from esmeray.cluster.connection import connected
     from esmeray.cluster.section import RaySection
 
@@ -228,13 +228,13 @@ def ray_address(ray_cluster: StartedCluster) -> str:
 
 @pytest.fixture(scope="session")
 def open_cluster(ray_cluster: StartedCluster) -> StartedCluster:
-    """A second one, without tokens, whose node has two made-up GPUs."""
+    """A second cluster, without a token, whose node has two simulated GPUs."""
     return RAY.enter_context(started_cluster(2, gpus=2, mode="disabled"))
 
 
 @pytest.fixture(scope="session")
 def slurm_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmJob]:
-    """Two nodes, which a job of Slurm has started."""
+    """A Ray cluster of two nodes, started by a Slurm job."""
     from tests.slurm import started_job
 
     yield RAY.enter_context(started_job(tmp_path_factory.mktemp("slurm")))
@@ -243,7 +243,7 @@ def slurm_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmJob]:
 
 @pytest.fixture(scope="session")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """The service's small models in this process, and servers of them."""
+    """The service's small models in this process, and servers for them."""
     from tests.service.serving import Serving
 
     serving = Serving(tmp_path_factory.mktemp("served"))
@@ -253,13 +253,13 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def address(serving: Serving) -> Iterator[str]:
-    """The address of a server of all its models."""
+    """Address of a server with all of its models."""
     with serving.address(serving.app()) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[httpx.Client]:
-    """A client of that server."""
+    """HTTP client of the server at ``address``."""
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client

@@ -40,7 +40,7 @@ def write_pdb(path: Path, *chains: list[str]) -> Path:
 
 
 def write_models(path: Path, lines: list[str], number: int = 1) -> Path:
-    """The atoms of PDB lines as so many models, in PDB, mmCIF or BinaryCIF as the path ends."""
+    """Write the atoms of PDB lines as ``number`` models, in PDB, mmCIF or BinaryCIF according to the suffix."""
     from biotite import structure
     from biotite.structure.io import pdb, pdbx
 

@@ -92,7 +92,7 @@ def snippets(path: Path) -> list[str]:
 
 
 ALL_COMMANDS = sorted({command for path in [*PAGES, *EXPERIMENTS] for command in commands(path)})
-# Those of docs/python.md continue one another: tests/esmeray/test_api.py.
+# The snippets of docs/python.md continue one another: tests/esmeray/test_api.py runs them.
 ALL_SNIPPETS = [snippet for path in PAGES if path.stem != "python" for snippet in snippets(path)]
 assert len(ALL_COMMANDS) > 25 and len(ALL_SNIPPETS) >= 2, "the pages are read wrongly"
 
@@ -239,7 +239,7 @@ def workspace(made, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def without_runs(made, tmp_path_factory) -> Path:
-    """The same without the tiny runs, whose settings are not those of the commands."""
+    """The same without the tiny runs, whose settings differ from the commands' settings."""
     folder = tmp_path_factory.mktemp("without-runs") / "workspace"
     names = ("esm2ae", "protein_classifier", "text_classifier", "function")
     shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
@@ -264,7 +264,7 @@ def words_of(command: str) -> list[str]:
 
 
 def name_of(command: str) -> str:
-    """A command's name, with that of its subcommand where it has one."""
+    """A command's name, with its subcommand if it has one."""
     name, *words = words_of(command)
     if name in COMMANDS and words and words[0] in subcommands(name):
         return f"{name} {words[0]}"

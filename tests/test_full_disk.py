@@ -1,4 +1,4 @@
-"""What the system refuses to write is an error that names the file, whichever writer it was."""
+"""If the system refuses a write, every writer raises an error that names the file."""
 
 import errno
 from collections.abc import Callable

@@ -152,7 +152,7 @@ def train_in_this_process(config: dict[str, Any]) -> int:
 def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
     store: ObjectStore, tmp_path: Path, process_group: None, capsys: pytest.CaptureFixture[str]
 ):
-    """Killed while a checkpoint is uploaded, of which a part is there: an earlier one is the newest."""
+    """The run is killed while a checkpoint is uploaded: the partial upload does not count as the newest."""
     expected, config = settings(tmp_path, source=str(local_path(FASTA))), settings("s3://bucket/runs")
     driver = process_of(train_in_this_process, config.model_dump())
 
@@ -171,7 +171,7 @@ def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
 
     store.fault = kill_at_the_second_file
     driver.start()
-    assert train_in_this_process(expected.model_dump()) == 0  # beside it, whose start takes as long
+    assert train_in_this_process(expected.model_dump()) == 0  # meanwhile: the driver takes as long to start
     driver.join()
     assert driver.exitcode == -signal.SIGKILL
     shutil.rmtree(tmp_path / "cache")
@@ -193,7 +193,7 @@ def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
 
 
 def train_rank(rank: int, config: dict[str, Any], tmp_path: Path, nodes: str, steps: int) -> None:
-    """A rank on a node of its own, up to a request to stop after so many steps."""
+    """Train a rank on a node of its own and request a stop after ``steps`` steps."""
     use_node(f"{nodes}-{rank}", tmp_path)
     run = RunFolder(config["run"]["storage_path"], "tiny")
     RunMirror(run).pull()
@@ -362,7 +362,7 @@ def test_an_upload_killed_after_its_manifest_leaves_nothing(
 
 @pytest.mark.parametrize("name", ["index.json", "text"])
 def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Path, monkeypatch, name: str):
-    """By its own name: one with a random part would stay."""
+    """The partial file's name is fixed: one with a random part would never be removed."""
     uri = f"file://{tmp_path}/{name}"
 
     def kill(*_: Any) -> None:

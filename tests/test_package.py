@@ -44,15 +44,15 @@ def places():
 assert "site-packages/esmeray" in esmeray.__path__[0], esmeray.__path__
 with connected(RaySection()):
     found = ray.remote(places).options(num_cpus=1, runtime_env=worker_environment() | {"env_vars": {}})
-    for path, beside in ray.get([found.remote(), found.remote()]):
-        print("py_modules" in path[0], len(path), beside)
+    for path, siblings in ray.get([found.remote(), found.remote()]):
+        print("py_modules" in path[0], len(path), siblings)
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    tree = folder / "tree"  # setuptools builds beside what it packs
+    tree = folder / "tree"  # setuptools builds next to what it packs
     shutil.copytree(REPOSITORY, tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_CODE))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, capture_output=True)
@@ -62,7 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder, the current one, with the wheel's package beside it as pip unpacks it."""
+    """A user's folder, the current one, and next to it the wheel's package as pip unpacks it."""
     packages, folder = tmp_path / "site-packages", tmp_path / "own"
     with zipfile.ZipFile(wheel) as file:
         file.extractall(packages)

@@ -12,7 +12,7 @@ from esmeray.common.errors import ConfigError
 from tests.benchmarks.harness.toy_stage import toy_stage
 
 
-def test_a_stage_has_the_name_of_its_module_which_describes_the_measurement():
+def test_a_stage_is_named_after_its_module_and_described_there():
     for name in MODULES:
         (stage,) = load_stages([name])
         assert stage.name == name

@@ -6,8 +6,8 @@ import numpy as np
 from benchmarks.public.homology import TUNING, blended, write_files
 
 
-def test_what_lies_by_a_hit_comes_before_what_neither_aligns_nor_lies_by_any():
-    # The query aligns with 1, by which 2 lies; 3 aligns by chance, 4 is like the query by its vector alone.
+def test_neighbors_of_a_hit_rank_before_unrelated_sequences():
+    # The query aligns with 1, and 2 is a neighbour of 1; 3 aligns by chance; 4 is similar to the query in vectors only.
     vectors_NC = np.array([[0, 0, 1], [1, 0, 0], [0.99, 0.14, 0], [0, 1, 0], [0, 0.6, 0.8]], dtype=np.float32)
     hits = np.array([0, 1, 3]), np.array([1e-50, 1e-9, 50.0])
     scores_N = blended(vectors_NC, 0, *hits, (0.9, 0.3, 0.9, 0.0))

@@ -1,9 +1,13 @@
-"""Faults at random, for so many minutes: ``python -m tests.chaos --seed 1 --minutes 15``, by ``make chaos``.
+"""Random faults for a number of minutes: ``python -m tests.chaos --seed 1 --minutes 15``, run by ``make chaos``.
 
-Needs root: nodes have networks of their own, runs a disk. Ends with exit code 1 where a round did not come to what the
-undisturbed one came to. Three phases have no rounds and need no root: ``--phases bits --flips 300`` flips single bits
-of files, ``--phases clients`` attacks the service, ``--phases operations`` kills commands at their file operations
-(tests/chaos/bits.py, clients.py and operations.py).
+Needs root, to create the network of each node and a disk for the runs. The exit code is 1 if the result of a round
+differs from the result of the undisturbed round.
+
+Three phases have no rounds and need no root:
+
+- ``--phases bits --flips 300`` flips single bits of files (tests/chaos/bits.py);
+- ``--phases clients`` attacks the service (clients.py);
+- ``--phases operations`` kills commands at their file operations (operations.py).
 """
 
 import argparse
@@ -22,14 +26,14 @@ from tests.chaos.rounds import Embedding, Met, Round, Search, Service, Training
 from tests.clusters import Machines
 
 Results = tuple[list[str], list[str]]
-"""Lines of a table, and what was wrong."""
+"""Lines of a table, and a list of problems."""
 ORDER = {"loader": -1, "resize": 1, "export": 2}
 OTHERS: dict[str, tuple[type[Round], int]] = {
     "embedding": (Embedding, 40),
     "search": (Search, 4),
     "service": (Service, 12),
 }
-"""Rounds of other commands, with shards, trials or seconds between their faults, about."""
+"""Rounds of other commands, and the approximate number of shards, trials or seconds between their faults."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spacing", type=int, default=4, help="steps between faults, about")
     parser.add_argument("--flips", type=int, nargs="+", default=[300], help="phase bits: number, or first and last")
     parser.add_argument("--seconds", type=float, default=20, help="phase clients: of an attack")
-    parser.add_argument("--only", nargs="+", help="attacks, things of which bits are flipped, or commands, by name")
+    parser.add_argument("--only", nargs="+", help="names of attacks, artifacts or commands")
     parser.add_argument("--out", type=Path, help="Markdown file for the table of results")
     given = parser.parse_args(arguments)
     parts = [ALONE[phase] for phase in given.phases if phase in ALONE]
@@ -56,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def flipped(given: argparse.Namespace) -> Results:
-    """Flips of single bits, in forks of this process."""
+    """Flip single bits and read the files in forks of this process."""
     flips, numbers = list[bits.Flip](), given.flips if len(given.flips) > 1 else [0, given.flips[0] - 1]
     with tempfile.TemporaryDirectory(prefix="chaos-bits-") as folder:
         made = bits.Bits(Path(folder), given.only)
@@ -67,7 +71,7 @@ def flipped(given: argparse.Namespace) -> Results:
 
 
 def attacked(given: argparse.Namespace) -> Results:
-    """Attacks on the service, one after the other."""
+    """Attack the service, with one attack after the other."""
     trials = list[clients.Trial]()
     with tempfile.TemporaryDirectory(prefix="chaos-clients-") as folder:
         for name in given.only or clients.attacks():
@@ -77,12 +81,12 @@ def attacked(given: argparse.Namespace) -> Results:
 
 
 def at_operations(given: argparse.Namespace) -> Results:
-    """Kills and errors at file operations, for so many minutes."""
+    """Kill commands at file operations, or let the operations fail, for ``given.minutes``."""
     return operations.preloaded(only=given.only, seed=given.seed, minutes=given.minutes)
 
 
 def disturbed(given: argparse.Namespace) -> Results:
-    """Rounds of commands that meet faults, for so many minutes."""
+    """Run rounds of commands with faults for ``given.minutes``."""
     machines, rounds, undisturbed = Machines(), list[Round](), dict[type[Round], Round]()
     phases = [phase for phase in given.phases if phase in PHASES]
     try:
@@ -110,11 +114,14 @@ ALONE: dict[str, Callable[[argparse.Namespace], Results]] = {
     "clients": attacked,
     "operations": at_operations,
 }
-"""Phases that need no machines of their own, nor root; only where they are named."""
+"""Phases that need neither root nor machines of their own; they run only if they are named."""
 
 
 def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing: int) -> Iterator[list[Met]]:
-    """Each kind in each of its phases, in an order of the seed, up to four that go together a round; for ever."""
+    """Yield the faults of each round, endlessly: each kind in each of its phases, in random order.
+
+    A round has up to four faults, which share its settings.
+    """
     while True:
         pairs = [(kind, phase) for kind in kinds for phase in FAULTS[kind].phases if phase in phases]
         chance.shuffle(pairs)
@@ -125,14 +132,14 @@ def schedule(chance: random.Random, kinds: list[str], phases: list[str], spacing
             faults, gap = list[Met](), OTHERS[together[0]][1] if together[0] in OTHERS else spacing
             for kind, phase in sorted(chosen, key=lambda pair: ORDER.get(pair[1], 0)):
                 step = faults[-1].step + chance.randint(gap // 2, gap) if faults else gap // 2
-                if FAULTS[kind].what == "checkpoint":  # there has to be an older one
+                if FAULTS[kind].what == "checkpoint":  # an older checkpoint has to exist
                     step = max(step, 3 * gap)
                 faults.append(Met(kind, phase, 0 if phase in ORDER else step, chance.randint(0, phase in STEPPING)))
             yield faults
 
 
 def table(rounds: list[Round]) -> Iterator[str]:
-    """A row for each kind of fault, and one for all."""
+    """Yield a Markdown table with a row per kind of fault, and a row for all."""
     yield "| | fault | in | times | s until the next step (longest) | rounds equal |"
     yield "|---|---|---|---|---|---|"
     met = [(type(round_).__name__.lower(), fault.kind, fault, round_) for round_ in rounds for fault in round_.faults]

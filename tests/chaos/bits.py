@@ -1,9 +1,13 @@
-"""One flipped bit in a file that Esmeray wrote: the command that reads it notices in one line, or it is harmless.
+"""Flipped bits in files that Esmeray wrote: the reading command reports one line of damage, or the flip is harmless.
 
-Each thing (a store, an export, an unfinished job ...) is made once. For each flip it is copied back to the place where
-it was made, one bit of one of its files is flipped before the command that reads it, or while that runs, and what the
-command says and writes is compared with what it does undisturbed. Every command is a fork of this process, which has
-imported what they need and has never computed or opened a store: threads and LMDB do not cross a fork.
+Each artifact (a store, an export, an unfinished job ...) is created once. Each flip takes three steps:
+
+1. The artifact is copied back to its original path.
+2. One bit of one of its files is flipped, before the command that reads it starts or while it runs.
+3. The output and the files of the command are compared with the undisturbed command's.
+
+Every command is a fork of this process, which has imported the modules, but has never computed or opened a store:
+threads and LMDB do not survive a fork.
 """
 
 import hashlib
@@ -50,7 +54,7 @@ MAKING_S = 900
 
 
 def killed(owner: Any, method: str, calls: int, words: str) -> Call:
-    """The command, killed at the end of so many calls of a method."""
+    """Return a call that runs the command and kills it at the end of the n-th call of a method."""
 
     def call() -> None:
         at_call(owner, method, calls, lambda: os._exit(0))
@@ -61,7 +65,7 @@ def killed(owner: Any, method: str, calls: int, words: str) -> Call:
 
 
 def at_call(owner: Any, method: str, calls: int, act: Call) -> None:
-    """Have something done in this process at the end of the n-th call of a method."""
+    """Call ``act`` in this process at the end of the n-th call of a method."""
     done = Counter[str]()
 
     def count(*_: Any) -> None:
@@ -74,13 +78,15 @@ def at_call(owner: Any, method: str, calls: int, act: Call) -> None:
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing that is made, and read.
+    """An artifact: how it is created and read.
 
     Attributes:
-        make, read: in a folder of its own; what ``read`` prints counts as its result.
-        flips: the files whose bits are flipped, by pattern.
-        results: the files that are compared.
-        moments: a method of the reading process and its calls: a bit is flipped at the end of one, or at the start.
+        make: calls that create it, in a folder of its own.
+        read: call that reads it, in the same folder; its printed output counts as its result.
+        flips: glob pattern of the files whose bits are flipped.
+        results: glob pattern of the files that are compared.
+        moments: a method of the reading process, and how many of its calls count: the bit is flipped at the end of a
+            random one of these calls, or before the process starts to read.
     """
 
     make: tuple[Call, ...]
@@ -122,12 +128,12 @@ def masked_model() -> None:
 
 
 def train(stop_at: int | None = None) -> None:
-    """A run of eight steps, begun or resumed; stopped after a step, with a checkpoint every two."""
+    """Start or resume a run of eight steps with a checkpoint every two steps; ``stop_at``: step to stop after."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = tiny_config(Path.cwd(), model={"task": "masked_lm"}, checkpoint={"every_steps": 2, "keep_last": 3})
     run, store = run_folder(config), str(ensure_store(config.data, Path.cwd()))
     run.path.mkdir(exist_ok=True)
-    write_atomically(run.config, dump_config(config))  # as the driver does
+    write_atomically(run.config, dump_config(config))  # the driver does this otherwise
     run.clear_requests()
     stop = WorkerContext(report=lambda metrics: run.request_stop() if metrics["step"] == stop_at else None)
     train_worker(config, stop if stop_at else WorkerContext(), store)
@@ -247,11 +253,11 @@ THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, 
         "out.csv",
     ),
 }
-"""Things whose bits are flipped, by name."""
+"""Artifacts whose bits are flipped, by name."""
 
 
 class Ended(NamedTuple):
-    """The end of a command: exit code, what it said, the results that it left."""
+    """The end of a command: exit code, printed text, and result files by name."""
 
     code: int
     said: str
@@ -259,7 +265,7 @@ class Ended(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """A bit that was flipped, and what came of it."""
+    """A flipped bit and its outcome."""
 
     number: int
     thing: str
@@ -277,14 +283,14 @@ class Flip(NamedTuple):
 
 
 class Bits:
-    """The things, made in folders of ``root``; what comes of them undisturbed is found out once for each."""
+    """The artifacts, in folders of ``root``; each is created and read undisturbed once."""
 
     def __init__(self, root: Path, only: Iterable[str] | None = None) -> None:
         self.root, self.things = root, {name: THINGS[name] for name in only or THINGS}
         self.made = cache(self._made)
 
     def flip(self, seed: int, number: int) -> Flip:
-        """Flip one bit, chosen by these numbers."""
+        """Flip one bit, chosen by the seed and the number, and run the command."""
         chance = random.Random(f"{seed} {number}")
         name = chance.choice([*self.things])
         undisturbed, place = self.made(name), self.root / name / "here"
@@ -294,14 +300,14 @@ class Bits:
             shutil.rmtree(place)
             shutil.copytree(self.root / name / "kept", place)
             ended = self._ended(self._flipping(name, act, chance), name)
-            if note.exists():  # else the command ended before the moment
+            if note.exists():  # otherwise the command ended before the flip
                 break
         where = note.read_text()
         judged = outcome(ended, undisturbed)
         return Flip(number, name, kind_of(where.split(", bit")[0]), where, judged, ended.said)
 
     def _flipping(self, name: str, act: Call, chance: random.Random) -> Call:
-        """Read a thing, with a flip at its start or while it runs."""
+        """Return a call that reads an artifact, with a flip before the start or while it runs."""
         read, moments = self.things[name].read, self.things[name].moments
         moment = chance.randint(0, moments[2]) if moments else 0
 
@@ -315,7 +321,7 @@ class Bits:
         return call
 
     def _made(self, name: str) -> Ended:
-        """Make a thing and read it."""
+        """Create an artifact and read it undisturbed."""
         (self.root / name / "here").mkdir(parents=True)
         for call in self.things[name].make:
             code, said, _ = self._ended(call, name, MAKING_S)
@@ -326,19 +332,19 @@ class Bits:
         return ended
 
     def _ended(self, call: Call, name: str, limit_s: int = LIMIT_S) -> Ended:
-        """Call in a fork, in the thing's folder."""
+        """Run a call in a fork, in the artifact's folder."""
         place, pattern = self.root / name / "here", self.things[name].results
         files = [self.root / name / file for file in ("stdout.txt", "stderr.txt")]
         code = ended(lambda: (small_pieces(), call())[1], place, limit_s, *files)
         results = {}
         for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
             results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
-        said = files if pattern == "stdout.txt" else files[1:]  # a status reports damage in its own lines
+        said = files if pattern == "stdout.txt" else files[1:]  # `train status` reports damage on stdout
         return Ended(code, "".join(file.read_text(errors="replace") for file in said), results)
 
 
 def flip_bit(folder: Path, pattern: str, chance: random.Random, note: Path) -> None:
-    """Flip a bit of a file below ``pattern``: each kind of file is as likely as any other."""
+    """Flip a bit of a file below ``pattern``; each kind of file has the same probability."""
     kinds: dict[str, list[Path]] = {}
     for path in sorted(folder.glob(f"{pattern}/**/*")):
         if path.is_file() and path.stat().st_size:
@@ -348,7 +354,7 @@ def flip_bit(folder: Path, pattern: str, chance: random.Random, note: Path) -> N
         content = bytearray(path.read_bytes())
         bit = chance.randrange(8 * len(content))
         content[bit // 8] ^= 1 << bit % 8
-        with path.open("r+b") as file:  # as a disk does it: whoever has the file open sees it
+        with path.open("r+b") as file:  # in place, as on a disk: processes that have the file open see it
             file.write(content)
         note.write_text(f"{path.relative_to(folder)}, bit {bit % 8} of byte {bit // 8} of {len(content)}")
 
@@ -369,7 +375,7 @@ def outcome(ended: Ended, undisturbed: Ended) -> str:
 
 
 def table(flips: Iterable[Flip]) -> Iterator[str]:
-    """A row for each kind of file, and one for all."""
+    """Yield a Markdown table with a row per kind of file, and a row for all."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     for flip in flips:
         for row in ((flip.thing, flip.kind), ("all", "")):

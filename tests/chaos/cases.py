@@ -1,6 +1,6 @@
-"""Commands that ``operations.py`` disturbs: what was there before, the command, and a reader of its output.
+"""Commands that ``operations.py`` disturbs: their inputs, the command, and a reader of the output.
 
-A command that writes files is a case in ``GROUPS``.
+Each command that writes files has a case in ``GROUPS``.
 """
 
 import importlib
@@ -20,14 +20,14 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
 
 class Case(NamedTuple):
-    """A command and its surroundings.
+    """A command with its preparation and its reader.
 
     Attributes:
-        make: what is done before, in a folder of its own.
-        run: the command. ``{folder}`` is that folder.
-        read: prints the output, verified, or ends with an error.
-        is_staged: what ``read`` prints last is a number, between the old one and the new one.
-        is_worker: the driver, which is not there, says in a line how it ended.
+        make: commands and calls that prepare the folder.
+        run: the command. ``{folder}`` is the folder.
+        read: verifies and prints the output, or ends with an error.
+        is_staged: the last word that ``read`` prints is a stage, which may lie between the old and the new one.
+        is_worker: the command is a worker without its driver, which would report the error in one line.
         on_s3: the output is in the bucket.
     """
 
@@ -44,7 +44,7 @@ def called(work: str | Call) -> Call:
 
 
 def bits(name: str, *given: Any) -> Call:
-    """A function of tests/chaos/bits.py, or a command there; its imports take seconds."""
+    """Return a call of a function or command of tests/chaos/bits.py, imported late: its imports take seconds."""
 
     def call() -> Any:
         module = importlib.import_module("tests.chaos.bits")
@@ -56,7 +56,7 @@ def bits(name: str, *given: Any) -> Call:
 
 
 def write_fasta(name: str, count: int) -> None:
-    """Write proteins of the numbers below ``count``: each number is a sequence of its own."""
+    """Write ``count`` proteins; the sequence is drawn with the protein's number as the seed."""
     draws = [random.Random(number) for number in range(count)]
     sequences = ["".join(draw.choices(AMINO_ACIDS, k=draw.randint(5, 60))) for draw in draws]
     Path(name).write_text("".join(f">P{number:05d}\n{text}\n" for number, text in enumerate(sequences)))
@@ -80,14 +80,14 @@ def search(index: str) -> None:
 
 
 def read_folder(folder: str) -> None:
-    """Print the checksums of a folder that its manifest lists, verified."""
+    """Verify and print the checksums in a folder's manifest."""
     for name, checksum in read_json(Path(folder) / MADE_FILE, "")["files"].items():
         is_sound = file_xxh128(Path(folder) / name) == checksum
         print(name, checksum if is_sound and not name.endswith((".md", ".json", ".png")) else is_sound)
 
 
 def read_run(run: str) -> None:
-    """Print how far a run is: the step of its newest sound checkpoint, and more if its files are complete."""
+    """Print the stage of a run: the step of its newest intact checkpoint, plus 1000 per complete export."""
     from esmeray.run_folder.checkpoints import CheckpointStore
 
     folder = CheckpointStore(Path(run) / "checkpoints").newest_intact()
@@ -132,7 +132,7 @@ def classifier() -> None:
 
 
 def indexing(kind: str, output: str = "index", **more: Any) -> dict[str, Case]:
-    """Cases of an index that is built, extended and replaced."""
+    """Cases that build, extend and replace an index."""
     build = f"embed index {{}} --index.output {output} {CACHE}"
     new = f" --index.kind {kind}"
     old = (*VECTORS, build.replace("{}", "old") + new)
@@ -145,7 +145,7 @@ def indexing(kind: str, output: str = "index", **more: Any) -> dict[str, Case]:
 
 
 def embedding(output: str = "out", options: str = "", **more: Any) -> dict[str, Case]:
-    """Cases of embeddings that are new, grown and replaced."""
+    """Cases that create, extend and replace embeddings."""
     old = (*INPUTS, f"{FEW}{output}{options}")
     run = f"{ALL}{output}{options}"
     return {

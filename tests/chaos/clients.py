@@ -1,8 +1,10 @@
-"""A hostile client beside eight ordinary ones: all of these are answered, about as fast as without it.
+"""A hostile client and eight ordinary ones: the ordinary requests succeed, about as fast as without the attack.
 
-The service is a real one on a cluster of its own; the ordinary clients ask one request after the other, from another
-process. Their 99th percentile beside an attack is held to theirs just before it, the memory of the service's
-processes after it to that before.
+The service runs on a cluster of its own. The ordinary clients run in another process and send one request after the
+other. Two values are limited relative to their values just before the attack:
+
+- the 99th percentile of the ordinary clients' latency, during the attack;
+- the memory of the service's processes, after the attack.
 """
 
 import asyncio
@@ -25,12 +27,12 @@ from tests.model.support import random_sequences
 
 CLIENTS = 8
 REPLICA, PROXY = "ray::ServeReplica", "ray::ProxyActor"
-"""Names of the processes of a service, as Ray sets them."""
+"""Process titles that Ray sets for the processes of a service."""
 SLOWER, MORE_MEMORY = 2.0, 1.1
-"""Times that an attack may make the ordinary clients' 99th percentile, and the memory that is left after it."""
+"""Maximum ratio of the ordinary clients' 99th percentile, and of the memory after the attack, to the values before."""
 PAUSE_S = 30.0
 PROTEINS = 20_000
-"""Of the index that the attacks by searches ask."""
+"""Number of proteins in the index that attacks search."""
 ORDINARY = [json.dumps({"sequences": [text]}) for text in random_sequences([100, 200, 300, 400] * 500)]
 
 
@@ -44,10 +46,15 @@ def post(path: str, body: bytes, kind: str = "Content-Type: application/json", *
 
 
 class Attack(NamedTuple):
-    """Connections at once, what each sends, piece after piece, and the seconds between two pieces.
+    """An attack on the service.
 
-    A connection that ``waits`` for its answer is followed by another, until ``times`` were made. ``path``: what the
-    ordinary clients ask meanwhile.
+    Attributes:
+        connections: number of concurrent connections; each is followed by the next when it ends.
+        pieces: bytes that a connection sends, piece by piece.
+        pause_s: seconds between two pieces.
+        waits: whether a connection waits for its answer before it ends.
+        times: maximum number of connections in total.
+        path: path that the ordinary clients request.
     """
 
     connections: int
@@ -96,28 +103,31 @@ def attacks() -> dict[str, Attack]:
 
 
 class Trial(NamedTuple):
-    """An attack, its answers, the ordinary clients' without and beside it, and memory before, within and after it."""
+    """An attack's answers, the ordinary clients' outcomes without and during it, and the service's memory in bytes.
+
+    ``memory`` has the value before the attack, the maximum, and the value after it.
+    """
 
     name: str
     answers: Counter[str]
     calm: Outcome
-    beside: Outcome
+    during: Outcome
     memory: tuple[int, int, int]
 
     @property
     def wrong(self) -> list[str]:
         before, _, after = self.memory
-        calm, beside = (outcome.percentile_ms(99) for outcome in (self.calm, self.beside))
+        calm, during = (outcome.percentile_ms(99) for outcome in (self.calm, self.during))
         tests = {
-            f"{self.name}: ordinary clients got {self.beside.by_status}": {*self.beside.statuses} == {200},
-            f"{self.name}: p99 {beside:.0f} ms, {calm:.0f} without": beside <= SLOWER * calm,
+            f"{self.name}: ordinary clients got {self.during.by_status}": {*self.during.statuses} == {200},
+            f"{self.name}: p99 {during:.0f} ms, {calm:.0f} without": during <= SLOWER * calm,
             f"{self.name}: memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after": after <= MORE_MEMORY * before,
         }
         return [problem for problem, holds in tests.items() if not holds]
 
 
 def trial(folder: Path, name: str, seconds: float) -> Trial:
-    """An attack of so many seconds on a service of its own: what one left undone would slow the next one's clients."""
+    """Attack a new service for a number of seconds: unfinished work of another attack would slow the clients."""
     # Without a cache, which would answer the ordinary clients after their first round.
     attack = attacks()[name]
     model: dict[str, object] = {"name": "esm", "source": "esm2_t6_8M", "random_weights": True, "cache_mb": 0}
@@ -136,16 +146,16 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
         with begun_load(ordinary) as outcome:
             port = int(address.rpartition(":")[2])
             answers, most = asyncio.run(attacked(port, attack, seconds, processes))
-            beside = outcome()
-        # Memory goes back some time after its request.
+            during = outcome()
+        # Memory is released some time after its request.
         until = time.monotonic() + PAUSE_S
         while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
             time.sleep(1)
-    return Trial(name, answers, calm, beside, (before, max(most, after), after))
+    return Trial(name, answers, calm, during, (before, max(most, after), after))
 
 
 def indexed(folder: Path) -> Path:
-    """An index of short proteins by a small model, both made at the first call."""
+    """Return an index of short proteins embedded by a small model; the first call creates both."""
     index = folder / "index"
     if not index.exists():
         sequences = random_sequences([20] * PROTEINS)
@@ -156,7 +166,7 @@ def indexed(folder: Path) -> Path:
 
 
 async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.Process) -> tuple[Counter[str], int]:
-    """Answers by the first line of each, and the most memory that was seen."""
+    """Run an attack; return the number of answers per status line, and the maximum memory in bytes."""
     answers, numbers, most = Counter[str](), iter(range(attack.times)), 0
 
     async def connect() -> None:
@@ -165,7 +175,7 @@ async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 try:
-                    with suppress(OSError):  # what refuses early closes while more is sent; its answer is there
+                    with suppress(OSError):  # an early refusal closes the connection; its answer is readable
                         for piece in attack.pieces:
                             writer.write(piece)
                             await writer.drain()
@@ -190,7 +200,7 @@ async def attacked(port: int, attack: Attack, seconds: float, processes: psutil.
 
 
 def resident_bytes(starter: psutil.Process) -> int:
-    """Memory of proxy, ingress and replicas alone, without that of the object store, which all share."""
+    """Memory of proxy, ingress and replicas, without the object store that they share."""
     total = 0
     for process in starter.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -200,12 +210,12 @@ def resident_bytes(starter: psutil.Process) -> int:
 
 
 def table(trials: Iterable[Trial]) -> Iterator[str]:
-    yield "| attack | p99 without, ms | beside it | ordinary answers | its answers | MB before, most, after | right |"
+    yield "| attack | p99 before, ms | during, ms | ordinary answers | its answers | MB before, maximum, after | right |"
     yield "|---|---|---|---|---|---|---|"
     for trial in trials:
-        calm, beside = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.beside))
+        calm, during = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.during))
         answers = ", ".join(f"{count} × {line}" for line, count in trial.answers.most_common(3))
         memory = ", ".join(f"{each / 1e6:.0f}" for each in trial.memory)
         right = "no" if trial.wrong else "yes"
-        counts = trial.beside.by_status
-        yield f"| {trial.name} | {calm:.0f} | {beside:.0f} | {counts} | {answers} | {memory} | {right} |"
+        counts = trial.during.by_status
+        yield f"| {trial.name} | {calm:.0f} | {during:.0f} | {counts} | {answers} | {memory} | {right} |"

@@ -1,4 +1,4 @@
-"""The faults: in which phases, what is inflicted on which process, disk or network, and what mends it."""
+"""The faults: their phases, the process, disk or network that they hit, and how they end."""
 
 import os
 import signal
@@ -18,8 +18,16 @@ PHASES = (*ALL, "resize", "search", "service")
 
 @dataclass(frozen=True)
 class Fault:
-    """``how``: a signal to ``worker`` or ``driver``; a function of ``machines`` or of a ``checkpoint`` file; which may
-    return what mends it after ``lasts_s``; an ``act`` of the worker (tests/chaos/observed.py)."""
+    """A kind of fault.
+
+    Attributes:
+        what: target of the fault: worker, driver, machines or checkpoint; or act.
+        how: for a worker or driver, a signal; for machines, a function that may return the call that ends the fault;
+            for a checkpoint, a function of its largest file; for act, a name in ACTS of tests/chaos/observed.py.
+        phases: phases in which the fault is inflicted.
+        settings: name in SETTINGS of tests/chaos/rounds.py.
+        lasts_s: seconds until the fault ends.
+    """
 
     what: str
     how: Any
@@ -29,7 +37,7 @@ class Fault:
 
     def inflict(self, machines: Machines, driver: subprocess.Popen[bytes], pid: int, checkpoints: Path) -> Mend:
         if self.what in ("worker", "driver"):
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(pid if self.what == "worker" else driver.pid, self.how)
         elif self.what == "machines":
             return self.how(machines)

@@ -1,4 +1,4 @@
-"""Commands in forks of this process, which has imported what they need: a start costs milliseconds."""
+"""Commands in forks of this process, which has imported their modules: a start takes milliseconds."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ from esmeray.common import command_line
 from esmeray.tools import __main__ as esmeray
 
 LIMIT_S, MEMORY_BYTES = 120, 6 * 2**30
-"""Of a command. One that takes them is wrong: no file here has a megabyte."""
+"""Limits per command in seconds and bytes. No file here has a megabyte, so a command that reaches a limit is wrong."""
 Call = Callable[[], Any]
 
 
@@ -23,7 +23,7 @@ def command(words: str) -> Call:
 
 
 def ended(call: Call, place: Path, limit_s: int, *files: Path) -> int:
-    """Exit code of a call in a fork, in ``place``; what it printed is in the files for stdout and stderr."""
+    """Run a call in a fork, in ``place``, and return its exit code; ``files``: files for stdout and stderr."""
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
@@ -36,14 +36,14 @@ def ended(call: Call, place: Path, limit_s: int, *files: Path) -> int:
 
 
 def in_fork(call: Call, place: Path, limit_s: int, *files: Path) -> None:
-    """Call in ``place`` as the command line does, and end this process."""
+    """Run a call in ``place`` like a command, and end this process."""
     code = 1
     try:
         signal.alarm(limit_s)
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         for number, path in enumerate(files, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # a test's are its own
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has replaced the original streams
         os.chdir(place)
         made = command_line.run(lambda _: call(), [])
         code = made if isinstance(made, int) else 0

@@ -1,8 +1,12 @@
-"""The history that workers append to, and the proof from it that training was one sequence of the planned steps.
+"""The history that workers append to, and a check that training was one sequence of the planned steps.
 
-Lines of JSON: ``start``, where a worker is about to step, after ``step`` steps (the workers of a start have one
-``attempt``); ``step``, where it has taken one, with hashes of its batches' records, the bits of its loss and a checksum
-of all weights. Times are of CLOCK_MONOTONIC, which a machine's processes share.
+The history has JSON lines of two kinds:
+
+- ``start``: a worker starts after ``step`` steps; the workers of one start share an ``attempt``;
+- ``step``: a worker has taken a step; with hashes of its batches' records, the bits of its loss and a checksum of all
+  weights.
+
+Times are from CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 import json
@@ -12,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 TOLERANCE = 1e-5
-"""Of losses and weights once another number of workers took part, which adds up in another order."""
+"""Tolerance for losses and weights after a change of the number of workers, which changes the order of sums."""
 
 
 @dataclass
 class Attempt:
-    """A start of so many workers after ``begins`` steps, their processes, and what each did, by step."""
+    """A start of ``world`` workers after ``begins`` steps, with their pids and their records per step."""
 
     world: int
     begins: int
@@ -26,12 +30,12 @@ class Attempt:
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def ended(self, number: int) -> float:
-        """Time of the end of a step; of the start where it was taken before."""
+        """Time of the end of a step, or of the start if the step was taken in an earlier attempt."""
         return max((step["time"] for step in self.steps.get(number, [])), default=self.time)
 
 
 def read_history(path: Path) -> list[Attempt]:
-    """The attempts in the order of their starts."""
+    """Return the attempts in the order of their starts."""
     attempts: dict[str, Attempt] = {}
     for record in map(json.loads, path.read_text().splitlines() if path.exists() else []):
         attempt = attempts.setdefault(record["attempt"], Attempt(record["world"], record["step"], record["time"]))
@@ -43,7 +47,7 @@ def read_history(path: Path) -> list[Attempt]:
 
 
 def committed(attempts: list[Attempt]) -> dict[int, Attempt]:
-    """The attempt that took each step that counts: what the attempt after it began with, from the end back."""
+    """Return, per step, the attempt whose result counts: an attempt discards all earlier steps after its beginning."""
     taken: dict[int, Attempt] = {}
     limit = max((number for attempt in attempts for number in attempt.steps), default=0)
     for attempt in reversed(attempts):
@@ -53,7 +57,7 @@ def committed(attempts: list[Attempt]) -> dict[int, Attempt]:
 
 
 def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
-    """Differences of a run from once through the steps of ``planned``, an undisturbed run."""
+    """Return the differences between a run and ``planned``, the attempt of an undisturbed run."""
     taken = committed(attempts)
     found = [f"step {number} is lost or not planned" for number in planned.steps.keys() ^ taken.keys()]
     is_exact = True
@@ -65,7 +69,7 @@ def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
             "was not taken once by each worker": [step["rank"] for step in steps] == [*range(attempt.world)],
             "had other batches than planned": _batches(steps) == _batches(wanted),
             "left other weights on another worker": len({step["weights"] for step in steps}) == 1,
-            "came to other bits": not is_exact or _bits(steps) == _bits(wanted),
+            "computed other bits": not is_exact or _bits(steps) == _bits(wanted),
             "had another loss": abs(_loss(steps) - _loss(wanted)) <= TOLERANCE * max(1, abs(_loss(wanted))),
         }
         found += [f"step {number} {problem}" for problem, holds in tests.items() if not holds]
@@ -90,7 +94,10 @@ def _loss(steps: list[dict[str, Any]]) -> float:
 
 
 def seconds_to_a_step(attempts: list[Attempt], time: float, until: float) -> float | None:
-    """Seconds from a fault to the next step, in an attempt begun ``until`` the next fault where there is one."""
+    """Seconds from a fault to the next step, before the next fault at ``until``; None if there is no such step.
+
+    Only attempts that started in this interval count, if there are any.
+    """
     later = [attempt for attempt in attempts if time < attempt.time < until] or attempts
     ends = [attempt.ended(number) for attempt in later for number in attempt.steps]
     return min((end - time for end in ends if time < end < until), default=None)

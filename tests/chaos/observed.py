@@ -1,7 +1,11 @@
-"""train_ray.py whose workers keep a history and meet faults: ``python -m tests.chaos.observed FOLDER --config FILE``.
+"""train_ray.py with a history and injected faults: ``python -m tests.chaos.observed FOLDER --config FILE``.
 
-FOLDER has history.jsonl (tests/chaos/history.py) and faults.json, the faults in the order in which they are met: phase,
-step, rank, act. met-N names the worker that met fault N; in the act ``wait`` it waits in the phase for go-N.
+FOLDER has these files:
+
+- history.jsonl: the workers' history (tests/chaos/history.py);
+- faults.json: the faults in their order, each with phase, step, rank and act;
+- met-N: pid of the worker that reached fault N, and the time;
+- go-N: ends the act ``wait`` of fault N, in which the worker waits in the phase.
 """
 
 import ctypes
@@ -28,7 +32,7 @@ WRITER = "checkpoint-writer"
 
 
 class Observer:
-    """Of one worker."""
+    """Writes the history of one worker and inflicts its faults."""
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
@@ -55,7 +59,7 @@ class Observer:
         self.log("step", batches=hashes, loss=float(sums.own["loss"]).hex(), weights=weights)
 
     def enter(self, phase: str, thread: str = "") -> None:
-        """Meet the next fault where it is one of this phase."""
+        """Inflict the next fault if it belongs to this phase, rank and step."""
         number = len([*self.folder.glob("met-*")])
         fault = self.faults[number] if number < len(self.faults) else {"phase": None}
         is_here = fault["phase"] == phase and thread in threading.current_thread().name
@@ -111,7 +115,7 @@ def wrap(
     after: Callable[..., Any] = lambda *_: None,
     put: Callable[..., None] = setattr,
 ) -> None:
-    """Have something done before and after each call of a method; ``put``: for how long, by default for good."""
+    """Call ``before`` and ``after`` around each call of a method; ``put``: sets the attribute, e.g. a monkeypatch's."""
     original = getattr(owner, name)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -124,7 +128,7 @@ def wrap(
 
 
 def observe(observer: Observer, put: Callable[..., None] = setattr) -> None:
-    """Have the observer called where this process enters a phase, starts to step and has taken a step."""
+    """Call the observer when this process enters a phase, starts training and has taken a step."""
     from esmeray.training.engine.engine import TrainingEngine
     from esmeray.training.loop import worker
     from esmeray.training.loop.observing import StepResults
@@ -156,7 +160,7 @@ def observed_loop(folder: Path, train: Callable[[dict[str, Any]], None]) -> Call
 
 if __name__ == "__main__":
     from esmeray.training.launch import trainers
-    from tests.chaos.observed import observed_loop as importable  # of a module's name, which workers can import
+    from tests.chaos.observed import observed_loop as importable  # not __main__: workers import it by its module
 
     trainers.ray_train_loop = importable(Path(sys.argv.pop(1)), trainers.ray_train_loop)
     sys.exit(main(sys.argv[1:]))

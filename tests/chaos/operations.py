@@ -1,15 +1,15 @@
-"""A command that is killed at one of its file operations, or that the system refuses one: nothing is lost.
+"""Commands that are killed at a file operation, or whose file operation fails: nothing is lost.
 
-``python -m tests.chaos --phases operations --minutes 15 --only "embed index"``. Each case is a command and what was
-there before. Its operations (opening for writing, write, rename, link, unlink, rmdir, mkdir, fsync, chmod, truncate,
-and uploads to an object store) are counted by a preloaded library, ``operations.cpp``. At one of them the command is
-killed, or the operation fails with EIO, ENOSPC or EDQUOT, once or from there on. Then
+``python -m tests.chaos --phases operations --minutes 15 --only "embed index"``. Each case is a command and the files
+before it. A preloaded library, ``operations.cpp``, counts the command's operations: opening for writing, write, rename,
+link, unlink, rmdir, mkdir, fsync, chmod, truncate, and uploads to an object store. At one operation the command is
+killed, or the operation fails with EIO, ENOSPC or EDQUOT, once or from then on. Then
 
 - a reader must see the old output or the new one;
-- a command that failed must have said why in one line, and a command that succeeded must have succeeded;
-- the same command, started again, must come to the output of the undisturbed one, and leave nothing else.
+- a command that failed must report why in one line, and a command that reports success must have written the output;
+- the same command, started again, must write the undisturbed command's output, and leave no other files.
 
-Runs of writes to one file count as three operations: the first, the last, and one between.
+Consecutive writes to one file are sampled: the first, the last, and every sixteenth operation.
 """
 
 import ctypes
@@ -36,22 +36,22 @@ from tests.chaos.cases import BUCKET, CASES, called
 from tests.chaos.forks import LIMIT_S, Call, ended
 
 ACTS = {"kill before": 1, "kill after": 2, "once": 3, "from there on": 4}
-"""As in operations.cpp."""
+"""Acts and their numbers in operations.cpp."""
 KILLS, ERRORS = ("kill before", "kill after"), ("EIO", "ENOSPC", "EDQUOT")
 COLUMNS = ("lost", "wrong end", "not resumed", "left over")
 PACKAGES = ("esmeray.", "torch", "transformers", "faiss", "sklearn.", "h5py", "pyarrow.", "matplotlib.")
-"""Modules that the first fork imports, and all others have."""
+"""Prefixes of the modules that are imported here once the first fork has needed them."""
 LIGHT = ("data convert", "align", "bad")
-"""Cases that need none of the modules that take seconds to import."""
+"""Cases that need no module with a slow import."""
 VARYING = (
     r'"(mtime_ns|ctime_ns|inode|created)": .*|, \d+\.\d s|\[[^]]*\] \[WARNING\].*\n|[\w ]+: working\n'
     r"|: (nothing is|no \w+) there.*"
 )
-"""Parts of results that no two runs agree on, and of errors: below a URI is nothing, or files without a manifest."""
+"""Parts of the text that differ between runs, and the end of errors about a URI: empty, or without a manifest."""
 
 
 class Point(NamedTuple):
-    """What happens at which operation."""
+    """A disturbance: the number of the operation, the act and the error."""
 
     number: int
     act: str
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What came of it: ``wrong`` has what was wrong by column."""
+    """The outcome at a point; ``wrong``: descriptions of problems by column of the table."""
 
     case: str
     point: Point
@@ -75,14 +75,14 @@ class Trial(NamedTuple):
 
 
 class State(NamedTuple):
-    """An output as its reader sees it."""
+    """An output as its reader sees it: exit code and printed text."""
 
     code: int
     text: str
 
 
 class Subject:
-    """A case that is made, its undisturbed result, and the points at which it can be disturbed."""
+    """A prepared case, its undisturbed result, and the points at which it can be disturbed."""
 
     def __init__(self, root: Path, name: str, library: Any) -> None:
         self.name, self.case, self.library = name, CASES[name], library
@@ -91,7 +91,7 @@ class Subject:
         self.here.mkdir(parents=True)
         (self.root / "kept").mkdir()
         self.files = [self.root / f"{stream}.txt" for stream in ("stdout", "stderr")]
-        self._restore()  # the bucket of all cases is empty
+        self._restore()  # empties the bucket, which all cases share
         for number, work in enumerate(self.case.make):
             assert self._call(called(work)) == 0, f"{name}, {number}: {self._said()}"
         self._pull()
@@ -114,7 +114,7 @@ class Subject:
         return [line for line in self._log() if "\t" in line]
 
     def points(self) -> list[Point]:
-        """All of them, without most of a file's writes that follow each other."""
+        """All points, without most of the consecutive writes to one file."""
         lines = [line.split("\t")[1:3] for line in self.operations]
         around = zip(["", *lines], lines, [*lines[1:], ""], strict=False)
         is_inner = [before == line == after for before, line, after in around]
@@ -130,7 +130,7 @@ class Subject:
         operation = next((line.partition("\t")[2] for line in self._log() if line.startswith(f"{point.number}\t")), "")
         wrong = {}
         is_further = self.case.is_staged and state.code == 0 and stage(state) >= stage(self.old)
-        # Before a first output is complete, the reader refuses it; its words depend on how much is there.
+        # Until a first output is complete, the reader refuses it; the message depends on which files exist.
         is_absent = self.old.code and self.old.code == state.code and "Traceback" not in state.text
         if state not in (self.old, self.new) and not (is_further or is_absent):
             wrong["lost"] = last_lines(state.text)
@@ -154,7 +154,7 @@ class Subject:
         return "" if is_right and ("Traceback" not in said or self.case.is_worker) else f"{code}, {last_lines(said)}"
 
     def _run(self, point: Point) -> int:
-        """The command in a fork, with its operations counted, and disturbed."""
+        """Run the command in a fork, with its operations counted and disturbed at the point."""
         for name in ("plan", "log.txt"):
             (self.root / name).unlink(missing_ok=True)
 
@@ -180,7 +180,7 @@ class Subject:
         return log.read_text(errors="replace").splitlines() if log.exists() else []
 
     def _read(self) -> State:
-        """What the reader says, in a copy of the folder, which stays as it is."""
+        """Run the reader in a copy of the folder, so that the folder stays unchanged."""
         look = self.root / "look"
         shutil.rmtree(look, ignore_errors=True)
         shutil.copytree(self.here, look, symlinks=True)
@@ -216,14 +216,14 @@ class Subject:
             assert self._call(pull) == 0, self._said()
 
     def _content(self) -> dict[str, bytes | None]:
-        """Files by name, and folders, which have None."""
+        """Contents of files by path, with None for folders."""
         self._pull()
         paths = sorted(self.here.rglob("*"))
         return {str(path.relative_to(self.here)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def count_uploads(library: Any) -> None:
-    """Have what changes a bucket counted, and disturbed, as operations are."""
+    """Count and disturb the calls that change a bucket, like file operations."""
     from s3fs import S3FileSystem
 
     for name in ("_put_file", "_pipe_file", "_rm_file", "_bulk_delete", "_cp_file"):
@@ -241,7 +241,7 @@ async def counted_upload(files: Any, library: Any, original: Any, *given: Any, *
 
 
 def generic(path: str) -> str:
-    """A name without what differs between runs; one name for all copies of objects, which stay in the cache."""
+    """Replace the parts of a path that differ between runs; all copies of objects in the cache get one name."""
     return re.sub(r"[0-9a-f]{8,}|\d[\dT-]*", "N", re.sub(r"^cache/files(/\w{24}(\.used|/.*)?)?$", "cache", path))
 
 
@@ -250,7 +250,7 @@ def last_lines(text: str) -> str:
 
 
 def stage(state: State) -> int:
-    """How far an output is; 0 if there is none."""
+    """Stage of an output; 0 if there is none."""
     return int(state.text.split()[-1]) if state.code == 0 else 0
 
 
@@ -268,9 +268,10 @@ def table(trials: list[Trial], counts: dict[str, int]) -> Iterator[str]:
 def disturbed(
     only: list[str] | None = None, seed: int = 0, minutes: float = 15, most: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """Lines of the table, and what was wrong. Points are drawn, of each case as many, until the time is up.
+    """Disturb cases at random points until the time is up; return the lines of the table, and the problems.
 
-    ``only``: of the cases that begin with these words; ``most``: points of a case.
+    The cases get one point each in turn. ``only``: prefixes of the names of cases; ``most``: maximum of points per
+    case.
     """
     names = [name for name in CASES if only is None or name.startswith(tuple(only))]
     library, by_case, counts = ctypes.CDLL(None), dict[str, list[Trial]](), dict[str, int]()
@@ -306,7 +307,7 @@ def disturbed(
 
 
 def preloaded(module: str = "tests.chaos.operations", **settings: Any) -> tuple[list[str], list[str]]:
-    """:func:`disturbed` in a process that has the library."""
+    """Call :func:`disturbed` in a process that has preloaded the library."""
     library = load(Path(__file__).with_suffix(".cpp"))
     assert library is not None, "a C++ compiler is needed"
     with tempfile.NamedTemporaryFile("r") as results:

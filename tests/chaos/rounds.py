@@ -1,4 +1,4 @@
-"""A round: a command that meets faults one after the other, and is started again until it ends well."""
+"""A round: a command that is hit by faults one after the other, and is started again until it succeeds."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from tests.inference.embedding.jobs import final_bytes, small_model_folder, writ
 from tests.model.support import random_sequences
 from tests.runs import exported_weights, merged, run_folder, tiny_config, train_losses
 
-LEFT_S = 20.0  # for processes to end after the command
+LEFT_S = 20.0  # processes may take this long to end after the command
 USUAL: dict[str, Any] = {
     "data": {"num_workers": 1},
     "training": {"optimizer": "muon", "watchdog_s": 6.0},
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Met:
-    """A fault to be met, when it was, and the seconds until a step was taken again."""
+    """A planned fault, the time when it was inflicted, and the seconds until the next step."""
 
     kind: str
     phase: str
@@ -53,10 +53,10 @@ class Met:
 
 
 class Round:
-    """``spacing``: steps, shards or seconds from a fault to the next, about; ``undisturbed``: a round that has run.
+    """A command with its faults; ``spacing``: approximate steps, shards or seconds between two faults.
 
-    Subclasses have its ``command``, whether it is started ``again``, and its ``result``; their faults are met by the
-    process of the name ``actor`` once the ``progress`` is that of the fault.
+    Subclasses define the ``command``, whether it is started ``again``, and the ``result``, which must equal the result
+    of the ``undisturbed`` round. A fault hits the process named ``actor`` when ``progress`` reaches the fault's step.
     """
 
     again = True
@@ -64,7 +64,7 @@ class Round:
 
     def __init__(self, machines: Machines, faults: list[Met], spacing: int, undisturbed: Any = None) -> None:
         self.machines, self.faults, self.spacing, self.undisturbed = machines, faults, spacing, undisturbed
-        # What observes the round stays off the disk that is filled and protected.
+        # Files that observe the round stay off the disk that is filled and made read-only.
         self.folder, self.data = (Path(tempfile.mkdtemp(prefix="chaos-", dir=at)) for at in (None, machines.disk))
         self.seconds = 0.0
         self.starts = 0
@@ -75,25 +75,25 @@ class Round:
         self.prepare()
 
     def prepare(self) -> None:
-        """Write what the command reads."""
+        """Write the input files of the command."""
 
     def met(self, number: int) -> tuple[int, float] | None:
-        """The process that meets this fault now, and when."""
+        """The pid of the process to hit with this fault now, and the time; None if it is too early."""
         return self.machines.find(self.actor) if self.progress() >= self.faults[number].step else None
 
     def same(self) -> bool:
         return self.result() == self.undisturbed.result()
 
     def check(self) -> list[str]:
-        """Compare the outcome with that of the undisturbed round."""
-        return [] if self.same() else ["the result is not that of the undisturbed round"]
+        """Compare the outcome with the undisturbed round's."""
+        return [] if self.same() else ["the result differs from the undisturbed round's"]
 
     def left(self) -> list[Any]:
-        """Processes and files that the round left, for now."""
+        """Processes and files that the round has left so far."""
         return [*(self.folder / "temporary").iterdir()]
 
     def run(self) -> "Round":
-        """Start the command and inflict faults on it until it ends well."""
+        """Start the command and inflict faults on it until it succeeds."""
         began, struck, code = time.monotonic(), 0, -1
         while code != 0 and time.monotonic() < began + 600 + 6 * self.spacing:
             if code is not None:
@@ -113,7 +113,7 @@ class Round:
         ended = time.monotonic()
         self.seconds = ended - began
         self._mend(float("inf"))
-        self.unmet, self.faults = self.faults[struck:], self.faults[:struck]  # it ended while one was being mended
+        self.unmet, self.faults = self.faults[struck:], self.faults[:struck]  # unmet: the command ended first
         self.wrong = [] if struck or not self.unmet else ["no fault was met"]
         if code != 0:
             self.process.kill()
@@ -178,7 +178,7 @@ class Training(Round):
         (planned,), losses, weights = self.undisturbed.outcome()
         attempts, own_losses, exported = self.outcome()
         ends = [*(fault.time for fault in self.faults[1:]), float("inf")]
-        for fault, until in zip(self.faults, ends, strict=False):  # the last end alone if no fault was met
+        for fault, until in zip(self.faults, ends, strict=False):  # without a fault, `ends` has one value too many
             fault.back_s = seconds_to_a_step(attempts, fault.time, until)
         is_complete = own_losses.keys() == losses.keys()
         found = problems(attempts, planned) + ([] if is_complete else ["metrics.jsonl is not a line a step"])
@@ -214,7 +214,7 @@ class Embedding(Round):
 
 
 class Search(Round):
-    """A worker that is killed is a result: what a configuration does to it is what a search finds out."""
+    """A search: a killed worker is the result of the trial, as a configuration may be the cause."""
 
     actor = "_MeasuringActor"
 
@@ -244,7 +244,7 @@ class Search(Round):
 
 
 class Service(Round):
-    """The command is the client, which asks again what is refused; the service has a replica on each node."""
+    """A service with a replica on each node. The command is the client, which repeats refused requests."""
 
     again = False
     actor = "ServeReplica:esmeray:esm"

@@ -1,4 +1,4 @@
-"""The checker of histories finds what is wrong in one, and a small round of flipped bits."""
+"""The check of a history finds each kind of problem; and a short run of the phase that flips bits."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from tests.chaos.history import Attempt, problems, read_history
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Attempt:
-    """Six steps of two workers that meet no fault."""
+    """Six steps of two workers without a fault."""
     start = {"kind": "start", "attempt": "a", "world": 2, "step": 0, "time": 0.0, "pid": 1}
     step = {"kind": "step", "attempt": "a", "world": 2, "weights": 7, "loss": "0x1p+0"}
     taken = [(number, rank) for number in range(1, 7) for rank in range(2)]
@@ -29,7 +29,7 @@ BREAKING: dict[str, Callable[[list[Attempt]], Any]] = {
     "step 5 was not taken once by each worker": lambda attempts: attempts[0].steps[5].pop(),
     "step 5 had other batches than planned": lambda attempts: attempts[0].steps[5][0].update(batches=["other"]),
     "step 5 left other weights on another worker": lambda attempts: attempts[0].steps[5][0].update(weights=0),
-    "step 5 came to other bits": lambda attempts: attempts[0].steps[5][0].update(loss="0x1p-1"),
+    "step 5 computed other bits": lambda attempts: attempts[0].steps[5][0].update(loss="0x1p-1"),
     "while a later": lambda attempts: attempts.append(Attempt(2, 6, 0.0, steps={7: attempts[0].steps[4]})),
 }
 

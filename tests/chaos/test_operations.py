@@ -1,4 +1,4 @@
-"""Commands that are killed at their file operations lose nothing, and the harness notices one that does."""
+"""Commands that are killed at a file operation lose nothing, and the harness notices a command that does."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ def write_old() -> None:
 
 
 def publish_badly() -> None:
-    """Replace a folder in steps: a kill between them loses it, and what lies beside is in the way of the next."""
+    """Replace a folder in steps: a kill in between loses it, and the folder `building` makes the next start fail."""
     shutil.rmtree("out")
     Path("building").mkdir()
     Path("building/values.txt").write_text("new\n")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture(scope="module")
 def results() -> tuple[list[str], list[str]]:
-    """A row for each of three commands, each at a few points, and what was wrong."""
+    """A table row for each of three commands, disturbed at a few points, and the list of problems."""
     return operations.preloaded(__name__, only=["data convert, replaced", "align, replaced", "bad"], most=4)
 
 

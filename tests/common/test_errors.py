@@ -1,4 +1,4 @@
-"""What is read is a file: nothing that never ends, or waits for a writer."""
+"""Readers accept regular files only: no endless devices, and no pipes that wait for a writer."""
 
 import os
 import socket

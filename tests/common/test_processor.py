@@ -50,7 +50,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_tightest_quota_is_the_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str):
-    """Of a machine with eight."""
+    """The machine has eight cores."""
     groups, folders, expected = MACHINES[machine]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(processor, "CGROUP", tmp_path / "group")

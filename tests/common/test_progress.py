@@ -44,7 +44,7 @@ def test_a_log_has_progress_lines_with_the_time_left(soon, capsys):
         assert lines_until("embedding", capsys)[0] == "embedding: 0 records"
         for done in (1, 2):
             show(done / 4, done * 1000)
-            time.sleep(0.1)  # of which speed is made
+            time.sleep(0.1)  # a speed needs some elapsed time
         assert lines_until("left", capsys)[-1].startswith("embedding: 50%, 2,000 records, ")
     with status_line() as show:
         show("first")

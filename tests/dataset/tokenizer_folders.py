@@ -34,14 +34,14 @@ def _write(folder: Path, model_type: str, tokenizer_config: dict[str, Any] | Non
 
 
 def prot_bert(folder: Path) -> Path:
-    """As Rostlab/prot_bert: WordPiece whose words are single letters."""
+    """Write a tokenizer like Rostlab/prot_bert: WordPiece with one word per letter."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *RESIDUES]
     named = {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
     return _write(folder, "bert", named, vocab_dot_txt="\n".join(vocabulary) + "\n")
 
 
 def bert(folder: Path) -> Path:
-    """As bert-base-uncased: WordPiece of words and letters."""
+    """Write a tokenizer like bert-base-uncased: WordPiece with words and letters."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = dict.fromkeys([*special, *WORDS, *letters, *(f"##{letter}" for letter in letters)])
@@ -58,12 +58,12 @@ def _of_pieces(folder: Path, pieces: list[str]) -> Path:
 
 
 def prot_t5(folder: Path) -> Path:
-    """As Rostlab/prot_t5_xl_uniref50: sentencepiece whose words are single letters."""
+    """Write a tokenizer like Rostlab/prot_t5_xl_uniref50: sentencepiece with one word per letter."""
     return _of_pieces(folder, [f"▁{letter}" for letter in RESIDUES if letter not in "UZOB"])
 
 
 def prot_t5_sentencepiece(folder: Path) -> Path:
-    """The same as it was published: sentencepiece's own file and no tokenizer.json."""
+    """Write the ProtT5 tokenizer as it was published: sentencepiece's own file and no tokenizer.json."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto()
@@ -82,12 +82,12 @@ def prot_t5_sentencepiece(folder: Path) -> Path:
 
 
 def t5(folder: Path) -> Path:
-    """As t5-small: sentencepiece of words and letters."""
+    """Write a tokenizer like t5-small: sentencepiece with words and letters."""
     return _of_pieces(folder, ["▁", *(f"▁{word}" for word in WORDS), *"abcdefghijklmnopqrstuvwxyz", "ing"])
 
 
 def ankh(folder: Path) -> Path:
-    """As ElnaggarLab/ankh-base: a T5 whose tokenizer.json has plain letters and no mark of a word's start."""
+    """Write a tokenizer like ElnaggarLab/ankh-base: a T5 with plain letters, without a word-start marker."""
     from tokenizers import Tokenizer, models, processors
 
     backend = Tokenizer(models.Unigram([*SPECIAL, *((letter, -3.0) for letter in RESIDUES)], unk_id=2))
@@ -98,7 +98,7 @@ def ankh(folder: Path) -> Path:
 
 
 def byte_level(folder: Path, model_type: str) -> Path:
-    """As gpt2, roberta and qwen2: byte-pair encoding, by the class of the model's own."""
+    """Write a tokenizer like gpt2, roberta or qwen2: byte-pair encoding in the model's own class."""
     from transformers import GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
 
     kind: Any = {"gpt2": GPT2Tokenizer, "qwen2": Qwen2Tokenizer, "roberta": RobertaTokenizer}[model_type]
@@ -112,14 +112,14 @@ def byte_level(folder: Path, model_type: str) -> Path:
 
 
 def esm(folder: Path) -> Path:
-    """As facebook/esm2_t6_8M_UR50D."""
+    """Write the tokenizer of facebook/esm2_t6_8M_UR50D."""
     folder = _write(folder, "esm", None)
     EsmSequenceTokenizer().save(folder)
     return folder
 
 
 def esmc(folder: Path) -> Path:
-    """As biohub/ESMC-300M."""
+    """Write the tokenizer of biohub/ESMC-300M."""
     from transformers import EsmcTokenizer
 
     folder = _write(folder, "esmc", None)

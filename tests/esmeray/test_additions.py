@@ -103,13 +103,13 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-def test_a_package_adds_a_task_with_its_help_an_output_a_format_and_a_backbone(tmp_path: Path, python):
+def test_a_package_can_add_a_task_an_output_a_format_and_a_backbone(tmp_path: Path, python):
     done = python("-c", USE, str(tmp_path))
     for text in ("strength 2.5", "--model.toy.strength", "Strength of the toy.", ",toy}"):
         assert text in done.stdout, done.stderr
 
 
-def test_a_package_that_ends_the_process_costs_one_warning_and_its_own_task(tmp_path: Path, python):
+def test_a_package_that_exits_on_import_causes_one_warning(tmp_path: Path, python):
     (tmp_path / "installed" / "toy" / "settings.py").write_text(
         "print('printed by an import')\nimport sys\nsys.exit(0)\n"
     )
@@ -187,7 +187,7 @@ def install(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.parametrize("kind", LOAD)
-def test_each_broken_entry_point_is_one_warning_and_the_reason_for_who_asks(kind: str, install, capsys):
+def test_a_broken_entry_point_causes_one_warning_and_explains_its_names(kind: str, install, capsys):
     variants = [*BROKEN.items(), *((f"{IMPORTS}{text}", reason) for text, reason in HALF[kind])]
     for text, reason in variants:
         install(kind, ["new"], text)

@@ -1,6 +1,6 @@
-"""Ontologies with annotations and predictions as awkward as they come, and what cafaeval says of them.
+"""Generated ontologies, annotations and predictions with awkward properties, and cafaeval's results for them.
 
-cafaeval is GPL: it is run as a program, that of ESMERAY_CAFAEVAL, by its own interpreter, and nothing here imports it.
+cafaeval is GPL. Nothing here imports it: it runs as a program with its own interpreter, whose path is ESMERAY_CAFAEVAL.
 """
 
 import json
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """Those of cafaeval."""
+        """Command line arguments for cafaeval."""
         arguments = [self.folder / "terms.obo", self.folder / "predictions", self.folder / "truth.tsv"]
         arguments += ["-out_dir", self.folder / "results", "-norm", self.norm, "-prop", self.propagation]
         arguments += ["-th_step", self.step, "-threads", "1", *([] if self.orphans else ["-no_orphans"])]
@@ -165,7 +165,7 @@ def sampled(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, lis
     }
 
 
-if __name__ == "__main__":  # writes EXPECTED anew: ESMERAY_CAFAEVAL=PROGRAM python -m tests.function.generated
+if __name__ == "__main__":  # rewrites EXPECTED: ESMERAY_CAFAEVAL=PROGRAM python -m tests.function.generated
     with tempfile.TemporaryDirectory() as folder:
         made = cafaeval([generate(Path(folder) / str(seed), seed) for seed in range(EXPECTED_CASES)])
     EXPECTED.write_text("[\n" + ",\n".join(json.dumps(sampled(each)) for each in made) + "\n]\n")

@@ -15,7 +15,7 @@ PROTEINS = 400
 
 @pytest.fixture(scope="module")
 def aspect() -> Aspect:
-    """A root with thirty children, of which each has one."""
+    """A root with thirty children, each with one child."""
     child, parent = np.arange(1, 61), np.r_[np.zeros(30, int), np.arange(1, 31)]
     parents = csr_array((np.ones(60, bool), (child, parent)), shape=(61, 61))
     levels = np.repeat([0, 1, 2], [1, 30, 30])

@@ -39,7 +39,7 @@ def _flipped(content: bytes, seeds: Sequence[bytes], generator: random.Random) -
 
 
 def _rewritten(content: bytes, seeds: Sequence[bytes], generator: random.Random) -> bytes:
-    """A stretch removed, repeated, behind a token or replaced by one; or an end cut off, or that of another seed."""
+    """Remove or repeat a stretch, insert a token before it or replace it by one, or cut or exchange the end."""
     start = generator.randint(0, len(content))
     end = start + generator.choice([1, 4, 8, 30, 300])
     token, other = generator.choice(_TOKENS), generator.choice(seeds)

@@ -43,7 +43,7 @@ def input_of(name: str, seeds: list[bytes], seed: int, number: int) -> bytes:
 
 
 def fuzz(name: str, inputs: int, seed: int, saved: Path | None = None) -> Outcome:
-    """Read so many inputs; those that fail are written into ``saved``."""
+    """Read ``inputs`` mutated files; those that fail are written to ``saved``."""
     outcome = Outcome()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as scratch:

@@ -78,9 +78,9 @@ Tensors: TypeAlias = Tensor | Sequence[Tensor]
 
 
 def assert_near(actual: Tensors, expected: Tensors, tolerance: float = 1e-5) -> None:
-    """Tensors that differ by at most ``tolerance`` of the largest magnitude among all that are expected.
+    """Check that tensors differ by at most ``tolerance`` times the largest expected magnitude.
 
-    Processors add up in different orders, so that a small value beside large ones is off by as much as these are.
+    Processors sum in different orders, so the error of a small value is as large as the error of the large ones.
     """
     every = [expected] if isinstance(expected, Tensor) else expected
     largest = max(float(tensor.detach().abs().max()) for tensor in every)
@@ -93,7 +93,7 @@ def segments(values: Tensor, batch: PackedBatch) -> list[Tensor]:
 
 
 def batch_of_lengths(lengths: Sequence[int]) -> PackedBatch:
-    """Residues of any tokens: sequences of so many tokens each, special ones included, which may be none at all."""
+    """A packed batch of sequences with these lengths in tokens, special tokens included; a length may be 0."""
     ends = torch.tensor(lengths).cumsum(0)
     return PackedBatch(
         tokens=torch.full((int(ends[-1]),), 5),

@@ -1,6 +1,6 @@
-"""Costs of a step: as many calls for many sequences, one graph for all batches and layers, no wait for the device.
+"""Costs of a step: calls independent of the number of sequences, one graph for all batches and layers, no GPU sync.
 
-Fillers, by which batches get one shape, change nothing.
+Fillers, which give all batches the same shape, change no result.
 """
 
 from collections import Counter

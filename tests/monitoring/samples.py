@@ -25,12 +25,12 @@ def sample(worker: int, time_s: float, step: int = 1, epoch: int = 0, host: str 
 
 
 def train(step: int, time_s: float, **values: Any) -> Record:
-    """A step's record, so many seconds after the run began."""
+    """A step's record, ``time_s`` seconds after the run began."""
     return {"kind": "train", "step": step, "time": BEGAN_S + time_s, "loss": 1.0, **values}
 
 
 def append(path: Path, *records: Record) -> None:
-    """As a worker does that was started, wrote and ended."""
+    """Append records as a worker does: open the log, write, close it."""
     with MetricsLog(path) as log:
         for record in records:
             log.append(record)

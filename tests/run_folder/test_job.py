@@ -36,7 +36,7 @@ def test_what_the_command_did_not_make_is_refused_and_left_as_it_is(tmp_path: Pa
 
 
 def begun(output: Path, made_by: str = "align", pieces: int = 1, error: BaseException | None = None) -> None:
-    """Accept a job and do so many pieces of it; then end, or as the error says."""
+    """Accept a job and complete ``pieces`` pieces of it; then return, or raise ``error``."""
     with unfinished(output, made_by) as folder:
         accept(folder, {"input": "a"})
         with journal(folder) as kept:

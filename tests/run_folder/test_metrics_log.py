@@ -1,4 +1,4 @@
-"""Records are written whole or not at all; those of a run are followed in the order of its time."""
+"""Records are written whole or not at all; a run's records are followed in the order of their times."""
 
 import json
 import math

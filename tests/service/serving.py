@@ -82,7 +82,7 @@ class Serving:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def app(self, calls: dict[str, Call] | None = None, **config: Any) -> Guard:
-        """The application of all models, or of these calls; ``limits`` override those of the tests."""
+        """The application of all models, or of these calls; ``limits`` override the tests' default limits."""
         metrics = Metrics()
         settings = ServeSection(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
         return build_app(settings, Models(calls or self.calls, metrics, (LostError,), (), self.index_calls))

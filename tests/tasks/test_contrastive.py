@@ -90,7 +90,7 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     batches = [source.batch(0, part).batch for part in np.array_split(records, 5)]
     with torch.no_grad():
         vectors = [model.vectors(batch) for batch in batches]
-    # Two workers, each of which knows the rows of both.
+    # Two workers: each has the rows of both.
     workers: list[Any] = []
     halves = [(batches[:2], vectors[:2]), (batches[2:], vectors[2:])]
     for half in halves:
@@ -98,7 +98,7 @@ def test_gradients_of_batches_add_up_to_those_of_the_step_as_one(tmp_path: Path)
     given = [batch for rank, half in enumerate(halves) for batch in model.related(*half, lambda own: workers, rank)]
     outputs = [model(piece) for batch in given for piece in [*batch.pieces(2), batch.without_targets()]]
     torch.stack([output.loss_sum for output in outputs]).sum().backward()
-    # Sums of fp32 in another order; that of the last bias is 0, as the mean of all vectors is taken off them.
+    # Sums of fp32 in another order; the last bias has gradient 0, as the mean of all vectors is subtracted.
     atol = 1e-4 * max(float(gradient.abs().max()) for gradient in wanted)
     for parameter, gradient in zip((p for p in model.parameters() if p.requires_grad), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=atol)
@@ -118,7 +118,7 @@ def test_contrastive_training_finds_relatives_and_resumes(tmp_path: Path, proces
     whole, path = contrastive_config(tmp_path / "whole", **changes)
     train(whole, path)
     first, *_, last = validations(whole)
-    # Held-out members beside relatives and strangers: by chance it would stay where it was.
+    # Held-out members, with relatives and strangers in the batch: at chance level the loss would not fall.
     assert last["loss"] < 0.7 * first["loss"]
     assert exported_weights(whole)["model.safetensors/encoder.emb_layer_norm_after.bias"].abs().max() > 0.01, (
         "what all vectors have in common is off them"

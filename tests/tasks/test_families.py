@@ -49,7 +49,7 @@ def logits_alone(network, tokens):
 
 
 def tokenizer_of(folder):
-    """By AutoTokenizer, which (5.23) takes no class that the folder names where the model is a ModernBERT."""
+    """Open a folder's tokenizer with AutoTokenizer, which (5.23) ignores the folder's class for a ModernBERT."""
     kind = EsmTokenizer if "modernbert" in (folder / "config.json").read_text() else AutoTokenizer
     return kind.from_pretrained(folder)
 
@@ -77,7 +77,7 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers(source, tmp_path):
 
 
 def test_another_vocabulary_is_read_through_a_table(tmp_path):
-    """Of a folder as Rostlab/prot_bert, whose ids are others than the ESM alphabet's."""
+    """The ids of Rostlab/prot_bert differ from the ESM alphabet's."""
     folder = FOR_PROTEINS["prot_bert"](tmp_path / "prot_bert")
     network = save_masked_lm(folder, "bert", pad_token_id=0)
     settings = section("masked_lm", folder)

@@ -64,7 +64,7 @@ def test_weights_named_on_the_command_line_drop_the_sizes_of_the_file(file, tmp_
     for source in ("facebook/esm2_t6_8M_UR50D", str(tmp_path / "weights")):
         backbone = load(path, "--model.backbone.source", source, "--model.backbone.heads", "8").model.backbone
         assert (backbone.source, backbone.layers, backbone.hidden_size, backbone.heads) == (source, None, None, 8)
-    backbone = load(path, "--model.backbone.source", "bert").model.backbone  # of which weights are drawn
+    backbone = load(path, "--model.backbone.source", "bert").model.backbone  # a model type: weights are random
     assert (backbone.layers, backbone.hidden_size, backbone.heads) == (2, 64, 4)
 
 

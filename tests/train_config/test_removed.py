@@ -30,7 +30,7 @@ def sections():
 
 
 @pytest.mark.parametrize(("section", "name"), [(section, name) for section in REMOVED for name in REMOVED[section]])
-def test_removed_setting_is_accepted_with_its_former_default_and_in_stored_files(section, name, sections, caplog):
+def test_removed_setting_is_accepted_if_default_or_in_a_stored_file(section, name, sections, caplog):
     removed._warn.cache_clear()
     former = REMOVED[section][name]
     assert removed_settings(sections[section])[name] == former, f"{section} has {name}"

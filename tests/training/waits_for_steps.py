@@ -1,4 +1,4 @@
-"""train_ray.py whose workers keep a history and wait before each step until a file allows so many, or they are to end.
+"""train_ray.py whose workers log a history and wait before each step until a file allows it, or until they must end.
 
 As a program: ``python -m tests.training.waits_for_steps --config FILE``, with the options of train_ray.py.
 """

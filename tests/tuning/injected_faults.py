@@ -43,7 +43,7 @@ def measure_with_faults(
 
 
 def _fail(fault: Fault, model: nn.Module) -> None:
-    """As memory that runs out, a process that is killed, one that never returns, or parameters that are NaN."""
+    """Fail with out of memory, a killed process, a hang, or NaN parameters."""
     if fault == "out_of_memory":
         raise torch.OutOfMemoryError("injected: out of memory")
     if fault == "crash":

@@ -72,7 +72,7 @@ def finished(ray_address, tmp_path_factory):
     return folder, printed.getvalue(), before
 
 
-def test_interrupted_search_keeps_its_trials_and_resumes_and_with_a_higher_limit_measures_what_is_left(finished):
+def test_interrupted_search_resumes_and_keeps_its_trials(finished):
     folder, printed, before = finished
     assert 2 <= len(before) < 5
     assert f"resuming after {len(before)} trials" in printed
@@ -94,7 +94,7 @@ def test_best_yaml_is_the_experiment_with_the_fastest_settings(finished):
     assert any("│" in line and "256" in line and "1,356" in line for line in printed.splitlines())
 
 
-def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(finished):
+def test_every_failed_trial_is_listed_with_its_reason(finished):
     folder, *_ = finished
     seen = {(t.settings.tokens, t.settings.num_workers): t.measurement.reason for t in read_trials(folder.trials)}
     assert (512, 1) not in seen, "it needs as much memory"
@@ -105,7 +105,7 @@ def test_every_failure_is_listed_with_its_reason_and_nothing_is_measured_twice(f
     assert [*folder.ray_tune.glob("*/result.json")]
 
 
-def test_search_of_another_experiment_or_version_or_on_other_machines_is_not_mixed_with_it(finished, ray_address):
+def test_search_refuses_trials_of_another_experiment_version_or_machine(finished, ray_address):
     folder, *_ = finished
     storage = folder.path.parent
     with pytest.raises(ConfigError, match=r"hidden_size was 16, is now 32, but .* already has trials"):
@@ -147,7 +147,7 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster
 
 
 @pytest.mark.nightly
-def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_it_is(ray_address, tmp_path):
+def test_crash_and_hang_of_real_workers_are_recorded_as_results(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
     faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256
     search = {"space": {"tokens": [128, 256, 512], "num_workers": [0]}, "measurement": QUICK | {"timeout_s": 8.0}}
@@ -164,9 +164,7 @@ def test_crash_and_hang_of_real_workers_are_results_and_best_yaml_is_planned_as_
 FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
 
 
-def test_two_workers_share_the_memory_and_survive_nan_and_out_of_memory_in_one(
-    ray_address, store_path, tmp_path, monkeypatch
-):
+def test_two_workers_survive_nan_and_out_of_memory_in_one(ray_address, store_path, tmp_path, monkeypatch):
     monkeypatch.setattr("esmeray.tuning.workers.GRACE_S", 0.0)  # those that agree need none, on any machine
     workers = Workers(2, 1, use_gpu=False)
     search = TuneConfig(measurement=MeasurementSection(**QUICK))

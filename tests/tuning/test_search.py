@@ -128,7 +128,7 @@ def test_a_fifth_of_the_exhaustive_time_reaches_95_percent_of_the_best(tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tpe", "grid"])
-def test_no_configuration_is_measured_twice_or_needs_more_than_what_ran_out(algorithm, tmp_path):
+def test_search_skips_measured_and_too_large_configurations(algorithm, tmp_path):
     machine, space = Machine(**MACHINES["memory limits"]), a_space()
     run(space, settings_for(algorithm=algorithm, max_trials=1000), machine, tmp_path / "trials")
     assert len(set(machine.asked)) == len(machine.asked)
@@ -157,7 +157,7 @@ def test_every_kind_of_failure_at_once_leaves_the_right_answer(tmp_path):
     assert {"out_of_memory", "timeout", "nan"} <= {trial.measurement.status for trial in results.trials}
 
 
-def test_trials_side_by_side_are_different_and_stop_when_the_time_is_used_up(tmp_path):
+def test_concurrent_trials_differ_and_stop_at_the_time_budget(tmp_path):
     machine = Machine()
     run(a_space(), settings_for(max_trials=20), machine, tmp_path / "trials", side_by_side=4)
     assert len(set(machine.asked)) == len(machine.asked) == 20
@@ -174,7 +174,7 @@ def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path)
     assert len(set(machine.asked)) == 8
 
 
-def test_kill_leaves_a_trial_to_be_measured_again_and_a_full_disk_an_incomplete_line_that_is_removed(tmp_path):
+def test_unfinished_trial_is_measured_again_and_a_torn_line_removed(tmp_path):
     space, trials = a_space(), tmp_path / "trials.jsonl"
     asked = Search(space, settings_for(), trials).suggest("killed")
     assert read_trials(trials) == []
@@ -188,7 +188,7 @@ def test_kill_leaves_a_trial_to_be_measured_again_and_a_full_disk_an_incomplete_
 
 @settings(deadline=None)
 @given(end=st.integers(500, 200_000), own=st.integers(0, 39))
-def test_largest_budget_is_found_in_few_steps_and_with_few_that_are_too_large(end, own):
+def test_largest_budget_that_fits_is_found_in_few_steps(end, own):
     budgets = [2**exponent * quarter // 4 for exponent in range(9, 19) for quarter in (4, 5, 6, 7)]
     fitting, too_large, tokens = [], [], budgets[own]
     while tokens is not None:

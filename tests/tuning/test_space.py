@@ -36,7 +36,7 @@ def test_settings_of_the_applied_config_are_the_settings(tmp_path):
     assert replace(job, config=kept).own_settings(Workers(4, 1, False)) == settings
     assert kept.batch.global_tokens == 1024
     assert job_of(tmp_path, keep=False).trial_config(settings).batch.global_tokens == 4 * 512
-    assert job.own_settings(Workers(1, 1, False)).stage == 2, "that of DeepSpeed's file"
+    assert job.own_settings(Workers(1, 1, False)).stage == 2, "the stage of DeepSpeed's file"
 
 
 def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_path):
@@ -48,7 +48,7 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
     assert {settings.tokens for settings in free.settings} == {64, 100}
 
 
-def test_default_budgets_go_from_the_longest_sequence_to_the_global_batch_or_a_workers_share_of_the_data(tmp_path):
+def test_default_budgets_range_from_longest_sequence_to_global_batch(tmp_path):
     assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
     assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
     alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
@@ -59,7 +59,7 @@ def test_default_budgets_go_from_the_longest_sequence_to_the_global_batch_or_a_w
     assert max(budgets(space_of(tmp_path, data_tokens=9000))) == 512, "the global batch is kept"
 
 
-def test_trial_on_gpus_has_a_devices_share_of_the_cores_and_on_a_cpu_the_machine(tmp_path):
+def test_trial_gets_the_cores_of_its_devices(tmp_path):
     assert space_of(tmp_path, {"workers": [1, 2]}, nodes=GPUS).workers[1] == Workers(1, 4, use_gpu=True)
     assert space_of(tmp_path, {"workers": [1, 2]}).workers == {1: Workers(1, 2, False), 2: Workers(2, 1, False)}
     few = space_of(tmp_path, nodes=GPUS, ray={"cpus_per_worker": 2})
@@ -101,7 +101,7 @@ def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_pat
     assert space.nearest(replace(largest, workers=2)) == replace(largest, workers=2, tokens=256)
 
 
-def test_space_without_any_configuration_or_room_is_refused_with_the_reasons(tmp_path):
+def test_empty_search_space_is_refused_with_the_reasons(tmp_path):
     with pytest.raises(ConfigError, match="none of 12 configurations is valid: 12 excluded for a budget below"):
         space_of(tmp_path, {"tokens": [32]})
     with pytest.raises(ResourceError, match="9 workers with"):

@@ -53,7 +53,7 @@ def measured(config, store_path, best=None, measurement=QUICK, **options) -> Mea
     return measure_on_worker(config, WorkerContext(), store_path, measurement, best, **options)
 
 
-def test_warm_up_is_not_counted_and_windows_follow_one_another_until_two_agree(process_group, monkeypatch):
+def test_windows_are_measured_after_the_warm_up_until_two_agree(process_group, monkeypatch):
     result, steps = scripted(monkeypatch, [50.0, 1.0])
     assert result.windows == [TOKENS_PER_STEP, TOKENS_PER_STEP]
     assert (result.status, result.tokens_per_s) == ("ok", TOKENS_PER_STEP)
@@ -67,7 +67,7 @@ def test_warm_up_is_not_counted_and_windows_follow_one_another_until_two_agree(p
     assert "no two of 3 windows agreed within 3%" in result.reason
 
 
-def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_each_window(process_group, monkeypatch):
+def test_trial_that_is_too_slow_to_win_ends_early(process_group, monkeypatch):
     # The first window has 100 tokens/s, two have 97.5 in the mean: 15 % and 7.5 % above them can't be reached.
     seconds = [1.0, 1.0, 1.0, 100 / 95, 100 / 95, 1.0]
     for best, windows in ((103.0, 3), (107.0, 2), (118.0, 1)):
@@ -76,7 +76,7 @@ def test_trial_that_is_too_slow_to_win_ends_early_by_less_of_a_difference_with_e
 
 
 def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_path, tmp_path, monkeypatch):
-    """As on a GPU."""
+    """Results arrive a step late on a GPU."""
     steps = []
 
     class LateWork(TrainingWork):
@@ -106,7 +106,7 @@ def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path
 
 
 @pytest.mark.slow
-def test_memory_beyond_the_limit_is_a_result_and_the_next_trial_has_it_back(process_group, store_path, tmp_path):
+def test_trial_beyond_the_memory_limit_frees_its_memory_for_the_next(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path)
     enough = measured(config, store_path)
     limit_mib = enough.peak_memory_bytes / 2**20 + MARGIN_MIB

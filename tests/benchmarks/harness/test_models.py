@@ -1,4 +1,4 @@
-"""The model of the embedding stages: the peers' embeddings are those of each sequence alone."""
+"""The model of the embedding stages: a peer embeds a sequence in a batch as it embeds it alone."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ def test_a_run_writes_json_and_a_table(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
-def test_naming_a_stage_measures_it_again_and_leaves_the_others_as_they_are(tmp_path: Path):
+def test_running_one_stage_keeps_the_results_of_the_others(tmp_path: Path):
     run_stages([toy_stage("training"), toy_stage("service")], a_run(tmp_path, "all", quick=False))
     run_stages([toy_stage("training", ours=60.0)], a_run(tmp_path, "training alone", quick=False))
     tables = read_results(tmp_path, MACHINE).tables
@@ -55,7 +55,7 @@ def test_ctrl_c_keeps_the_rows_that_are_finished(tmp_path: Path):
     assert [table.rows for table in read_results(tmp_path, MACHINE).tables] == [[{"what": "copy"}]]
 
 
-def test_a_stage_that_breaks_or_has_a_wrong_row_is_reported_and_the_others_run(tmp_path: Path, capsys):
+def test_a_failed_stage_is_reported_and_the_other_stages_still_run(tmp_path: Path, capsys):
     def rows(_: Setting) -> Iterator[Row]:
         yield {"what": "copy", "TB/s": 1.5}
         yield {"what": "product", "verdict": "WRONG: by 2"}

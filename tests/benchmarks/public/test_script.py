@@ -30,7 +30,7 @@ BENCHMARK = PublicBenchmark(
 )
 
 
-def test_a_page_resumes_where_it_failed_and_has_ours_beside_a_baseline_and_published_values(tmp_path, monkeypatch):
+def test_a_failed_benchmark_resumes_and_its_page_compares_the_values(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "BENCHMARKS", (BENCHMARK,))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "proteins.fasta").write_text(">p1\nMAAA\n>p2\nMKV\n")

@@ -34,7 +34,7 @@ def test_contenders_with_other_losses_are_no_comparison(loss):
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 32))
-def test_a_packed_batch_holds_the_longest_protein_and_what_the_padded_one_holds_on_average(lengths, batch):
+def test_a_packed_batch_has_the_padded_batchs_mean_number_of_tokens(lengths, batch):
     tokens = [min(length, 1022) + 2 for length in lengths]
     budget = training.token_budget(["A" * length for length in lengths], batch)
     assert budget >= max(tokens)

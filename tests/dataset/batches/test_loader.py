@@ -44,7 +44,7 @@ def split(small_store) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def with_processes(small_store, split) -> Iterator[TrainingSteps]:
-    """Steps that two loader processes prepare; each iteration begins anew."""
+    """Steps that two loader processes prepare; each iteration starts again from the first."""
     with training(small_store, split[0], 2) as batches:
         yield batches
 

@@ -73,7 +73,7 @@ def test_a_format_whose_library_is_missing_is_refused_in_one_line(monkeypatch: p
 
 
 def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
-    """By its convert of an embeddings file (1.4): key by id or hash, attribute original_id."""
+    """Follow biotrainer's reader (1.4): the key is an id or a hash, the attribute original_id has the id."""
     with h5py.File(write(tmp_path / "mean.h5", "hdf5"), "r") as file:
         by_id = {file[key].attrs["original_id"]: np.array(values) for key, values in file.items()}
         np.testing.assert_array_equal(file[biotrainer_key("CCC")][:], VECTORS[1])

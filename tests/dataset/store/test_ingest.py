@@ -38,7 +38,7 @@ CASES = {
         [("a", "MK"), ("b", "MM"), ("d", "MQ"), ("c", "MP")],
         {"records_skipped_duplicate_id": 2},
     ),
-    "renamed ids are unique beside those that look renamed": (
+    "renamed ids differ from ids that look renamed": (
         {"duplicate_ids": "rename"},
         [("a", "MK"), ("a", "ML"), ("a.2", "MM"), ("a", "MN"), ("a.2", "MP"), ("a", "MQ")],
         [("a", "MK"), ("a.3", "ML"), ("a.2", "MM"), ("a.4", "MN"), ("a.2.2", "MP"), ("a.5", "MQ")],

@@ -179,7 +179,7 @@ def test_real_files_are_read_as_gemmi_reads_them(shared_data: Path, name: str):
 
 
 def rmsd(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Of each atom, over residues that are known."""
+    """RMSD per backbone atom, over the residues with known coordinates."""
     known = np.isfinite(found + wanted).all((1, 2))
     return np.sqrt(np.square(found - wanted)[known].sum(-1).mean(0))
 

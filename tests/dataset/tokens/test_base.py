@@ -1,4 +1,4 @@
-"""Tokens are those of AutoTokenizer on the same folder, and a trained tokenizer loses nothing."""
+"""Tokens equal AutoTokenizer's on the same folder, and a trained tokenizer loses nothing."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Tokens on disk are those of the tokenizer, made once, and never read damaged."""
+"""Tokens on disk equal the tokenizer's, are written once, and are never read damaged."""
 
 import os
 import pickle

@@ -39,7 +39,7 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
     assert {name: content[name] for name in found} == found
     text = (tmp_path / "report.md").read_text()
     first = rf"\| metric +\| model +\| majority class.*\n.*\n\| mcc +\| {found['metrics']['mcc']:.3f} \["
-    assert re.search(first, text), "the metric by which the model was chosen"
+    assert re.search(first, text), "the metric that chose the model"
     assert re.search(r"\| dropped short +\| 4 ", text) and re.search(r"\| checkpoint +\| step 10 ", text)
     assert "mem\\|brane" in text and "nan" not in text.lower()
 

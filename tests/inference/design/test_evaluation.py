@@ -1,4 +1,4 @@
-"""Metrics of designs are those of their definitions, beside baselines that know no structure."""
+"""Metrics of designs follow their definitions, and are compared with baselines that know no structure."""
 
 from pathlib import Path
 

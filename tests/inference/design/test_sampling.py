@@ -1,4 +1,4 @@
-"""Designs: a seed is a seed, and likelihoods and novelty are those of their definitions."""
+"""Designs are reproducible by their seed, and likelihoods and novelty follow their definitions."""
 
 from functools import cache
 

@@ -40,7 +40,7 @@ FIRST = 6
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """By one thread fp32 is equal whatever the batch, from some ten tokens on."""
+    """Use one thread: fp32 results then do not depend on the batch, from about ten tokens on."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

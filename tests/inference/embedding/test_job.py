@@ -84,7 +84,7 @@ def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, caplog):
         (report,) = run_job(job)
     assert final_bytes(job.output) == final_bytes(tmp_path / "undisturbed")
     assert report["starts"] == 2
-    assert len(set(first) & set(again)) <= 2  # the one that was lost, and the one computed beside its writing
+    assert len(set(first) & set(again)) <= 2  # the lost shard, and the one computed while it was written
     assert sorted({*first, *again}) == list(range(len({*first, *again})))
     for name in ("mean/00001.safetensors", "residues/00000.safetensors", "rows/00001.json", "job.json", "spent.json"):
         shutil.rmtree(job.output, ignore_errors=True)

@@ -58,7 +58,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
 def test_an_extended_index_gives_the_hits_of_one_built_at_once(sources, tmp_path, kind):
     first, second = sources
-    # Of a compressed one the clusters are those of the first vectors: all of them are probed, so that none is missed.
+    # A compressed index keeps the clusters of its first vectors: probe all clusters, so that no hit is missed.
     probes = {"probes": 8} if kind == "compressed" else {}
     lists = {"lists": 8} if kind == "compressed" else {}
     make_index([first], section(tmp_path / "grown", kind=kind, **lists))
@@ -70,7 +70,7 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once(sources, tmp_path
     assert old.count == 400 and old.ids(old.search(VECTORS[:1], 1)[0][0]) == ["p0"], "who had it open keeps it"
     at_once = make_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
     assert at_once.manifest.count == 700
-    # So many that a compressed index scores all rows again, in which parts have their own rounding to fp16.
+    # 70 hits make a compressed index score all rows again; each part rounds to fp16 in its own way.
     grown, whole = hits(tmp_path / "grown", 70, **probes), hits(tmp_path / "at_once", 70, **probes)
     if kind == "exact":
         assert grown == whole

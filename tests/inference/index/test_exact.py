@@ -1,4 +1,4 @@
-"""The exact index beside an exhaustive comparison in fp32."""
+"""The exact index equals an exhaustive comparison in fp32."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf
         kind="exact", metric=metric, output="mean", channels=CHANNELS, made_of=None, model=None, parts=entries
     )
     index = ExactIndex(Path(), manifest, parts, bf16=bf16)
-    queries.flags.writeable = False  # as those of a mapped file
+    queries.flags.writeable = False  # like an array of a memory-mapped file
     found, values = index.search(queries, 10)
     for query, hits in zip(prepared(metric, queries), found, strict=True):
         every = scores(metric, vectors, query)

@@ -231,7 +231,7 @@ WRONG_SETTINGS = [{"precision": "fp8"}, {"device": "meta"}, {"stream": "no way"}
 
 def test_what_a_model_has_not_is_refused(tmp_path: Path):
     model = opened(model_folder(tmp_path, "ESM-2")[0])
-    # The folder has no head of masked language modelling, and that of a new network would give noise.
+    # The folder has no masked language modelling head, and a new, random head would predict noise.
     for words, call, arguments in [
         ("random", opened, {"source": "esm2_t6_8M"}),
         ("this model; available: cls, contacts", model.outputs, {"kinds": ["latents"]}),

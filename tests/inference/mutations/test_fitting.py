@@ -57,7 +57,7 @@ def test_the_posterior_is_that_of_the_textbook():
     np.testing.assert_allclose(found.mean, level + spread * mean, atol=1e-3)
     np.testing.assert_allclose(posterior.covariance(test), spread**2 * covariance, atol=1e-3)
     np.testing.assert_allclose(found.deviation**2, np.diag(posterior.covariance(test)), atol=1e-3)
-    # An interval is that of a normal distribution with noise, scaled by the errors of what is left out in turn.
+    # An interval is a normal distribution's with noise, scaled by the leave-one-out errors.
     targets = (values[:40] - level) / spread - prior[:40]
     errors = np.sort(np.abs(inverse @ targets) / np.sqrt(np.diag(inverse)))[int(np.ceil(0.9 * 41)) - 1] / 1.6449
     assert posterior.scale == pytest.approx((40 * errors + 20) / 60, abs=1e-2)

@@ -29,7 +29,7 @@ FIRST_PROJECTIONS = {
     "qwen2": [f"layers.0.self_attn.{name}_proj" for name in "qkvo"],
     "t5": [f"encoder.block.0.layer.0.SelfAttention.{name}" for name in "qkvo"],
 }
-"""Those of the attention of the first of two layers."""
+"""Attention projections of the first of two layers, per backbone."""
 
 
 def backbone(source="esm2_t6_8M", seed=0, **changes):

@@ -1,4 +1,4 @@
-"""The losses are torch's and scikit-learn's own where these have them, and nothing where a target is ignored."""
+"""Losses equal torch's and scikit-learn's own if these have them, and are 0 for ignored targets."""
 
 import math
 

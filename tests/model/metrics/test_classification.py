@@ -1,4 +1,4 @@
-"""Metrics are those of scikit-learn and SciPy, weighted or not; intervals are those of resampled records."""
+"""Metrics equal scikit-learn's and SciPy's, weighted or not; intervals equal resampling of records."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Host metrics are those of psutil and the cgroup; a worker's are summed over what it started."""
+"""Host metrics equal psutil's and the cgroup's; a worker's metrics are sums over its child processes."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def test_disk_and_network_are_rates_between_readings(monkeypatch):
     first = sampler.read()
     assert not [name for name in first if "per_s" in name]
     assert first["host/mem_used_bytes"] + first["host/mem_available_bytes"] == first["host/mem_total_bytes"]
-    now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the network's counter of sent bytes began anew
+    now, disk, net = 12.0, Bytes(1500, 2000), Traffic(100, 500)  # the counter of sent bytes was reset
     rates = {name: value for name, value in sampler.read().items() if "per_s" in name}
     assert rates == {
         "host/disk_read_bytes_per_s": 250.0,
@@ -75,7 +75,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_limits_of_a_container_count(tmp_path, monkeypatch, limit):
-    """Of a machine with 8 GiB, 6 of them available."""
+    """The machine has 8 GiB, 6 of them available."""
     groups, folders, memory = LIMITS[limit]
     monkeypatch.setattr(processor, "CGROUP", tmp_path / "group")
     monkeypatch.setattr(processor, "CGROUPS", tmp_path / "cgroup")

@@ -185,7 +185,7 @@ def scraped(address: str) -> dict[tuple[str, str, str], float]:
     found = {}
     for sample in (sample for family in families for sample in family.samples):
         if sample.name.startswith("ray_esmeray_"):
-            assert sample.labels["host"] and sample.labels["SessionName"]  # by which the dashboard selects
+            assert sample.labels["host"] and sample.labels["SessionName"]  # the dashboard selects by these labels
             name = sample.name.removeprefix("ray_esmeray_")
             found[name, sample.labels["worker"], sample.labels.get("gpu", "")] = sample.value
     return found

@@ -44,7 +44,7 @@ LABELS = {"tags": ["esm2", "small"], "notes": "with *markup*", "group": "sizes",
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """W&B's environment, and a mark by which all processes of a test are found, also those that lost their parents."""
+    """Set W&B's environment, and a mark in it that identifies all processes of a test, also orphaned ones."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     mark = uuid.uuid4().hex
@@ -155,7 +155,7 @@ def test_offline_is_the_default_with_a_run_per_worker(tmp_path, monkeypatch, mar
         kind = record.WhichOneof("record_type")
         records.get(kind, []).append(getattr(record, kind))
     sent = [(alert.title, alert.text, alert.level, alert.wait_duration) for alert in records["alert"]]
-    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "that of before the start is history"
+    assert sent == [("memory: GPU 0 on a", "full", "WARN", 300_000)], "an alert from before the start is not sent again"
     (model,) = records["artifact"]
     assert (model.name, model.type, [*model.aliases]) == ("run", "model", ["latest"])
     assert json.loads(model.metadata) == {"step": 100, "validation/loss": 2.5}
@@ -194,7 +194,7 @@ def test_failure_at_the_start_is_reported_while_the_run_goes_on(tmp_path, mark):
 
 
 def test_a_silent_server_costs_a_warning_and_uploads_later(tmp_path, monkeypatch, mark, server):
-    monkeypatch.setattr(wandb_run, "MARGIN_S", 1.0)  # all of which the follower takes, as W&B's process stands still
+    monkeypatch.setattr(wandb_run, "MARGIN_S", 1.0)  # the follower waits the whole margin, as W&B's process hangs
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
     append(run.folder.metrics, *RECORDS[:50])
     wandb = run.start()

@@ -112,7 +112,7 @@ def test_tables_of_classes_have_a_column_with_the_name_of_each(client: httpx.Cli
 
 def test_what_encode_gives_decode_takes_as_json_and_as_npy(client: httpx.Client):
     body = {"model": "autoencoder", "sequences": SEQUENCES}
-    encoded = client.post("/v1/encode?output=latents", json=body).json()  # fields stand in the query beside JSON, too
+    encoded = client.post("/v1/encode?output=latents", json=body).json()  # the query string may have fields, too
     assert encoded == client.post("/v1/encode", json={**body, "output": "latents"}).json()
     values = [item["values"] for item in encoded["data"]]
     answer = client.post("/v1/decode", json={"model": "autoencoder", "latents": values}).json()

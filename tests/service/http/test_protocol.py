@@ -1,4 +1,4 @@
-"""What a connection sends has limits before it is a request: bytes, whatever their form, and seconds."""
+"""Connections have limits before a request is complete: bytes, in whatever form, and seconds."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Neighbours by the service are those of the index itself, for many at once, and are not searched when nobody waits."""
+"""The service finds the index's own hits, also for many queries at once, and skips searches nobody waits for."""
 
 import io
 import os

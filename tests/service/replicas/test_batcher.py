@@ -52,7 +52,7 @@ async def begun(*requests: Awaitable[Any]) -> list[asyncio.Task[Any]]:
 def batched(
     use: Callable[[TokenBatcher, Computed], Awaitable[Any]], *, blocked: bool = True, **options: Any
 ) -> Computed:
-    """Items that were computed while ``use`` ran; ``blocked``: beside an item -1, until it opens what is computed."""
+    """Items that were computed while ``use`` ran; ``blocked``: item -1 blocks the batcher until it is released."""
     computed = Computed()
 
     async def run() -> None:

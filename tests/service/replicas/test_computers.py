@@ -1,4 +1,4 @@
-"""Answers equal those of the offline model and classifier, whatever shared their batch."""
+"""Answers equal the offline model's and classifier's, whatever else was in their batch."""
 
 import functools
 import os

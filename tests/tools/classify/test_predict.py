@@ -26,7 +26,7 @@ def proteins(tmp_path) -> Path:
 
 @pytest.fixture
 def predict(command, tmp_path) -> Callable[..., Outcome]:
-    """Predict a file to one of a name in the same folder; ``refused``: the code and text by which it is."""
+    """Predict for a file and write ``output`` to the test's folder; ``refused``: expected exit code and message."""
 
     def call(model: Path, file: Path, output: str, *options: object, refused: tuple[int, str] | None = None):
         words = ("classify", "predict", model, "--predict.input", file, "--predict.output", tmp_path / output)

@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "ca.pdb": (lambda: "\n".join(LINES[1::4]).encode(), "only CA atoms, but a backbone needs"),
     "nan.pdb": (lambda: "\n".join(line[:30] + "     nan" + line[38:] for line in LINES).encode(), NO_CHAIN),
     "apart.pdb": (lambda: "\n".join([*LINES, "TER", *pdb_lines(FOLD, "B"), *LINES]).encode(), "'A' occurs twice"),
-    "beside.pdb": (lambda: "\n".join([*LINES, "TER", *LINES]).encode(), "chain 'A' has 2 residues 1;"),
+    "adjacent.pdb": (lambda: "\n".join([*LINES, "TER", *LINES]).encode(), "chain 'A' has 2 residues 1;"),
 }
 
 

@@ -19,7 +19,7 @@ FIT = "embed fit --fit.input learnt.fasta --fit.labels labels.csv --fit.level 1 
 
 @pytest.fixture
 def families(tmp_path: Path, monkeypatch) -> dict[str, str]:
-    """Sequences of 16 members of each of 8 families, of which 12 are in learnt.fasta, and 4 in new.fasta."""
+    """Sequences of 8 families with 16 members each: 12 per family are in learnt.fasta, 4 in new.fasta."""
     monkeypatch.chdir(tmp_path)
     members = list(sample_records(128, 8, seed=0))
     write_fasta(Path("learnt.fasta"), [(name, text) for name, text in members if name[-4:] < "0012"])

@@ -61,7 +61,7 @@ def test_hits_are_counted_as_progres_counts_them(command, labels):
     Path("hits.tsv").write_text("q\tforeign1\nq\tfamily1\n")
     levels = evaluated(command, "hits.tsv")
     assert levels["family"]["sensitivity"] == pytest.approx(1 / 3), "itself, by definition"
-    # family1 stands before the three foreign ones that are not in the list, where family2 is beside them.
+    # family1 ranks before the three foreign sequences that are not in the list; family2 is tied with them.
     assert levels["family"]["auc"] == pytest.approx((3 + 3 / 2) / 8)
     assert (levels["family"]["top_1"], levels["family"]["top_5"]) == (0, 1)
 

@@ -230,7 +230,7 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS if letter != WILD[n]]
     effects = {pair: random.normal() + (pair[0] == 4) for pair in singles}
     rows = [(name(*pair), effects[pair], effects[pair] + random.normal()) for pair in singles]
-    # The column has all singles, of which every third is measured.
+    # The column has all singles; every third is measured.
     table = [(text, value if n % 3 == 0 else "", prior) for n, (text, value, prior) in enumerate(rows)]
     write("measured.csv", table, "mutant", "score", "published")
     fit = "--zero_shot_column published --features one_hot --folds rest"

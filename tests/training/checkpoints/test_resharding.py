@@ -66,7 +66,7 @@ def assert_holds(groups: list[Mapping[str, torch.Size]], shards: list[dict]) -> 
     gap=st.integers(0, 3),
     stage=st.sampled_from([1, 2, 3]),
 )
-def test_weights_and_moments_are_the_same_whatever_numbers_of_workers_they_were_cut_for(groups, workers, gap, stage):
+def test_resharding_preserves_weights_and_moments(groups, workers, gap, stage):
     shards = [written_by_one(stage, groups, gap)]
     for count in workers:
         shards = cut(groups, shards, groups, count)

@@ -41,13 +41,13 @@ def test_another_number_of_workers_is_remarked(begun, tmp_path):
     assert resumption.remark_on_workers(3) == "resuming a checkpoint of 2 workers with 3 workers"
 
 
-def test_setting_that_may_change_is_remarked_and_so_is_any_before_the_first_checkpoint(begun, tmp_path):
+def test_permitted_changes_are_reported_when_a_run_resumes(begun, tmp_path):
     changes = {"training": {"learning_rate": 0.5}, "ray": {"max_failures": 9}, "batch": {"tokens": 128}}
     remarks = Resumption(tiny_config(tmp_path, **changes)).check()
     assert sorted(remarks) == ["batch.tokens was 256, is now 128", "training.learning_rate was 0.01, is now 0.5"]
 
 
-def test_precision_that_is_not_given_is_that_of_the_checkpoints_or_the_default(begun, tmp_path):
+def test_default_precision_of_a_resumed_run_is_the_checkpoints(begun, tmp_path):
     settings = tiny_config(tmp_path).model_dump()
     del settings["training"]["precision"]
     config = Config.model_validate(settings)

@@ -50,7 +50,7 @@ def test_a_folder_of_the_user_s_choice_is_left_alone(cache, monkeypatch):
     assert mark.exists() and os.environ[VARIABLE] == str(cache / "mine")
 
 
-def test_the_environment_s_own_tools_compile_whether_it_is_activated_or_not(cache, monkeypatch):
+def test_kernels_compile_with_the_tools_of_the_python_environment(cache, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with compiling_alone():
         assert os.environ["PATH"] == f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin"

@@ -75,7 +75,7 @@ ENGINES += [(2, "bf16", "muon"), (3, "fp32", "adamw")]
 
 
 @pytest.mark.parametrize(("stage", "precision", "optimizer"), ENGINES)
-def test_nan_step_changes_no_weight_and_training_resumes_from_a_checkpoint_of_the_weights_bit_for_bit(
+def test_nan_step_changes_no_weight_and_a_checkpoint_restores_all_bits(
     process_group, tmp_path, stage, precision, optimizer
 ):
     engine = make_engine(stage, precision, optimizer=optimizer)

@@ -100,7 +100,7 @@ def config_for(folder: Path, **changes: Any) -> Config:
 
 
 def config_with(engine: tuple[int, str, bool], folder: Path, **changes: Any) -> Config:
-    """A run of two steps, the first of which has more than one batch."""
+    """A run of two steps; the first has more than one batch."""
     stage, precision, offload = engine
     training = {"max_steps": 2, "warmup_steps": 1, "evaluate_every_steps": 100, "precision": precision}
     deepspeed = {"stage": stage, "offload_optimizer": offload}
@@ -118,9 +118,7 @@ def parts(config: Config) -> list[tuple[int, int]]:
     return [(event["step"], event["parts"]) for event in events(config, "memory_guard")]
 
 
-def test_running_out_in_a_forward_pass_changes_no_loss_and_a_resumed_run_keeps_the_parts(
-    process_group, store_path, tmp_path
-):
+def test_out_of_memory_in_a_forward_pass_changes_no_loss(process_group, store_path, tmp_path):
     whole, guarded = (config_for(tmp_path / name) for name in ("whole", "guarded"))
     train(whole, store_path)
     with forward_needs_memory() as sizes:
@@ -154,9 +152,7 @@ def test_limit_on_the_cpu_is_out_of_memory(process_group, store_path, tmp_path):
     assert "gradient_checkpointing" in outcome.message
 
 
-def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_behind(
-    worker_group, store_path, tmp_path
-):
+def test_out_of_memory_on_one_worker_splits_the_step_on_both(worker_group, store_path, tmp_path):
     whole, guarded = (config_for(tmp_path / name, batch={"global_tokens": 1024}) for name in ("whole", "guarded"))
     pairs = []
     for number, engine in enumerate(ENGINES_OF_TWO):
@@ -179,9 +175,7 @@ def test_what_runs_out_on_one_of_two_workers_splits_on_both_and_leaves_nothing_b
         assert_same_run(broken, in_parts)
 
 
-def test_what_runs_out_while_another_worker_waits_starts_both_anew_with_smaller_batches(
-    worker_group, store_path, tmp_path
-):
+def test_out_of_memory_during_a_collective_restarts_with_smaller_batches(worker_group, store_path, tmp_path):
     batch = {"global_tokens": 1024}
     whole, broken = (config_for(tmp_path / name, batch=batch, checkpoint={"every_steps": 1}) for name in "ab")
     fault = partial(on_worker_1, partial(backward_needs_memory_after, 3))

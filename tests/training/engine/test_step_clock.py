@@ -11,7 +11,7 @@ def now(monkeypatch) -> list[float]:
     return time
 
 
-def test_phases_and_the_wait_add_up_to_the_step_with_a_collective_of_the_backward_pass_as_communication(now):
+def test_phases_and_data_wait_sum_to_the_step_time(now):
     clock = StepClock(log_every_steps=1)
     now[0] += 1.0
     clock.loaded()
@@ -62,7 +62,7 @@ def cuda(monkeypatch) -> type[FakeEvent]:
     return FakeEvent
 
 
-def test_gpu_is_never_waited_for_and_late_events_come_with_the_next_figures(cuda):
+def test_gpu_times_are_read_without_waiting_for_the_device(cuda):
     clock = StepClock(1, torch.device("cuda", 0))
     with clock.phase("forward"):
         cuda.device_s = 2.0
@@ -77,7 +77,7 @@ def test_gpu_is_never_waited_for_and_late_events_come_with_the_next_figures(cuda
     assert clock.read()["backward_s"] == pytest.approx(5.0)
 
 
-def test_gpu_collective_on_a_stream_of_its_own_is_hidden_and_on_the_pass_s_stream_is_not(cuda):
+def test_gpu_collective_counts_only_on_the_stream_of_the_backward_pass(cuda):
     clock = StepClock(1, torch.device("cuda", 0))
     with clock.phase("backward"):
         cuda.stream[0] = "reduction"

@@ -28,7 +28,7 @@ print("hangs", flush=True)
 """
 
 
-def test_worker_that_hangs_ends_within_the_setting_and_its_stack_names_the_line(tmp_path):
+def test_watchdog_ends_a_hung_worker_and_logs_its_stack(tmp_path):
     """Also one that holds the GIL; both hang at the same time."""
     hung = []
     for name, hang in {"waits": "time.sleep(600)", "holds the GIL": "ctypes.PyDLL(None).sleep(600)"}.items():

@@ -89,9 +89,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("command", [train, dry_run])
 @pytest.mark.parametrize("refused", REFUSALS)
-def test_command_that_does_not_go_with_a_finished_run_is_refused_and_changes_nothing(
-    finished, tmp_path, command, refused
-):
+def test_command_that_contradicts_a_finished_run_is_refused(finished, tmp_path, command, refused):
     change, refusal, message = REFUSALS[refused]
     run = run_folder(finished)
     before = content(run)
@@ -103,9 +101,7 @@ def test_command_that_does_not_go_with_a_finished_run_is_refused_and_changes_not
 
 
 @pytest.mark.parametrize("command", [train, dry_run])
-def test_finished_run_says_so_also_where_its_data_was_moved_or_an_earlier_default_began_it(
-    finished, tmp_path, command, capsys
-):
+def test_finished_run_is_recognized_after_moved_data_or_changed_defaults(finished, tmp_path, command, capsys):
     run = run_folder(finished)
     before = content(run)
     moved = shutil.copy(finished.data.source[0], tmp_path / "moved.fasta")
@@ -132,7 +128,7 @@ def test_curves_that_a_kill_left_out_are_drawn_by_the_same_command(finished, tmp
     assert run_folder(config).curves.exists()
 
 
-def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_left_as_it_is(tmp_path):
+def test_new_run_refuses_a_folder_with_a_users_files(tmp_path):
     config = settings(tmp_path, write_fasta(tmp_path / "a.fasta", seed=0))
     run = run_folder(config)
     run.tokenizer.mkdir(parents=True)
@@ -142,7 +138,7 @@ def test_folder_of_a_new_run_that_holds_what_a_user_put_there_is_refused_and_lef
     assert [path for path in run.path.rglob("*") if path.is_file()] == [run.tokenizer / "mine.txt"]
 
 
-def test_refused_new_run_leaves_no_folder_and_storage_that_is_no_folder_is_one_line(tmp_path):
+def test_refused_new_run_leaves_no_folder(tmp_path):
     with pytest.raises(DataError):
         train(settings(tmp_path / "runs", str(tmp_path / "none.fasta")))
     assert not (tmp_path / "runs" / "tiny").exists()
@@ -153,7 +149,7 @@ def test_refused_new_run_leaves_no_folder_and_storage_that_is_no_folder_is_one_l
 
 
 @pytest.mark.parametrize("command", [train, dry_run])
-def test_run_whose_export_holds_what_a_user_put_there_is_refused_before_it_trains(finished, tmp_path, command):
+def test_run_with_a_users_file_in_its_export_is_refused_before_training(finished, tmp_path, command):
     shutil.copytree(run_folder(finished).path.parent, tmp_path / "runs")
     config = settings(tmp_path / "runs", finished.data.source[0], training={"max_steps": 4, "warmup_steps": 1})
     (run_folder(config).export / "notes.txt").write_text("mine")

@@ -20,14 +20,14 @@ WORKERS = Workers(4, 1, use_gpu=False, sizes=(1, 2, 4))
 
 
 def needs(count: int, held: list[int], stay: int = 3) -> list[str]:
-    """Decisions on the number of workers after each second in which the cluster holds so many."""
+    """Decisions on the number of workers; ``held`` is the cluster's capacity in workers, second by second."""
     need = Need(count, stay)
     for second, now in enumerate(held):
         need.look(Capacity(now, 4), second)
     return [need.why] if need.why else []
 
 
-def test_more_workers_are_used_once_they_were_possible_for_the_stay_without_a_break():
+def test_run_grows_once_the_capacity_has_lasted_for_the_minimum_stay():
     assert needs(2, [4, 4, 4]) == []
     assert needs(2, [4, 4, 4, 4]) == ["the cluster now has room for 4 workers"]
     flapping = [4, 4, 4, 2] * 50
@@ -37,14 +37,14 @@ def test_more_workers_are_used_once_they_were_possible_for_the_stay_without_a_br
     assert needs(2, [4], stay=0) == ["the cluster now has room for 4 workers"]
 
 
-def test_a_machine_that_is_about_to_be_taken_away_is_left_at_once_though_as_many_workers_fit():
+def test_run_leaves_a_machine_that_is_about_to_be_preempted():
     need = Need(2, 300)
     assert need.look(Capacity(2, 2, leaving=("10.0.0.3",)), 0.0)
     assert need.why == "10.0.0.3 is about to be preempted"
 
 
 class MadeUpCluster:
-    """A cluster that holds ``now`` workers, and attempts on it, each of which does what the next of ``ends`` does."""
+    """A simulated cluster with room for ``now`` workers. Each attempt on it calls the next of ``ends``."""
 
     def __init__(self, folder: Path, now: int) -> None:
         self.run = RunFolder(folder, "run")
@@ -67,7 +67,7 @@ class MadeUpCluster:
         self.ends.pop(0)()
 
     def hold(self, now: int, lost: bool = False, step: int = 0) -> Callable[[], None]:
-        """An attempt in which the cluster comes to hold so many workers, and which ends where it is asked to."""
+        """An attempt during which the cluster's capacity changes to ``now`` workers; it ends when asked to."""
 
         def attempt() -> None:
             self.now = now
@@ -98,7 +98,7 @@ def made_up(tmp_path, monkeypatch) -> MadeUpCluster:
     return MadeUpCluster(tmp_path, now=4)
 
 
-def test_the_number_of_workers_follows_the_cluster_and_each_change_says_why(made_up, capsys):
+def test_the_number_of_workers_follows_the_cluster(made_up, capsys):
     made_up.ends = [made_up.hold(1, lost=True), made_up.hold(2), made_up.finish]
     assert made_up.train() is None
     assert made_up.counts == [4, 1, 2]
@@ -120,7 +120,7 @@ def test_failures_are_counted_until_there_is_a_new_checkpoint(made_up):
     assert made_up.ends == [made_up.finish]
 
 
-def test_machines_that_are_missing_or_used_by_others_are_waited_for_with_one_line(made_up, capsys):
+def test_waiting_for_machines_is_reported_once(made_up, capsys):
     made_up.now = 0
     looks = []
 
@@ -135,7 +135,7 @@ def test_machines_that_are_missing_or_used_by_others_are_waited_for_with_one_lin
     assert capsys.readouterr().out.count(waits) == 1
 
 
-def test_what_workers_that_ended_held_is_waited_for_but_not_what_others_hold(made_up):
+def test_run_starts_with_the_free_part_of_a_shared_cluster(made_up):
     made_up.now, made_up.whole, made_up.ends = 1, 4, [made_up.finish]
     assert made_up.train() is None
     assert made_up.counts == [1]

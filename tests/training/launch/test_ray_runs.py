@@ -40,7 +40,7 @@ FEW_STEPS = {
 }
 PROGRAM = ("-m", "tests.training.waits_for_steps")
 KEYS = {"WANDB_API_KEY": "3f9a" * 10, "HF_TOKEN": "hf_" + "5bd1" * 9}
-"""In the environment, beside Ray's token."""
+"""Secrets in the environment, in addition to Ray's token."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -79,7 +79,7 @@ def steps_done(config: Config) -> int:
 
 
 def allow(config: Config, steps: int, process: subprocess.Popen) -> None:
-    """Let the run take so many steps, and wait until it has, with the workers that it has then."""
+    """Let the run take ``steps`` steps, and wait until it has taken them."""
     allowed_steps(run_folder(config)).write_text(str(steps))
     wait_for(lambda: steps_done(config) >= steps, process)
 
@@ -100,7 +100,7 @@ class Interrupted(NamedTuple):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> Interrupted:
-    """A run after its fourth step. Slurm signals all processes of a job, those of Ray among them."""
+    """A run after its fourth step. Slurm signals all processes of a job, including Ray's."""
     ray = {"num_workers": (1, 2), "minimum_stay_s": 0}
     config = tiny_config(tmp_path_factory.mktemp("followed"), **merged(FEW_STEPS, {"ray": ray}))
     run, home = run_folder(config), tmp_path_factory.mktemp("home")
@@ -150,7 +150,7 @@ def followed(interrupted) -> tuple[Config, str]:
     return config, output
 
 
-def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_leaves_none_of_them(interrupted):
+def test_signal_to_a_local_cluster_saves_and_ends_all_processes(interrupted):
     """No one else can use the cluster: it has a token that it leaves nowhere."""
     assert interrupted.seconds < 30
     assert interrupted.exit_code == 128 + signal.SIGTERM, interrupted.output
@@ -164,7 +164,7 @@ def test_signal_to_all_processes_of_a_local_cluster_saves_ends_within_30_s_and_l
     assert not alive
 
 
-def test_workers_follow_a_cluster_and_the_run_is_the_one_that_nothing_happened_to(followed, process_group, tmp_path):
+def test_resized_run_equals_an_undisturbed_run(followed, process_group, tmp_path):
     config, output = followed
     sizes = [(event["step"], event["from"], event["to"]) for event in events(config, "resized")]
     assert sizes == [(7, 1, 2), (10, 2, 1)], output
@@ -197,7 +197,7 @@ def test_run_reports_where_the_result_is_and_leaves_it_there(followed):
     assert newest.manifest().wandb_run_id == run_id
 
 
-def test_keys_of_the_environment_are_in_no_file_of_the_run_and_not_at_the_terminal(followed):
+def test_secrets_of_the_environment_are_never_written_or_printed(followed):
     config, output = followed
     folder = run_folder(config).path
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Laws of the formulas, and plans beside published runs."""
+"""Laws of the formulas, and plans compared with published runs."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_more_gpus_never_train_fewer_tokens_a_second(stage, interconnect):
         assert rates == sorted(rates)
 
 
-def test_memory_falls_with_each_stage_and_with_gpus_and_its_parts_are_the_whole():
+def test_memory_falls_with_each_stage_and_parts_sum_to_the_total():
     work = transformer(48, 5120, 430)
     states = [sum(scale.memory_parts(work, PlanSection(gpus=64, stage=stage), 0).values()) for stage in range(4)]
     assert states == sorted(states, reverse=True)

@@ -111,7 +111,7 @@ def test_two_workers_match_one_and_their_shards_are_the_exported_weights(trained
     assert_shards_make_the_exported_weights(two, tmp_path / "from-shards")
 
 
-def test_in_bf16_it_differs_about_as_much_as_runs_of_one_and_of_two_workers_do(trained):
+def test_bf16_run_with_changing_workers_differs_by_rounding_only(trained):
     one, two, changing = (train_losses(trained[kind]["bf16 2"]) for kind in ("one", "two", "changing"))
     assert len(changing) == len(two) == 6
     difference = max(abs(one[step] - two[step]) for step in two)
@@ -119,7 +119,7 @@ def test_in_bf16_it_differs_about_as_much_as_runs_of_one_and_of_two_workers_do(t
     assert max(abs(changing[step] - two[step]) for step in two) <= 2 * difference
 
 
-def test_damaged_shard_of_a_worker_that_is_gone_leaves_the_checkpoint_before(trained):
+def test_damaged_shard_of_a_lost_worker_resumes_one_checkpoint_earlier(trained):
     (damaged,) = trained["damaged"].values()
     assert "step-00000004 can't be used" in events(damaged, "warning")[0]["message"]
     assert events(damaged, "resumed")[0]["step"] == 2

@@ -35,7 +35,7 @@ def test_default_warm_up_is_a_tenth_of_the_run_and_wsd_has_none():
 
 
 @pytest.mark.usefixtures("process_group")
-def test_run_prolonged_from_its_stable_part_is_the_one_planned_long_to_the_bit(store_path, tmp_path):
+def test_run_extended_in_its_stable_phase_equals_a_run_planned_longer(store_path, tmp_path):
     def run(name: str, max_steps: int) -> Config:
         training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.5, "evaluate_every_steps": 100}
         checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}

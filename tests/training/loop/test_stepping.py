@@ -27,7 +27,7 @@ def step_of(*batches: PackedBatch) -> StepBatches:
 
 
 class Engine:
-    """Has memory for so many tokens in either pass."""
+    """An engine that runs out of memory above a number of tokens, set for each pass."""
 
     device, can_discard = torch.device("cpu"), True
 
@@ -112,7 +112,7 @@ def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path, monkeypa
     assert engine.collectives == 0
 
 
-def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_halvings_end_it(tmp_path, monkeypatch):
+def test_run_ends_if_the_smallest_micro_batch_is_out_of_memory(tmp_path, monkeypatch):
     for engine in (Engine(forward_fits=10), Engine(backward_fits=10)):
         with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
             stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
@@ -121,7 +121,7 @@ def test_single_sequence_that_does_not_fit_is_refused_by_its_length_and_used_up_
         stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
 
 
-def test_several_workers_start_anew_where_a_backward_pass_broke_off_after_a_collective(tmp_path):
+def test_workers_restart_if_a_backward_pass_failed_after_a_collective(tmp_path):
     engine = Engine(backward_fits=10, world_size=2, reduces="early")
     with pytest.raises(NewStartError, match="last checkpoint, with every batch split into 2 micro-batches"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
@@ -135,7 +135,7 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
 
 
-def test_steps_resume_inside_their_epoch_and_an_epoch_without_any_ends_them():
+def test_steps_resume_inside_their_epoch_and_end_without_records():
     epochs = SimpleNamespace(epoch=lambda number, start, first: ((number, step, first) for step in range(start, 3)))
     position = Position(step=5, epoch=1, step_in_epoch=2)
     assert list(islice(every_step(epochs, position), 5)) == [(1, 2, 3), (2, 0, 6), (2, 1, 6), (2, 2, 6), (3, 0, 9)]

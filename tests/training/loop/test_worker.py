@@ -60,9 +60,7 @@ def test_loss_falls_and_the_model_is_exported(undisturbed):
     assert latents[0].shape == (10, 8)
 
 
-def test_stopped_and_resumed_run_equals_one_never_stopped_also_with_leftovers_beside_its_checkpoints(
-    stopped_at_6, undisturbed, store_path
-):
+def test_resumed_run_equals_an_uninterrupted_one_despite_leftover_files(stopped_at_6, undisturbed, store_path):
     checkpoints = run_folder(stopped_at_6).checkpoints
     shutil.copytree(checkpoints / "step-00000004", checkpoints / "step-00000099.bak")
     shutil.copytree(checkpoints / "step-00000006", checkpoints / "step-00000008.partial")
@@ -78,9 +76,7 @@ def test_stopped_and_resumed_run_equals_one_never_stopped_also_with_leftovers_be
     assert_same_run(stopped_at_6, undisturbed)
 
 
-def test_clock_that_jumps_by_a_day_at_each_look_changes_neither_the_result_nor_the_order_of_records(
-    undisturbed, store_path, tmp_path, monkeypatch
-):
+def test_jumping_clock_changes_neither_results_nor_record_order(undisturbed, store_path, tmp_path, monkeypatch):
     real, days = time.time, count()
     monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(days) * 86_400 * next(days))
     config = tiny_config(tmp_path, checkpoint={"every_steps": 2})
@@ -170,9 +166,7 @@ def log_late(monkeypatch) -> None:
     monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
 
 
-def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_later(
-    undisturbed, store_path, tmp_path, monkeypatch
-):
+def test_nan_step_is_skipped_and_counted_with_late_results(undisturbed, store_path, tmp_path, monkeypatch):
     log_late(monkeypatch)
     config = tiny_config(tmp_path)
     with nan_in_steps({3}):
@@ -191,7 +185,7 @@ def test_one_nan_step_is_skipped_and_counted_also_where_results_come_a_step_late
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "late", "spoiled", "at"), [(0, False, {6, 7}, 8), (2, True, {4, 5}, 7)])
-def test_rewound_run_equals_one_that_left_out_the_steps_since_the_checkpoint(
+def test_rewound_run_equals_a_run_without_the_discarded_steps(
     store_path, tmp_path, monkeypatch, stage, late, spoiled, at
 ):
     """Also those that were finite: steps 5 and 6, or 7."""
@@ -284,7 +278,7 @@ def masked_lm(process_group, store_path, tmp_path_factory):
     return config
 
 
-def test_masked_lm_opens_in_transformers_its_steps_are_timed_and_its_worker_is_sampled(masked_lm):
+def test_masked_lm_run_is_exported_timed_and_sampled(masked_lm):
     run = run_folder(masked_lm)
     batch = pack_sequences(["MKTAYIAKQR"])
     assert EsmForMaskedLM.from_pretrained(run.export)(batch.tokens[None]).logits.shape == (1, 12, 33)
@@ -314,7 +308,7 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
         assert len(shared) > 10 and all(torch.equal(trained[name], started[name]) for name in shared)
 
 
-def test_utilization_is_held_to_the_peak_of_all_devices_in_the_precision_of_products(tmp_path, monkeypatch):
+def test_peak_flops_are_of_all_devices_in_the_matmul_precision(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     monkeypatch.setattr(building, "Sampler", SimpleNamespace)
     context = WorkerContext(0, 2, 0, torch.device("cuda"))
