@@ -300,7 +300,7 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
     trained = load_file(run_folder(masked_lm).export / "model.safetensors")
     for task, prefix in (("masked_lm", ""), ("autoencoder", "esm.")):
         config = tiny_config(tmp_path, model={"task": task, "backbone": backbone})
-        measured = task_plan(config.data, config.model).measure(Path(store_path))  # the driver measures it before training
+        measured = task_plan(config.data, config.model).measure(Path(store_path))  # as in the driver
         assert measured.parameters.total > 0
         network = build_model(config.model, seed=1).network()
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
