@@ -1,4 +1,4 @@
-"""Small models and runs that tests read and never change, each made at its first use and once in a process of tests."""
+"""Small models and runs that tests read and never change; created at first use, once per test process."""
 
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ SMALL_FUNCTION += ["--data.terms.min_count", "3"]
 
 
 def function_training(folder: Path) -> list[str]:
-    """The command that trains a small predictor of functions in ``folder``."""
+    """Command line that trains a small function predictor in ``folder``."""
     config = str(REPOSITORY / "train_config/function.yaml")
     options = ["--config", config, "--run.storage_path", str(folder), "--wandb.mode", "disabled"]
     return ["train", *options, *SMALL_FUNCTION]
@@ -34,31 +34,31 @@ class Artifacts:
 
     @cached_property
     def autoencoder(self) -> RunFolder:
-        """A finished run of the autoencoder."""
+        """Run folder of a finished autoencoder run."""
         config = tiny_config(self._folder, run={"name": "esm2ae"})
         finish(config)
         return run_folder(config)
 
     @cached_property
     def function(self) -> Path:
-        """A finished run of the prediction of functions, without pictures."""
+        """Run folder of a finished function prediction run, without plots."""
         with mock.patch("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch()):
             assert run(esmeray, function_training(self._folder)) == 0
         return self._folder / "function"
 
     @cached_property
     def diffusion(self) -> Path:
-        """A run folder with the export of a design model that knows two labels."""
+        """Run folder with the export of a design model with two labels."""
         folder = self._folder / "structdiff"
         export(trained(("helix", "barrel")), folder / "export")
         return folder
 
     @cached_property
     def classifier(self) -> Path:
-        """The export of a classifier with three classes, whose labels are word 1 of FASTA headers."""
+        """Export of a classifier with three classes; labels are word 1 of FASTA headers."""
         return export_tiny(self._folder / "classifier", classifier_config(labels={"header_field": 1}))
 
     @cached_property
     def encoder(self) -> Path:
-        """A small ESM-2 in the format of Hugging Face."""
+        """Folder of a small ESM-2 in Hugging Face format."""
         return small_model_folder(self._folder / "encoder")

@@ -27,9 +27,9 @@ _SIZE = {"layers": 2, "hidden_size": 32, "heads": 4}
 def tiny_classifier(
     source: str = "esm2_t6_8M", kind: str = "multiclass", seed: int = 0, **settings: Any
 ) -> tuple[Classifier, SequenceTokenizer]:
-    """A classifier with drawn weights, none of them 0, in evaluation mode; for text where the source is a decoder.
+    """A classifier with random nonzero weights, in evaluation mode; for text if the source is a decoder.
 
-    Settings are of ``backbone`` and ``classifier``, as dictionaries.
+    ``settings``: dictionaries for ``backbone`` and ``classifier``.
     """
     is_folder = Path(source).is_dir()
     backbone = {"source": source, **({} if is_folder else _SIZE), **settings.get("backbone", {})}
@@ -48,7 +48,7 @@ def tiny_classifier(
 
 
 def tiny_model(source: str = "esm2_t6_8M", kind: str = "multiclass", precision: Any = "fp32", **settings: Any) -> Any:
-    """The same opened for inference on the CPU."""
+    """The classifier of :func:`tiny_classifier`, opened for inference on the CPU."""
     from esmeray.inference.models.model import Model
     from esmeray.tasks.opening import Opened
 
@@ -74,7 +74,7 @@ def export_tiny(folder: Path, config: Config | None = None, **settings: Any) -> 
 
 
 def labelled_fasta(path: Path, lengths: list[int], kind: str = "multiclass", seed: int = 0) -> Path:
-    """Sequences of these lengths, their labels in turn as word 1 of the header."""
+    """Write sequences of these lengths; the labels alternate, as word 1 of the header."""
     names = NAMES[kind]
     sequences = random_sequences(lengths, seed)
     records = (f">p{n} {names[n % len(names)]}\n{sequence}\n" for n, sequence in enumerate(sequences))

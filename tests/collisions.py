@@ -1,4 +1,4 @@
-"""Texts whose 64-bit hashes are equal."""
+"""Texts with equal 64-bit hashes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ import pytest
 from esmeray.dataset.fasta import reader, records
 
 COLLIDING = (("nL42ZpgH", "vHzMB8D"), ("a9goooTw", "RUJjxgS"), ("WB2ZIDnm", "dbt4ivm"))
-"""Pairs of one XXH3-64. Texts of 4 to 8 bytes are hashed by steps that can each be inverted; the length enters last."""
+"""Pairs with equal XXH3-64. Collisions can be computed: each step of the hash of 4 to 8 bytes is invertible."""
 
 
 @contextmanager
 def hashes_of_one_bit() -> Iterator[None]:
-    """A block in which half of all texts have one hash; second hashes, by a seed, are as ever."""
+    """Reduce hashes to one bit in the block, so that half of all texts collide; seeded second hashes stay unchanged."""
     digest = records.xxhash.xxh3_64_intdigest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "load_kernel", lambda: None)  # it calls XXH3-64 itself
+        patch.setattr(reader, "load_kernel", lambda: None)  # the compiled kernel has its own XXH3-64
         patch.setattr(
             records.xxhash,
             "xxh3_64_intdigest",

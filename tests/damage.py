@@ -1,4 +1,4 @@
-"""Damage that happens to files: one bit flips now and then, and a process is killed while it writes."""
+"""Damage to files: flipped bits, and writers that are killed."""
 
 import copy
 import random
@@ -16,7 +16,7 @@ from esmeray.run_folder.job import Journal
 
 @contextmanager
 def flipped(path: Path, bit: int) -> Iterator[None]:
-    """One bit of a file the other way, for the time of the block, or until somebody removes the file."""
+    """Flip one bit of a file while the block runs; restore it afterwards if the file still exists."""
     place, mask = bit // 8, 1 << bit % 8
     with path.open("r+b", buffering=0) as file:
         file.seek(place)
@@ -32,15 +32,15 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
 
 
 def flips(path: Path, count: int, seed: int) -> list[int]:
-    """Bits of a file, half of them of its first 512 bytes, where headers are."""
+    """Random bit positions of a file; half of them are in the first 512 bytes, where headers are."""
     draw, size = random.Random(f"{seed} {path.name}"), path.stat().st_size
     return [8 * draw.randrange(min(size, 512) if number % 2 else size) + draw.randrange(8) for number in range(count)]
 
 
 def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: int = 0) -> int:
-    """Flip one bit after the other and read: each is noticed in one line, or the result is the same.
+    """Flip one bit at a time and read the file; return how many flips raised a one-line error.
 
-    Returns how many were noticed. Whatever else is raised is the test's failure.
+    All other flips must leave the result equal. Any other exception fails the test.
     """
     wanted, noticed = copy.deepcopy(read()), 0  # arrays may be views of the file
     for bit in flips(path, count, seed):
@@ -57,7 +57,7 @@ def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: i
 
 @contextmanager
 def killed_in_piece(number: int) -> Iterator[None]:
-    """A block in which the process ends while a journal gets this piece: half a line of it is there then."""
+    """Interrupt the block while a journal writes piece ``number``, after half of a line."""
     add = Journal.add
 
     def cut_short(journal: Journal, lines: Any) -> None:
@@ -74,7 +74,7 @@ def killed_in_piece(number: int) -> Iterator[None]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of arrays, and of what holds them."""
+    """Test for equality of arrays and of nested containers of arrays."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):

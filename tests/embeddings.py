@@ -1,4 +1,4 @@
-"""Folders of embeddings for tests, made without a model."""
+"""Embedding folders for tests, written without a model."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from esmeray.dataset.embeddings.manifest import (
 from esmeray.dataset.fasta.records import keys_of
 
 INSTALLED = [name for name in FORMATS if name != "lance" or find_spec("lance")]
-"""Formats whose library is there."""
+"""Formats whose library is installed."""
 
 
 def random_vectors(records: int, channels: int, seed: int = 0) -> NDArray[np.float32]:
@@ -43,10 +43,10 @@ def make_embeddings(
     sequences: Sequence[str] | None = None,
     learnt: Sequence[str] | None = None,
 ) -> Path:
-    """A folder as embed makes it, in blocks of a few records; vectors of the output ``mean``, or by output.
+    """Write a folder like ``embed run``, in blocks of a few records; ``vectors``: of the output ``mean``, or by output.
 
-    ``sequences``: by default as long as 10 more than the number in the id. ``learnt``: those to which the
-    model was fitted.
+    ``sequences``: by default their length is 10 plus the number in the id. ``learnt``: sequences to which the model
+    was fitted.
     """
     outputs = vectors if isinstance(vectors, dict) else {"mean": vectors}
     number = len(next(iter(outputs.values())))

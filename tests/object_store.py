@@ -1,4 +1,4 @@
-"""An S3 server on 127.0.0.1 that fails when it is asked to."""
+"""An S3 server on 127.0.0.1 with injected faults."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ Answer = Iterable[bytes]
 
 
 def use_storage(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-    """Follow these settings of the section storage until the test ends."""
+    """Use these settings of the section ``storage`` until the test ends."""
     monkeypatch.setenv(remote.VARIABLE, "{}")
     monkeypatch.setattr(remote, "_storage", remote.storage())
     remote.use(remote.Storage(**settings))
@@ -26,16 +26,17 @@ def use_storage(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
 
 class _Quiet(WSGIRequestHandler):
     def log(self, *_: Any) -> None:
-        """Nothing: a test's output is its own."""
+        """Log nothing, as tests capture the output."""
 
 
 class ObjectStore:
-    """moto's S3.
+    """moto's S3 server with faults and counters.
 
     Attributes:
-        fault: gives, for method and path of a request, a status to answer, 'half' for half of the object, or None.
-        requests: counts of methods and paths.
-        sent: bytes of the answers by path.
+        fault: function of a request's method and path that returns an HTTP status to answer with, 'half' to send half
+            of the object, or None.
+        requests: number of requests by method and path.
+        sent: number of bytes sent by path.
     """
 
     def __init__(self) -> None:
@@ -75,24 +76,24 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A server with a bucket ``bucket``, which this process and those that it starts use for s3://."""
+    """A server with a bucket ``bucket`` that this process and its child processes use for s3://."""
     store = ObjectStore()
     variables = {
         "AWS_ENDPOINT_URL": store.url,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "1",  # what is shown is that Esmeray tries again
+        "AWS_MAX_ATTEMPTS": "1",  # the tests are about Esmeray's own retries
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     s3 = fsspec.get_filesystem_class("s3")
-    s3.clear_instance_cache()  # one that another test made without credentials keeps without them
+    s3.clear_instance_cache()  # a client that another test created has no credentials
     try:
-        fsspec.filesystem("s3").makedirs("bucket", exist_ok=True)  # moto keeps it as long as the process lives
+        fsspec.filesystem("s3").makedirs("bucket", exist_ok=True)  # moto keeps buckets as long as the process lives
         yield store
     finally:
-        s3.clear_instance_cache()  # they know the address of the server
+        s3.clear_instance_cache()  # clients keep the address of the server
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({} if value is None else {name: value})

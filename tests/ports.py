@@ -1,4 +1,4 @@
-"""TCP ports on which a program and what it starts listen, and the reply of each to a request without a token."""
+"""TCP ports on which a program and its descendants listen, and each port's reply to a request without a token."""
 
 from contextlib import suppress
 
@@ -23,14 +23,14 @@ def listening(root: psutil.Process) -> set[tuple[str, int]]:
     """Addresses and ports on which a process and its descendants listen."""
     sockets = set()
     for process in (root, *root.children(recursive=True)):
-        with suppress(psutil.Error):  # it may have ended meanwhile
+        with suppress(psutil.Error):  # the process may have ended meanwhile
             bound = [part.laddr for part in process.net_connections("tcp") if part.status == "LISTEN"]
             sockets |= {(at.ip.removeprefix("::ffff:"), at.port) for at in bound}
     return sockets
 
 
 def reply(address: str, port: int) -> str:
-    """Answers without a token: HTTP's statuses by path, else gRPC's first status, else ``silent``."""
+    """Return the reply without a token: HTTP statuses by path, or the first gRPC status, or ``silent``."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address)
     return _http(f"http://{host}:{port}") or _grpc(f"{host}:{port}") or "silent"
 

@@ -1,4 +1,4 @@
-"""Tiny runs, and what is read back from their folders."""
+"""Tiny runs, and readers of their folders."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ TINY = {
     "checkpoint": {"every_steps": 4, "asynchronous": False},
     "wandb": {"mode": "disabled"},
 }
-"""A run of a few seconds without Ray."""
+"""Settings of a run that takes a few seconds without Ray."""
 
 
 def merged(base: dict, changes: dict) -> dict:

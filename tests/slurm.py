@@ -1,4 +1,4 @@
-"""A job of Slurm on two nodes, by docker/slurm.sh with an srun that starts them on this machine."""
+"""A Slurm job on two nodes, started by docker/slurm.sh with a simulated srun that runs both on this machine."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.clusters import REPOSITORY
 
 OF_USER = [] if os.getuid() == 0 else ["--map-root-user"]
 APART = ["unshare", "--mount", *OF_USER]
-"""Runs a program that has its own view of mounted folders, as another machine has."""
+"""Command that runs a program in its own mount namespace, as on another machine."""
 HAS_MOUNTS = subprocess.run([*APART, "true"], check=False).returncode == 0
 SRUN = f"""#!{sys.executable}
 import os, signal, subprocess, sys, tempfile
@@ -72,9 +72,9 @@ class SlurmJob(NamedTuple):
     """A running job.
 
     Attributes:
-        said: of its command: the nodes, whether they have the code, and what is free of them.
-        environment: of a shell on the first node.
-        inside: runs a program with the second node's view of mounted folders.
+        said: reply of the job's command: the nodes, whether they have the code, and their free capacity.
+        environment: environment variables of a shell on the first node.
+        inside: command that runs a program in the second node's mount namespace.
     """
 
     said: list[Any]
@@ -84,7 +84,7 @@ class SlurmJob(NamedTuple):
 
 @contextmanager
 def started_job(folder: Path) -> Iterator[SlurmJob]:
-    """The job for the length of the block, in a home folder; a signal ends all of it, with the command's exit code."""
+    """Run the job while the block runs, with ``folder`` as home; then check that SIGTERM ends all of its processes."""
     srun = folder / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(SRUN)
@@ -92,7 +92,7 @@ def started_job(folder: Path) -> Iterator[SlurmJob]:
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_AUTH", "RAY_ADDRESS"))}
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # paths of sockets must be short
         job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "1", "SLURM_JOB_ID": "5", "RAY_PORT": str(port)}
         job |= {"RAY_TMPDIR": sockets, "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01"}
         path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -113,7 +113,7 @@ def started_job(folder: Path) -> Iterator[SlurmJob]:
             batch.send_signal(signal.SIGTERM)
             code = batch.wait(60)
     assert code == 7 and "Ray runtime started" in (folder / "ray-5.log").read_text()
-    # None of a process that has ended meanwhile.
+    # cmdline is None if a process has ended meanwhile.
     left = [p for p in psutil.process_iter(["cmdline"]) if sockets in " ".join(p.info["cmdline"] or [])]
     _, alive = psutil.wait_procs(left, timeout=20)
     assert not alive

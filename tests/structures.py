@@ -1,4 +1,4 @@
-"""Small structures, and PDB files of them."""
+"""Small structures and their PDB files."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def folds(number: int, seed: int = 0) -> list[Structure]:
 
 
 def pdb_lines(structure: Structure, chain: str = "A", record: str = "ATOM", first: int = 1) -> list[str]:
-    """Lines of a PDB file; atoms that are not known are left out."""
+    """Lines of a PDB file; unknown atoms are left out."""
     lines = []
     for number, (letter, atoms) in enumerate(zip(structure.residues, structure.coordinates, strict=True), first):
         for name, place in zip(("N", "CA", "C", "O"), atoms, strict=True):
@@ -64,7 +64,7 @@ EACH = StructuresSection()
 
 
 def save_esmfold(folder: Path) -> Path:
-    """ESMFold of two layers and one block, weights drawn at random."""
+    """Save an ESMFold with two layers, one block and random weights."""
     import torch
     from transformers import EsmConfig, EsmForProteinFolding
     from transformers.models.esm.configuration_esm import get_default_vocab_list

@@ -1,4 +1,4 @@
-"""The files of docker/ agree with each other and with the code; neither Docker nor Kubernetes is started."""
+"""The files of docker/ are consistent with each other and with the code; neither Docker nor Kubernetes is started."""
 
 import importlib
 import json

@@ -58,7 +58,7 @@ QUICK = {
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
     "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "none"],
 }
-"""Options that end a tool early, or make it measure less."""
+"""Options that end a tool early, or reduce its measurements."""
 OUTPUTS = {
     "data convert": "proteins.store",
     "data structures": "folds_store",
@@ -68,11 +68,11 @@ OUTPUTS = {
     "mutations propose": "plate6.csv",
     "embed run": "embeddings",
 }
-"""Files that a command writes and others read."""
+"""Files that one command writes and others read."""
 
 
 def commands(path: Path) -> Iterator[str]:
-    """The commands in a page's blocks of code, or in a file's first comment, without what is optional."""
+    """Yield the commands in a page's code blocks, or in a file's first comment, without optional parts."""
     lines = iter(path.read_text(encoding="utf-8").splitlines())
     fenced = False
     for line in lines:
@@ -99,7 +99,7 @@ assert len(ALL_COMMANDS) > 25 and len(ALL_SNIPPETS) >= 2, "the pages are read wr
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures() -> Iterator[None]:
-    """Tests of each command draw them, which takes longer than all else here."""
+    """Skip plots: the tests of each command draw them, and drawing would take most of the time here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
         yield
@@ -107,7 +107,7 @@ def no_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def made(artifacts, tmp_path_factory, no_pictures) -> Path:
-    """A folder with all that the commands name: data, stores and two finished runs."""
+    """A folder with everything that the commands name: data, stores and two finished runs."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
     write_data(folder)
@@ -172,7 +172,7 @@ def write_data(folder: Path) -> None:
 
 
 def write_mutants(folder: Path) -> None:
-    """A masked language model, a protein, and mutants with values."""
+    """Write a masked language model, a protein, and measured mutants."""
     save_masked_lm(esm(folder / "facebook" / "esm2_t12_35M_UR50D"), "esm", vocab_size=33)
     (sequence,) = random_sequences([8])
     (folder / "wild.fasta").write_text(f">wild\n{sequence}\n")
@@ -209,7 +209,7 @@ def write_structures(folder: Path) -> None:
 
 
 def write_terms(folder: Path) -> None:
-    """A small ontology with annotations and predictions."""
+    """Write a small ontology with annotations and predictions."""
     case = generate(folder / "case", 4).folder
     terms = {line[4:] for line in (case / "terms.obo").read_text().splitlines() if line.startswith("id: GO:")}
     known = read_ontology(case / "terms.obo").positions.keys() & terms
@@ -230,7 +230,7 @@ def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
 
 @pytest.fixture
 def workspace(made, tmp_path, monkeypatch) -> Path:
-    """A copy for one command, which may write there."""
+    """A copy of the folder for one command, which may write to it."""
     folder = tmp_path / "workspace"
     shutil.copytree(made, folder, symlinks=True)
     monkeypatch.chdir(folder)
@@ -243,12 +243,12 @@ def without_runs(made, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("without-runs") / "workspace"
     names = ("esm2ae", "protein_classifier", "text_classifier", "function")
     shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
-    shutil.copytree(made / "facebook" / "esm2_t6_8M_UR50D", folder / "runs" / "lm" / "export")  # weights to begin with
+    shutil.copytree(made / "facebook" / "esm2_t6_8M_UR50D", folder / "runs" / "lm" / "export")  # initial weights
     return folder
 
 
 def instead(*_: object, **__: object) -> None:
-    """A command was understood, and what it would start takes too long for a test."""
+    """Replace a slow call: the test only checks that the command was parsed."""
     raise SystemExit(0)
 
 
@@ -310,7 +310,7 @@ def test_every_other_command_names_what_there_is():
 
 
 def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of a tool; of those that start workers or train only what comes before."""
+    """Run a tool and return its exit code; tools that start workers or train end before they do."""
     if name in OUTPUTS:
         output = workspace / OUTPUTS[name]
         shutil.rmtree(output) if output.is_dir() else output.unlink()

@@ -36,7 +36,7 @@ MISTAKES = [
     ("protein_classifier", "--model.classifier.loss mse", "mse"),
 ]
 
-# Refused where the model is counted: what builds one is then loaded.
+# Refused when the weights are counted: the modules that build a model are loaded by then.
 MODELS = [("masked_lm", "--model.backbone.heads 7", "can't be split into 7 heads")]
 
 TOOLS = [
@@ -52,7 +52,7 @@ NAMES = [*ALONE, *(f"{command} {name}" for command in COMMANDS for name in subco
 
 
 def experiments(folder: Path) -> dict[str, list[str]]:
-    """Arguments of two shipped experiments, the classifier with small data of its own."""
+    """Arguments of two shipped experiments; the classifier gets small data."""
     proteins = [f">p{i} {'in' if i % 2 else 'out'}\nMKT{'LAGV' * (i + 1)}\n" for i in range(20)]
     (folder / "proteins.fasta").write_text("".join(proteins))
     own = ["--data.source", "proteins.fasta", "--data.labels.header_field", "1", "--data.labels.split", "hash"]
@@ -66,7 +66,7 @@ def experiments(folder: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, list[str], str]]]:
-    """Exit code, heavy imports so far and output of calls in a new process, the cheap ones first."""
+    """Exit code, heavy imports so far, and output of each call in a new process; cheap calls come first."""
     folder = tmp_path_factory.mktemp("imports")
     (folder / "model").mkdir()
     (folder / "model" / "esmeray_model.json").write_text('{"task": "classifier"}')
@@ -74,7 +74,7 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     (folder / "a.csv").write_text("name,text\nx,MK\n")
     (folder / "there.csv").touch()
     given = experiments(folder)
-    # What is refused late has made its store by then.
+    # A late refusal has already written the store.
     refused = {name: [*options, "--run.storage_path", "refused"] for name, options in given.items()}
     calls = {
         "help": [("train_ray", [*options, "--help"]) for options in given.values()],

@@ -1,4 +1,4 @@
-"""Modules and files that documentation, help, docstrings and comments name exist."""
+"""Modules and files named in documentation, help, docstrings and comments exist."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ ELSEWHERE = {"docs/docs/models/amplify.md"}
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Each page and module with its text, without results, the history of changes, and this file."""
+    """Yield each page and module with its text, except results, the changelog, and this file."""
     patterns = ["*.md", "*.py", "Makefile", "pyproject.toml", "docker", ".ci"]
     files = subprocess.check_output(["git", "ls-files", *patterns], cwd=REPOSITORY, text=True).split()
     for name in files:
@@ -31,7 +31,7 @@ def is_module(path: Path) -> bool:
 
 
 def exists(dotted: str) -> bool:
-    """Test for a module, or for a name that stands in the module that holds it."""
+    """Test that a module, or a name in a module, exists."""
     parts = dotted.split(".")
     length = max(count for count in range(1, len(parts) + 1) if is_module(REPOSITORY.joinpath(*parts[:count])))
     path = REPOSITORY.joinpath(*parts[:length])
@@ -48,7 +48,7 @@ def test_every_module_that_is_named_exists():
 
 
 def test_pages_name_modules_with_their_package():
-    # In code, names like model.section are also attributes and settings.
+    # In code, names such as model.section are also attributes and settings.
     named = {(file, name) for file, text in texts() for name in SHORT.findall(text) if file.endswith(".md")}
     files = {(file, name): REPOSITORY.joinpath("esmeray", *name.split(".")[:3]) for file, name in named}
     assert not [key for key, path in files.items() if path.with_suffix(".py").is_file()]

@@ -1,4 +1,4 @@
-"""Sources, runs and embeddings in an S3 store that answers 500, 503 and half an object, or is away."""
+"""Sources, runs and embeddings in an S3 store that answers 500, 503 or half an object, or is unreachable."""
 
 import gzip
 import json
@@ -65,12 +65,12 @@ def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def use_node(name: str, tmp_path: Path, **settings: Any) -> None:
-    """Be on a node of this name, which has a disk of its own."""
+    """Act as a node with this name and its own disk."""
     use(Storage(**{"cache_folder": str(tmp_path / name), "cache_gb": 1.0, "patience_s": 60.0} | settings))
 
 
 def failing(*faults: int | str, on: str) -> Callable[[str, str], int | str | None]:
-    """One fault after the other for what is read of a path that has ``on`` in it."""
+    """Return a fault function: reads of paths that contain ``on`` fail with one fault after the other."""
     left = [*faults]
     return lambda method, path: left.pop(0) if left and on in path and method == "GET" else None
 
@@ -95,7 +95,7 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
         (tmp_path / "file").write_bytes(bytes([number]) * 100)
         upload(tmp_path / "file", "s3://bucket/changing/file")
         paths.append(local_path("s3://bucket/changing/file"))
-        remote._locks.pop(paths[-1].parent).close()  # as if this process ended: until then a copy stays
+        remote._locks.pop(paths[-1].parent).close()  # as if this process had ended: a live process keeps its copies
     assert [path.exists() for path in paths] == [False, True, True]
     assert paths[2].read_bytes() == bytes([2]) * 100
     use_node("cache", tmp_path, cache_gb=50e-9)
@@ -141,7 +141,7 @@ def settings(folder: str | Path, source: str = FASTA, **changes: Any) -> Config:
 
 
 def train_in_this_process(config: dict[str, Any]) -> int:
-    """The driver, without Ray, which takes ten seconds to start."""
+    """Run the driver without Ray, which takes ten seconds to start."""
     TaskPlan.in_process = True
     try:
         return train(Config.model_validate(config))
@@ -166,7 +166,7 @@ def test_a_killed_run_resumes_on_a_fresh_machine_to_equal_weights(
             if complete and name != "manifest.json" and begun.count(step) > 1:
                 os.kill(driver.pid, signal.SIGKILL)
                 return 500
-        # On a fast machine the run may end before: what marks it as finished waits for the kill.
+        # On a fast machine the run may end earlier: marking it as finished waits for the kill.
         return 503 if method == "PUT" and path.endswith("outcome.json") else None
 
     store.fault = kill_at_the_second_file
@@ -219,7 +219,7 @@ def test_nodes_without_a_shared_folder_train_while_the_store_is_away(
         run.config.write_text("")
         driver = RunMirror(run)
         driver.begin()
-    store.fault = failing("half", on="undisturbed/tiny/metrics.jsonl")  # for the driver, which looks again
+    store.fault = failing("half", on="undisturbed/tiny/metrics.jsonl")  # for the driver, which retries
     worker_group.run(train_rank, expected.model_dump(), tmp_path, "undisturbed", 8)
     driver.wait()
     assert run.read_outcome() == Outcome("finished", 8, "trained 8 steps", 0), "worker 0 was on another node"
@@ -355,7 +355,7 @@ def test_an_upload_killed_after_its_manifest_leaves_nothing(
     remote.target_path(Path(uri))
     assert not listing(f"{uri}.partial") and {*listing(uri)} == {"a", MADE_FILE}
     folder = tmp_path / "ended" / "out.partial"
-    folder.mkdir(parents=True)  # a kill between the removal of the record and of its folder
+    folder.mkdir(parents=True)  # the state after a kill between the removal of the record and of its folder
     remote.target_path(Path(uri))
     assert address.startswith("s3") or not folder.exists()
 

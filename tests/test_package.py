@@ -1,4 +1,4 @@
-"""The wheel: one package with what it reads, which runs where a user has modules of the same names as its rooms."""
+"""The wheel has one package with its data files, and works next to a user's modules named like its subpackages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.slurm import SlurmJob
 pytestmark = pytest.mark.slow
 
 OWN = ("common", "model", "tools", "dataset", "tests")
-"""Modules of a user, which nobody may import in place of Esmeray's."""
+"""Names of a user's modules; they must not be imported in place of Esmeray's."""
 READ = (".py", ".pyi", ".typed", ".yaml", ".cpp", ".html", ".js", ".css")
 NOT_CODE = (".*", "runs", "stores", "wandb", "results", "build", "*.egg-info", "__pycache__")
 EMBED_READ_AND_PLAN = """

@@ -1,4 +1,4 @@
-"""The lock files: every package has hashes, and all of them are in the list of ``make sbom``."""
+"""Lock files have hashes for every package, and ``make sbom`` lists all packages."""
 
 import json
 import re
@@ -14,7 +14,7 @@ TORCH = re.compile(r"^torch==(.*)$", re.MULTILINE)
 
 
 def locked(name: str) -> dict[str, list[str]]:
-    """Hashes of each package, as NAME==VERSION."""
+    """Hashes per package; the keys are NAME==VERSION."""
     blocks = re.split(r"\n(?=[^ #])", (REPOSITORY / "requirements" / name).read_text())[1:]
     return {re.split(r"[ \\;]", block)[0]: re.findall(r"--hash=sha256:(\w{64})\b", block) for block in blocks}
 

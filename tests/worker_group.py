@@ -13,26 +13,27 @@ import torch.distributed as dist
 from esmeray.common import remote
 
 GRACE_S = 2.0
-"""Wait for one rank after another has failed, which it may wait for for ever."""
+"""Seconds to wait for other ranks after a rank failed; they may hang in a collective."""
 TIMEOUT_S = 170.0
-"""Below the limit of a test."""
+"""Shorter than the time limit of a test."""
 FORKS = multiprocessing.get_context("forkserver")
-"""Forks of a process that has imported what a worker needs."""
+"""Fork server whose process has imported a worker's modules."""
 FORKS.set_forkserver_preload(
-    # The optimizer asks for torch's compiler, and the export for transformers.
+    # The optimizer imports torch's compiler, and the export imports transformers.
     ["esmeray.training.loop.worker", "esmeray.model.backbones.huggingface_loading", "torch._dynamo"]
 )
 
 
 def process_of(function: Callable[..., Any], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """A process of its own for a call, with this one's environment; to be started."""
+    """Return an unstarted process for a call, with this process's environment."""
     return FORKS.Process(target=_call_with, args=(dict(os.environ), function, arguments))
 
 
 class WorkerGroup:
-    """Ranks of a gloo group, one thread each.
+    """Processes of a gloo group, one per rank, each with one thread.
 
-    They stay while there are as many: DeepSpeed 0.19.8 keeps what it knows of a group as long as its process lives.
+    The processes are reused as long as the number of workers is the same: DeepSpeed 0.19.8 caches its groups for the
+    life of a process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +43,7 @@ class WorkerGroup:
         self._processes: list[ProcessPoolExecutor] = []
 
     def run(self, function: Callable[..., None], *arguments: Any, workers: int = 2) -> None:
-        """Call ``function(rank, *arguments)`` in all; what one failed with is an AssertionError that ends all."""
+        """Call ``function(rank, *arguments)`` on each rank; if a rank fails, end all and raise an AssertionError."""
         if self._joined != workers:
             self._start(workers)
             self._joins += 1
@@ -51,7 +52,7 @@ class WorkerGroup:
         self._call(_run, dict(os.environ), function, arguments)
 
     def results(self, *functions: Callable[[], Any]) -> list[Any]:
-        """Results of functions, each called in a process of its own that is in no group, and may make one."""
+        """Call each function in its own process and return the results; the processes are not in a group yet."""
         self._start(len(functions))
         return self._call(_run_alone, dict(os.environ), functions)
 
@@ -78,7 +79,7 @@ class WorkerGroup:
 
 
 def _join(rank: int, workers: int, rendezvous: str) -> None:
-    gc.freeze()  # or each collection, as ZeRO-3 asks for, copies a million objects of the process that was forked
+    gc.freeze()  # otherwise a collection, which ZeRO-3 requests, copies a million objects of the parent (copy-on-write)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=workers)
 
@@ -100,7 +101,7 @@ def _call_with(environment: dict[str, str], function: Callable[..., Any], argume
 
 
 def _take(environment: dict[str, str]) -> None:
-    # The processes began with another test's: a store's address and credentials among them.
+    # The processes started with another test's environment, e.g. the address and credentials of a store.
     os.environ.clear()
     os.environ.update(environment)
     remote.use(remote.inherited())

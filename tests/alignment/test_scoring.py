@@ -1,4 +1,4 @@
-"""Matrices, and BLAST's own values for its scores."""
+"""Substitution matrices, and bit scores and E-values compared with BLAST's."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from esmeray.alignment.scoring import MATRICES, scoring
 from esmeray.common.errors import ConfigError, DataError
 
 BLASTP = [(350, 139.428), (219, 88.9669), (204, 83.1889), (29, 15.779)]
-"""Scores and bits of BLASTP 2.2.26+, BLOSUM62 with 11 and 1 (Biopython's xml_2226_blastp_003.xml)."""
+"""Scores and bit scores of BLASTP 2.2.26+, BLOSUM62 with gap costs 11 and 1 (Biopython's xml_2226_blastp_003.xml)."""
 BLASTX = [(83, 100, 0.413145), (122, 132, 1.87805e-06), (124, 136, 1.05191e-06)]
-"""Score, length of the subject and E-value of BLASTX 2.2.26+, for 161 residues and 4,397,139,428 in the database
-(Biopython's xml_2226_blastx_004.xml). It divides by 0.9, for gaps between HSPs, and is off by a factor in the normal
-distribution that later versions mended."""
+"""Score, subject length and E-value of BLASTX 2.2.26+ for a query of 161 residues and a database of 4,397,139,428
+(Biopython's xml_2226_blastx_004.xml). This version divides by 0.9 for gaps between HSPs, and has a wrong factor in the
+normal distribution that later versions fixed."""
 
 
 def test_bit_scores_are_those_of_blast_and_evalues_within_a_tenth():

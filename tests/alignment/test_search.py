@@ -1,4 +1,4 @@
-"""Hits of a search: exact scores, alignments that add up, and prefilters that name the right records."""
+"""Hits of a search: exact scores, alignments with these scores, and prefilters that find the right records."""
 
 import gzip
 import os
@@ -18,7 +18,7 @@ from tests.embeddings import make_embeddings, random_vectors
 from tests.model.support import random_sequences
 
 PROTEINS = int(os.environ.get("ESMERAY_ALIGNED", "60"))
-"""Real proteins whose pairs are all aligned."""
+"""Number of real proteins that are aligned all against all."""
 
 
 def store_of(folder: Path, sequences: list[str]) -> Store:
@@ -28,7 +28,7 @@ def store_of(folder: Path, sequences: list[str]) -> Store:
 
 @pytest.fixture(scope="module")
 def sequences() -> list[str]:
-    """Families of four: a random protein, and three with more and more of it replaced, and a piece taken out."""
+    """Families of four: a random protein and three copies with increasingly many substitutions and a deletion."""
     made = []
     for seed in range(12):
         first, other = random_sequences([150 + 10 * seed] * 2, seed=seed)
@@ -45,7 +45,7 @@ def store(sequences, tmp_path_factory) -> Store:
 
 
 def score_of(query: str, target: str, trace: np.ndarray, by: Scoring) -> int:
-    """The score of the columns of an alignment, which has to step by one residue, from a pair to a pair."""
+    """Compute the score of an alignment from its columns; check that it starts and ends with an aligned pair."""
     total, gap = 0, None
     for column in trace.tolist():
         side = column.index(-1) if -1 in column else None
@@ -98,7 +98,7 @@ def test_a_query_of_one_residue_and_one_without_a_hit(store):
     assert search.hits(b"X" * 50, 3, np.inf) == [] and search.hits(b"", 3, np.inf) == []
     row = search.row("q", b"W", search.hits(b"W", 1, np.inf)[0])
     assert "\t100.000\t1\t0\t0\t1\t1\t" in row
-    (hit,) = Search(store, scoring("BLOSUM62", 5, 5)).hits(b"W", 1, 0)  # without constants no limit holds
+    (hit,) = Search(store, scoring("BLOSUM62", 5, 5)).hits(b"W", 1, 0)  # no limit without constants
     assert np.isnan([hit.bits, hit.evalue]).all()
 
 

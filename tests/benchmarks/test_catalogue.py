@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` as a user calls it, and its stages: complete and documented."""
+"""``python -m benchmarks`` from the command line, and its stages: complete and documented."""
 
 import json
 import sys

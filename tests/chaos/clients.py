@@ -210,7 +210,7 @@ def resident_bytes(starter: psutil.Process) -> int:
 
 
 def table(trials: Iterable[Trial]) -> Iterator[str]:
-    yield "| attack | p99 before, ms | during, ms | ordinary answers | its answers | MB before, peak, after | right |"
+    yield "| attack | p99 before, ms | during, ms | ordinary answers | its answers | MB before, max, after | right |"
     yield "|---|---|---|---|---|---|---|"
     for trial in trials:
         calm, during = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.during))

@@ -1,4 +1,4 @@
-"""Commands on clusters of ``ray start``: with tokens, without, and with those that can't be used."""
+"""Commands on clusters of ``ray start``: with a token, without one, and with an unusable one."""
 
 import json
 import os
@@ -43,7 +43,7 @@ print(json.dumps(replies))
 
 
 def with_token(home: Path, mode: int) -> dict[str, str]:
-    """The variable of a home folder which has the token, in a file of this mode."""
+    """Write the token to a home folder, in a file with this mode; return the variable HOME."""
     file = home / ".ray" / "auth_token"
     file.parent.mkdir(parents=True)
     file.write_text(TOKEN)
@@ -55,9 +55,9 @@ def with_token(home: Path, mode: int) -> dict[str, str]:
 def replies(
     ray_cluster: StartedCluster, open_cluster: StartedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[tuple[int, str, str]]]:
-    """Exit codes, outputs and refusals of ``train`` and of connecting, with variables of theirs, without a token.
+    """Exit codes, outputs and refusals of ``train`` and of connecting without a token, by name of the environment.
 
-    All commands that use a cluster connect to it so; ``train``, as ``tune``, looks for one before.
+    All commands connect to a cluster in the same way; ``train`` and ``tune`` also look for a running one first.
     """
     folder = tmp_path_factory.mktemp("access")
     own, others = with_token(folder / "own", 0o600), with_token(folder / "others", 0o644)
@@ -69,7 +69,7 @@ def replies(
         "wrong token": [(words, {"RAY_AUTH_TOKEN": OTHER}) for words in (train, connect)],
         "no token": [(train, {"RAY_AUTH_MODE": "token"})],
         "own token": [(connect, own | {"RAY_AUTH_MODE": "disabled"})],
-        # From outside, then by a Ray of another version, and back.
+        # From outside of the cluster, then with another version of Ray, then with the same version again.
         "outside": [(connect, own | {"RAY_ADDRESS": ray_cluster.client})],
         "other version": [(connect, own | {"version": "1.2.3"})],
         "others' token": [(train, others)],

@@ -1,4 +1,4 @@
-"""A worker's environment says nothing of another launcher's processes."""
+"""A worker's environment has no variables of another launcher's processes."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Whatever a cluster lacks is reported in one line."""
+"""Missing resources of a cluster are reported in one line."""
 
 import importlib.metadata
 import json
@@ -76,7 +76,7 @@ def test_what_another_machine_lacks_is_one_line(slurm_job: SlurmJob, tmp_path: P
     (tmp_path / "other").mkdir()
     for target, source in mounts.items():
         subprocess.run([*slurm_job.inside, "mount", "--bind", source, target], check=True)
-    # A job whose code is the nodes' own.
+    # A job that uses the code installed on the nodes.
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"working_dir": str(shared)}})}
     done = python(CONNECT, "{}", str(shared), environment=slurm_job.environment | job)
     subprocess.run([*slurm_job.inside, "umount", *mounts], check=True)

@@ -1,4 +1,4 @@
-"""A head node with the ports of the manifests, in a network of its own."""
+"""A head node with the ports of the Kubernetes manifests, in its own network namespace."""
 
 import json
 import os
@@ -46,14 +46,14 @@ def test_a_head_opens_the_ports_of_the_manifests_alone():
     (cluster,) = [part["spec"] for part in documents if part["kind"] == "RayCluster"]
     options = cluster["headGroupSpec"]["rayStartParams"] | {
         "node-ip-address": NODE,
-        "dashboard-host": NODE,  # KubeRay's own are every address, and this port of metrics
+        "dashboard-host": NODE,  # KubeRay's defaults are all addresses and this metrics port
         "metrics-export-port": "8080",
         "object-store-memory": str(100 * 1024 * 1024),
     }
     network = f'ip link set lo up && ip address add {NODE}/32 dev lo && exec "$@"'
     head = [RAY, "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
     command = [*ALONE, "sh", "-c", network, "sh", sys.executable, "-c", SCAN, *head]
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # whose paths must be short
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as sockets:  # paths of sockets must be short
         environment = os.environ | {"RAY_TMPDIR": sockets, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         output = subprocess.check_output(command, cwd=REPOSITORY, env=environment, text=True)
     rows = json.loads(output.splitlines()[-1])

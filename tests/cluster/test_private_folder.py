@@ -1,4 +1,4 @@
-"""Clusters that are started here live where no other user of the machine can read, write or plant links."""
+"""Local clusters use folders in which other users of the machine cannot read, write or plant links."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from esmeray.common.errors import ResourceError
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders for XDG_RUNTIME_DIR and TMPDIR, whose names are short enough for sockets."""
+    """Folders for XDG_RUNTIME_DIR and TMPDIR with paths short enough for sockets."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setattr(module, "_MAX_PATH_BYTES", 200)
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "temporary"))

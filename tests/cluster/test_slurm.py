@@ -1,4 +1,4 @@
-"""The script for Slurm, whose job ends by a signal with its command's exit code: tests/slurm.py."""
+"""The Slurm script. tests/slurm.py checks that a signal ends the job with its command's exit code."""
 
 import pytest
 

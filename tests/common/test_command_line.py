@@ -33,7 +33,7 @@ def test_a_refusal_and_an_interrupt_are_one_line_and_their_exit_code(capsys):
 
 
 def shell(body: str, redirection: str) -> subprocess.CompletedProcess[str]:
-    """A program whose command prints and then writes the file ``done``, with its streams redirected by a shell."""
+    """Run a command that prints and then writes the file ``done``; a shell redirects its streams."""
     program = f"""
 import os, signal, sys
 from esmeray.common.command_line import end_process
@@ -58,7 +58,7 @@ def in_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "| true; exit ${PIPESTATUS[0]}"])
 def test_work_is_done_where_nobody_reads_what_it_prints(in_folder, closed):
-    # What a library or another program prints must not get into a file that was opened later.
+    # Output of a library or child process must not end up in a file that was opened later.
     done = shell('open("data", "w"); os.system("echo 2>&-"); print("to stderr", file=sys.stderr, flush=True)', closed)
     assert done.returncode == 0 and done.stderr in ("", "to stderr\n")
     assert [(in_folder / name).read_text() for name in ("data", "done")] == ["", "done"]
@@ -102,7 +102,7 @@ def test_protected_processes_do_not_get_signals_of_clusters():
 
 def test_what_libraries_log_is_in_the_file_and_not_on_the_terminal(tmp_path, capsys):
     library = logging.getLogger("DeepSpeed")
-    handler = logging.StreamHandler()  # as it makes one of its own
+    handler = logging.StreamHandler()  # DeepSpeed adds its own handler
     library.addHandler(handler)
     library.propagate = False
     try:

@@ -15,7 +15,7 @@ from esmeray.train_config.loading import read_file
 
 def bind_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(os.path.relpath(path))  # an address has 107 bytes at most
+        bound.bind(os.path.relpath(path))  # a socket address has at most 107 bytes
 
 
 SPECIAL: list[Callable[[Path], None]] = [os.mkfifo, bind_socket, lambda path: path.symlink_to("/dev/zero")]

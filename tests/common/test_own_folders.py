@@ -1,4 +1,4 @@
-"""Users without a home, or without an entry in passwd, have folders of their own all the same."""
+"""Users without a home folder or an entry in passwd still get private folders."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from esmeray.common.own_folders import cache_folder, own_folder
 from tests.conftest import REPOSITORY
 
 STRANGER = ["unshare", "--user", "--map-user=4711", "--map-group=4711"]
-"""Runs a program as a user without an entry in passwd, as containers do; root is not needed."""
+"""Command that runs a program as a user without an entry in passwd, as in containers; needs no root."""
 PROGRAM = """
 import json
 import esmeray
@@ -37,15 +37,15 @@ def test_a_user_without_passwd_entry_has_caches_in_the_temporary_folder(tmp_path
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(REPOSITORY),
         "TMPDIR": str(tmp_path),
-        "XDG_RUNTIME_DIR": "/run/user/4711",  # of a login, which this user has not
+        "XDG_RUNTIME_DIR": "/run/user/4711",  # of a login session, which this user does not have
     }
     environment |= {} if home is None else {"HOME": home}
-    # Importing Ray takes longest: once is enough.
+    # Import Ray only once, as it takes longest.
     program = PROGRAM if home is None else PROGRAM.replace("import ray.train", "")
     output = subprocess.check_output([*STRANGER, sys.executable, "-c", program], env=environment, text=True)
     ray, kernels, found = json.loads(output)
     own = tmp_path / "esmeray-4711"
-    # A home that somebody chose is left as it is.
+    # An explicitly set home stays unchanged.
     assert found == ("/proc" if home == "/proc" else str(own)) and own.stat().st_mode & 0o777 == 0o700
     assert ray.endswith("esmeray-4711/ray") and kernels.startswith(f"{own}/") and Path(kernels).is_dir()
 

@@ -1,4 +1,4 @@
-"""Quotas of CPU time count as cores, whichever of the groups around this process has them."""
+"""CPU quotas limit the number of cores, whichever cgroup around this process sets them."""
 
 import os
 from pathlib import Path

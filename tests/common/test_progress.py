@@ -19,7 +19,7 @@ def soon(monkeypatch) -> None:
 
 
 def lines_until(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Lines of stderr, as soon as one of them has the text."""
+    """Lines of stderr, returned as soon as one contains the text."""
     error = ""
     while text not in error:
         time.sleep(0.01)

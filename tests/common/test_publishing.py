@@ -61,7 +61,7 @@ def test_refusals_to_write_are_worded_and_leave_nothing(tmp_path, number, words)
 
 
 def in_a_fork(call: Callable[[], object]) -> None:
-    """Call in a process that ends without cleaning up."""
+    """Call in a forked process that ends without cleanup."""
     process = multiprocessing.get_context("fork").Process(target=lambda: (call(), os._exit(1)))
     process.start()
     process.join()
@@ -88,7 +88,7 @@ def test_after_a_kill_there_is_the_old_or_the_new_folder(tmp_path, monkeypatch, 
             with made_folder(target, "export", True):
                 die()
         step = {"exchanged": "sync", "removing": "rmtree"}.get(moment)
-        if step == "sync":  # of the folder that holds the target, the last
+        if step == "sync":  # the last sync is of the target's parent folder
             monkeypatch.setattr(outputs, "sync", lambda path: path == tmp_path and die())
         elif step:
             monkeypatch.setattr(outputs.shutil, step, die)
@@ -172,7 +172,7 @@ def test_what_another_user_prepared_is_not_continued(tmp_path):
 
 def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, monkeypatch):
     take_lock(tmp_path / "lock", 0).close()
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # as root is nobody on NFS
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # on NFS, root is mapped to nobody
     with closing(take_lock(tmp_path / "lock", 0)), pytest.raises(BlockingIOError):
         take_lock(tmp_path / "lock", 0)
 
@@ -244,7 +244,7 @@ def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_p
 
 
 def foreign(kind: str, target: Path, make) -> None:
-    """Something in the place of a target that ``make`` did not make, or not alone."""
+    """Write a target that ``make`` did not create, or add foreign files to one that it did."""
     if kind == "link":
         target.symlink_to(target.parent / "thesis")
         (target.parent / "thesis").write_text("a thesis")

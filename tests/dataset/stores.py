@@ -1,4 +1,4 @@
-"""Small real stores, tables and stores made of them, for tests of what reads them."""
+"""Small stores and tables for tests of their readers."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ TEXT = TokenizerSection(content="text")
 
 
 def write_fasta(path: Path, records: Iterable[tuple[str, str]]) -> Path:
-    """A plain FASTA file of these records."""
+    """Write records to a plain FASTA file."""
     path.write_text("".join(f">{name}\n{sequence}\n" for name, sequence in records))
     return path
 
@@ -33,7 +33,7 @@ def random_proteins(lengths: Iterable[int]) -> list[tuple[str, str]]:
 
 
 def make_store(folder: Path, records: Iterable[tuple[str, str]] | None = None, **settings: object) -> Path:
-    """A store in ``folder/store`` of these records, or of 120 random proteins of 5 to 300 residues."""
+    """Write a store ``folder/store`` of these records, by default of 120 random proteins with 5 to 300 residues."""
     if records is None:
         records = random_proteins(np.random.default_rng(0).integers(5, 300, 120))
     source = write_fasta(folder / "in.fasta", records)
@@ -42,7 +42,7 @@ def make_store(folder: Path, records: Iterable[tuple[str, str]] | None = None, *
 
 
 def contents(path: Path | Store) -> list[tuple[str, str]]:
-    """Ids and residues of a store, of a path verified in full."""
+    """Return ids and residues of a store; a store given by its path is fully verified."""
     store = Store(path, verify="full") if isinstance(path, Path) else path
     return [(store.id(index), store.text(index)) for index in range(len(store))]
 
@@ -52,7 +52,7 @@ def damage_record(store_path: Path, record: int) -> None:
     residues = Store(store_path).sequence(record).tobytes()
     data = bytearray((store_path / "data.mdb").read_bytes())
     data[data.index(residues)] ^= 1
-    # A new file, because the old one is mapped into this process.
+    # Write a new file, because this process has mapped the old one.
     (store_path / "damaged.mdb").write_bytes(data)
     (store_path / "damaged.mdb").replace(store_path / "data.mdb")
 
@@ -69,7 +69,7 @@ def write_table(path: Path, *rows: tuple) -> Path:
 
 
 def zipped(*names: str) -> bytes:
-    """A zip archive of these files, as an Excel workbook is one."""
+    """Bytes of a zip archive with these files, e.g. an Excel workbook's."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:

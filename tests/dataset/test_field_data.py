@@ -1,4 +1,4 @@
-"""Tables and FASTA files as people have them give the values that pandas and Biopython give, or are refused."""
+"""Tables and FASTA files from the field give the same values as pandas and Biopython, or are refused."""
 
 from pathlib import Path
 

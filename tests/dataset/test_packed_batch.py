@@ -1,4 +1,4 @@
-"""Batches in parts: put together they are the batch."""
+"""Parts of a split batch add up to the batch."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ LAYOUTS = ["tokens", "classes", "columns", "pooled features"]
 
 
 def batch_of(lengths: list[int], layout: str) -> PackedBatch:
-    """Sequences of these lengths, every value its own; targets by token or by sequence, or features of the latter."""
+    """A batch of these lengths with unique values and, by ``layout``, targets per token or sequence, or features."""
     T, N = sum(lengths), len(lengths)
     by_token = {FEATURES: torch.rand(T, 3)}
     by_sequence = {WEIGHTS: torch.rand(N)}

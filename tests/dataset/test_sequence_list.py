@@ -1,4 +1,4 @@
-"""A list of sequences in Python is cleaned and refused as a FASTA file of the same sequences."""
+"""A Python list of sequences is cleaned and refused like a FASTA file of the same sequences."""
 
 import tempfile
 import warnings
@@ -23,7 +23,7 @@ ANY = st.text("ACDwyJX*-.1 \n\r\té\0", max_size=12)
 
 
 def of_a_file(sequences: list[str]) -> list[str] | None:
-    """Sequences as a store of a FASTA file has them; None if the file is refused."""
+    """Sequences of a store converted from a FASTA file; None if the file is refused."""
     with tempfile.TemporaryDirectory() as folder:
         fasta = Path(folder, "in.fasta")
         fasta.write_text("".join(f">p{number}\n{text}\n" for number, text in enumerate(sequences)), newline="")

@@ -1,4 +1,4 @@
-"""Tables come back value by value, whatever stands in them; what is wrong with one is named with its row."""
+"""Tables are read value by value, whatever they contain; errors name the row."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind as Hugging Face folders, made as their publishers' are."""
+"""Small tokenizers of each kind in Hugging Face folders, with the files of the published ones."""
 
 import json
 from collections.abc import Callable

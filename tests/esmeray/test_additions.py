@@ -1,5 +1,4 @@
-"""Another installed package adds a task with its settings, an output, a format and a backbone, and the tree stays as it
-is."""
+"""Installed packages can add a task with settings, an output, a format and a backbone without changes to Esmeray."""
 
 import os
 import re
@@ -30,7 +29,7 @@ METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n"
 
 
 def write_package(folder: Path, name: str, groups: dict[str, dict[str, str]], files: dict[str, str]) -> None:
-    """Write files and metadata of an installed package with these entry points."""
+    """Write the files and metadata of an installed package with these entry points."""
     lines = []
     for group, points in groups.items():
         lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items())]
@@ -93,7 +92,7 @@ main("train --config masked_lm --help".split())
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python in a process which has the package installed."""
+    """Function that runs Python in a process with the package installed."""
     (metadata,) = re.findall(r"^```toml\n(.*entry-points.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     files = dict(re.findall(r"^```py\n# (\S+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
     write_package(tmp_path / "installed", "toy", tomllib.loads(metadata)["project"]["entry-points"], files)
@@ -131,7 +130,7 @@ BROKEN = {
     "class IT: pass": "not a",
     "OTHER = 1": "AttributeError: module 'broken' has no attribute 'IT'",
 }
-"""Modules of an entry point, and the reasons that they are not used."""
+"""Source texts of an entry point's module, and the reasons for their refusal."""
 HALF = {
     "tasks": (
         ("IT = Task(None, 'a:b', 'a:b')", "AttributeError: 'NoneType' object has no attribute 'of'"),
@@ -146,7 +145,7 @@ HALF = {
     ),
     "backbones": (("IT = 1", "it is 1, not a bool"),),
 }
-"""Objects of the right type that can't be used, by the group."""
+"""Objects of the right type that can't be used, by group of entry points."""
 IMPORTS = """
 from esmeray.dataset.embeddings.formats.npy import Format, Npy
 from esmeray.inference.models.kinds import OutputKind
@@ -163,7 +162,7 @@ LOAD = {
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., None]]:
-    """Install a package for the time of a test: the names of its entry points in a group, and its module."""
+    """Function that installs a package for one test, from a group, entry point names and the module's text."""
 
     def write(kind: str, names: list[str], text: str, package: str = "broken") -> None:
         sys.modules.pop(package, None)

@@ -1,4 +1,4 @@
-"""The names of ``import esmeray``: every one has an example that holds, and nothing heavy is imported for the rest."""
+"""The names of ``import esmeray``: each has a working example, and importing them loads no heavy modules."""
 
 import ast
 import doctest
@@ -56,11 +56,11 @@ ORDER = (
     "fit_mutants",
     "propose",
 )
-"""Names whose examples continue with what those before them made."""
+"""Names whose examples use the results of the previous name's examples, in order."""
 
 
 def save_functions(folder: Path) -> None:
-    """A run of function prediction, without a network."""
+    """Save a run of function prediction without a network."""
     data = {"source": ["sample"], "sample": {"records": 60, "families": 4}, "terms": {"min_count": 3}}
     model = {"task": "terms", "terms": {"parts": ["naive", "homology"]}}
     config = Config.model_validate(
@@ -72,7 +72,7 @@ def save_functions(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterator[dict[str, Any]]:
-    """Names that examples may use; what they open lies in the current folder."""
+    """Names that examples may use; files that they open are in the current folder."""
     folder = tmp_path_factory.mktemp("api")
     (folder / "proteins.fasta").write_text(">first\nMKTAYIAKQR\n>second\nMSILVTRPSP\n>third\nMKV\n")
     (folder / "labelled.fasta").write_text(
@@ -99,10 +99,10 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
 
 
 def run_examples(name: str, found: dict[str, Any]) -> int:
-    """Run the examples of a name; returns their number."""
+    """Run the examples of a name and return their number."""
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for test in doctest.DocTestFinder().find(getattr(esmeray, name), name, globs=found):
-        test.globs = found  # the finder gives each a copy
+        test.globs = found  # the finder gives each test its own copy
         runner.run(test, clear_globs=False)
     assert not runner.failures
     return runner.tries
@@ -126,12 +126,12 @@ def test_the_page_on_python_holds(found: dict[str, Any]):
 
 
 def written_by(line: str) -> None:
-    """Run a command as the command line does."""
+    """Run a command like the command line."""
     assert run(main, line.split()) == 0
 
 
 def same_tables(table: pd.DataFrame, path: str, **options: Any) -> None:
-    """Test for a table that is what a command wrote, in text."""
+    """Test that a table has the text of the table that a command wrote."""
     pd.testing.assert_frame_equal(table, pd.read_csv(path, **options), check_dtype=False, rtol=1e-5)
 
 
@@ -244,7 +244,7 @@ SECTIONS = {
 
 
 def in_python(annotation: Any) -> Any:
-    """The type of a setting, as callers may write it: a path may be a str, a list a tuple."""
+    """Type of a setting for callers: a path may be a str, and a list may be a tuple."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
         return in_python(arguments[0])

@@ -32,12 +32,12 @@ for arguments in json.loads(sys.argv[1]):
     sys.argv = ["cafaeval", *arguments]
     runpy.run_module("cafaeval", run_name="__main__")
 """
-"""The program with all digits written, for several runs in one process."""
+"""Program that runs cafaeval several times in one process and writes all digits."""
 
 
 @dataclass
 class Case:
-    """Files of one evaluation, and its settings."""
+    """Files and settings of one evaluation."""
 
     folder: Path
     norm: Normalisation = "cafa"
@@ -57,7 +57,7 @@ class Case:
 
 
 def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
-    """For each case the columns of evaluation_all.tsv by aspect."""
+    """Run cafaeval; return, per case and aspect, the columns of evaluation_all.tsv."""
     python = Path(os.environ["ESMERAY_CAFAEVAL"]).with_name("python")
     arguments = json.dumps([case.arguments for case in cases])
     subprocess.run([python, "-c", RUN, arguments], check=True, capture_output=True, text=True)
@@ -65,7 +65,7 @@ def cafaeval(cases: list[Case]) -> list[dict[str, dict[str, list[float]]]]:
 
 
 def read(case: Case) -> tuple[Ontology, dict[str, Annotations], dict[str, csr_array]]:
-    """Ontology, annotations and scores."""
+    """Read the ontology, annotations and scores of a case."""
     ontology = read_ontology(case.folder / "terms.obo")
     truth = read_annotations(case.folder / "truth.tsv", ontology, unknown="ignore")
     proteins = {name: annotations.proteins for name, annotations in truth.items()}
@@ -74,7 +74,7 @@ def read(case: Case) -> tuple[Ontology, dict[str, Annotations], dict[str, csr_ar
 
 
 def evaluated(case: Case) -> dict[str, Evaluation]:
-    """Result of our evaluation of the case, by aspect."""
+    """Evaluate a case with Esmeray; return the results by aspect."""
     ontology, truth, predictions = read(case)
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}
@@ -87,7 +87,7 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
 
 
 def columns(path: Path) -> dict[str, dict[str, list[float]]]:
-    """Columns of a cafaeval table by aspect; thresholds are column ``tau``."""
+    """Read the columns of a cafaeval table by aspect; thresholds are in the column ``tau``."""
     if not path.exists():
         return {}
     by_aspect = pd.read_csv(path, sep="\t").drop(columns="filename").set_index("ns").groupby(level=0)
@@ -95,7 +95,7 @@ def columns(path: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def generate(folder: Path, seed: int) -> Case:
-    """A random case: missing terms, unknown proteins, repeats, ties at thresholds, several roots, terms alone."""
+    """Write a random case: missing terms, unknown proteins, repeats, ties at thresholds, several roots, lone terms."""
     chance = random.Random(seed)
     folder.mkdir()
     terms = _write_ontology(folder / "terms.obo", chance)
@@ -108,7 +108,7 @@ def generate(folder: Path, seed: int) -> Case:
     (folder / "predictions").mkdir()
     rows = [(chance.choice(some), chance.choice(names), _score(chance)) for _ in range(chance.randint(0, 400))]
     rows += chance.sample(rows, len(rows) // 4) + [(protein, term, _score(chance)) for protein, term, _ in rows[::5]]
-    rows += [(protein, term, "0.5") for protein in known for term in names[:1]]  # cafaeval breaks where all are 0
+    rows += [(protein, term, "0.5") for protein in known for term in names[:1]]  # cafaeval fails if all scores are 0
     rows += [(chance.choice(known), term, "0.37") for term in chance.sample(names, len(names) // 2)]
     rows = [row for row in rows if float(row[2]) > 0 or chance.random() < 0.5]
     _write(folder / "predictions" / "some.tsv", rows)
@@ -134,7 +134,7 @@ def _write(path: Path, rows: list[tuple]) -> None:
 
 
 def _write_ontology(path: Path, chance: random.Random) -> list[str]:
-    """Terms and alternative ids."""
+    """Write an ontology; return its terms and alternative ids."""
     stanzas, names, before = [], [], []
     for number in range(chance.randint(3, 60)):
         name, namespace = f"GO:{number:07d}", NAMESPACES[min(2, int(chance.random() * 4))]
@@ -158,7 +158,7 @@ def _write_ontology(path: Path, chance: random.Random) -> list[str]:
 
 
 def sampled(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-    """The first, middle and last thresholds."""
+    """Select the rows of the first, middle and last thresholds."""
     return {
         aspect: {name: [values[0], values[len(values) // 2], values[-1]] for name, values in table.items()}
         for aspect, table in found.items()

@@ -1,4 +1,4 @@
-"""Annotations, scores and weights from files."""
+"""Annotations, scores and weights are read from files."""
 
 import gzip
 import logging
@@ -23,7 +23,7 @@ MF, BP = "molecular_function", "biological_process"
 
 
 def diamond(folder: Path) -> Ontology:
-    """Four terms, the last below the two of the middle, and one of another aspect."""
+    """Four terms in a diamond (the last has two parents), and one term of another aspect."""
     path = folder / "terms.obo"
     middle = term("GO:1") + term("GO:2", "is_a: GO:1", "alt_id: GO:22") + term("GO:3", "is_a: GO:1")
     path.write_text(HEADER + middle + term("GO:4", "is_a: GO:2", "is_a: GO:3") + term("GO:9", namespace=BP))

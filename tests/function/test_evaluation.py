@@ -1,4 +1,4 @@
-"""Evaluation of functions: equal to cafaeval 1.3 number for number, and what it lacks."""
+"""Evaluation of function predictions equals cafaeval 1.3 in every number; and metrics that cafaeval lacks."""
 
 import json
 import tracemalloc
@@ -62,7 +62,7 @@ def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, o
 
 
 def small(tmp_path: Path) -> tuple[Aspect, Annotations, csr_array]:
-    """The largest aspect of a generated case with its annotations and scores."""
+    """Largest aspect of a generated case, with its annotations and scores."""
     ontology, truth, scores = read(generate(tmp_path / "case", 3))
     name = max(truth, key=lambda each: len(truth[each].proteins))
     return ontology.aspects[name], truth[name], scores[name]
@@ -84,7 +84,7 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path, norm):
     actual_NV = truth.terms.toarray() & judged_NV
     left_N = actual_NV.any(axis=1)
     assert 0 < left_N.sum() < len(left_N)
-    # (N, V): the largest score of the descendants
+    # (N, V): the maximum score of the descendants
     propagated_NV = (scores.toarray()[:, :, None] * ancestors).max(axis=1)
     assert found.proteins == left_N.sum()
     for t, threshold in enumerate(found.thresholds):

@@ -1,4 +1,4 @@
-"""OBO files as arrays, and those that are refused."""
+"""OBO files are read into arrays, or refused."""
 
 import gzip
 from pathlib import Path

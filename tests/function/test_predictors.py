@@ -1,4 +1,4 @@
-"""Scores from annotated proteins: what each predictor computes. No term above its parents: tests of the command."""
+"""Each predictor's scores from annotated proteins. Tests of the command check that no term exceeds its parents."""
 
 import numpy as np
 import pytest

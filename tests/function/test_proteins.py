@@ -1,4 +1,4 @@
-"""Annotations, held-out proteins and clusters are joined with the sequences whatever the spelling of the ids."""
+"""Annotations, held-out proteins and clusters are joined with sequences in any notation of the ids."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The ranker over the parts of a blend: laws of its trees, candidates and scores."""
+"""The ranker of the components of a blend: properties of its trees, candidates and scores."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def aspect() -> Aspect:
 
 @pytest.fixture(scope="module")
 def made(aspect) -> tuple[Candidates, csr_array, csr_array]:
-    """Candidates, truth and blend, where homology is right for near proteins alone, and the network for the others."""
+    """Candidates, truth and blend; homology is right for near proteins only, the network for the others."""
     random = np.random.default_rng(0)
     truth, wrong = ((random.random((PROTEINS, 61)) < 0.05) @ aspect.ancestors.toarray() for _ in range(2))
     is_near_N1 = (np.arange(PROTEINS) % 3 > 0)[:, None]

@@ -1,4 +1,4 @@
-"""Files for CAFA 6: what its rules take, and what they refuse."""
+"""Submission files for CAFA 6 follow its rules, or are refused."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Damaged and hostile files for every reader of files that others made."""
+"""Damaged and hostile files for every reader of foreign files."""

@@ -1,7 +1,7 @@
 """Mutated files for every reader of foreign files: ``python -m tests.fuzz --inputs 100000 --readers PDB OBO --seed 1``.
 
-Each input is read within a gigabyte and ten seconds of a core, to a result or a refusal of one line. Failures end up in
-a folder, and the exit code is 1.
+Each input must be read or refused in one line, within a gigabyte of memory and ten seconds of CPU time. Failing inputs
+are written to a folder, and the exit code is 1.
 """
 
 import argparse

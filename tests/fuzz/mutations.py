@@ -1,4 +1,4 @@
-"""Files as damage, a careless program or a hostile one would leave them: a few changes each, by a generator."""
+"""Random mutations of files, as from damage, careless programs or attackers: a few changes per file."""
 
 import gzip
 import random
@@ -20,7 +20,7 @@ _TOKENS = [
 
 
 def mutated(seeds: Sequence[bytes], generator: random.Random, may_be_gzip: bool) -> bytes:
-    """One of the seeds, changed in one to four places, at times as a gzip, itself sound or not."""
+    """Return a seed with one to four random changes; sometimes gzipped, and sometimes the gzip is damaged."""
     content = generator.choice(seeds)
     for _ in range(generator.randint(1, 4)):
         content = generator.choice(_CHANGES)(content, seeds, generator)

@@ -1,6 +1,6 @@
-"""Inputs for a reader in processes of their own: each within a gigabyte and ten seconds of a core, a crash is noticed.
+"""Run a reader on mutated inputs in child processes, with a gigabyte of memory and ten seconds of CPU time per input.
 
-An input is named by reader, seed and number, from which it is made again.
+A crash is a failure. Reader, seed and number identify an input and reproduce it.
 """
 
 import faulthandler
@@ -31,7 +31,7 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass
 class Outcome:
-    """Numbers of results and refusals, and each failure's number and description."""
+    """Number of results and refusals, and the number and description of each failing input."""
 
     inputs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -64,14 +64,14 @@ def fuzz(name: str, inputs: int, seed: int, saved: Path | None = None) -> Outcom
 
 
 def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, outcome: Outcome) -> str | None:
-    """One process, from the first input that was not read to the first that fails; says how it failed."""
+    """Run a process from the first unread input until one fails; return a description of the failure."""
     ours, its = _fork.Pipe(duplex=False)
     process = _fork.Process(target=_read_all, args=(name, seeds, seed, outcome.inputs, inputs, folder, its))
     process.start()
     its.close()
     try:
         while True:
-            if not ours.poll(_HANGS_S):  # it waits, or a parser in C does not return to Python for the signal
+            if not ours.poll(_HANGS_S):  # it waits, or it is in C code, where Python does not handle the signal
                 return f"no result within {_HANGS_S} s"
             kind, problem = ours.recv()
             if kind in ("end", "failure"):
@@ -89,7 +89,7 @@ def _run(name: str, seeds: list[bytes], seed: int, inputs: int, folder: Path, ou
 
 def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int, folder: Path, connection: Any) -> None:
     warnings.simplefilter("ignore")
-    faulthandler.disable()  # pytest's, which would print where the process crashed
+    faulthandler.disable()  # pytest enables it: it would print a traceback of each crash
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -99,7 +99,7 @@ def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int,
     os.dup2(silent, 2)
     path = folder / READERS[name].file
     for number in range(start, inputs):
-        # A new file: the one before may still be mapped.
+        # Write a new file: the previous one may still be mapped.
         path.unlink(missing_ok=True)
         path.write_bytes(input_of(name, seeds, seed, number))
         connection.send(_outcome_of(name, path))
@@ -107,23 +107,23 @@ def _read_all(name: str, seeds: list[bytes], seed: int, start: int, inputs: int,
 
 
 def _outcome_of(name: str, path: Path) -> tuple[str, str | None]:
-    """``result``, ``refusal`` or ``failure``, and how it failed."""
+    """Return ``result``, ``refusal`` or ``failure``, and a description of the failure."""
     begun_s = time.process_time()
-    signal.setitimer(signal.ITIMER_PROF, TIME_S)  # of the process: others may have the cores
+    signal.setitimer(signal.ITIMER_PROF, TIME_S)  # CPU time: the cores may be busy
     try:
         READERS[name].read(path)
     except EsmerayError as error:
         if any("\n" in problem or len(problem) > _LONGEST_LINE for problem in error.problems):
             return "failure", f"a refusal of more than a line: {str(error)[:300]!r}"
         return "refusal", None
-    except BaseException as error:  # noqa: BLE001 - whatever else a reader raises is what is looked for
+    except BaseException as error:  # noqa: BLE001 - any other exception of a reader is a failure
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if ".venv" not in frame.filename][-1]
         where = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in (own, frames[-1]))
         return "failure", f"{type(error).__name__}: {str(error)[:200]} at {where}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    # An error that was raised in a callback of C may have been swallowed there.
+    # C code may have swallowed an error that was raised in its callback.
     is_late = time.process_time() - begun_s > TIME_S
     return ("failure", f"more than {TIME_S} s") if is_late else ("result", None)
 

@@ -1,4 +1,4 @@
-"""The readers of files that others made, each with small sound files of its kind as seeds."""
+"""Readers of foreign files, each with small intact files as seeds."""
 
 import io
 import json
@@ -37,7 +37,7 @@ from tests.structures import EACH, folds, pdb_lines, write_models
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader, the file that it is given, and what makes sound ones in a folder, where others that it needs stay."""
+    """A reader, the name of its file, and a function that writes intact files, and other needed files, to a folder."""
 
     file: str
     seeds: Callable[[Path], list[bytes]]
@@ -112,7 +112,7 @@ def arrays(folder: Path) -> list[bytes]:
 
 
 def embeddings(file: str, file_format: str) -> Reader:
-    """A file of a folder of embeddings; all others are sound."""
+    """Reader of an embedding folder in which one file is mutated."""
 
     def seeds(folder: Path) -> list[bytes]:
         made = make_embeddings(folder / "made", random_vectors(12, 4), file_format=file_format)
@@ -128,7 +128,7 @@ def embeddings(file: str, file_format: str) -> Reader:
 
 
 def of_index(file: str) -> Reader:
-    """A file of a compressed index whose checksums are made right again."""
+    """Reader of a compressed index in which one file is mutated and the checksums are updated."""
 
     def seeds(folder: Path) -> list[bytes]:
         make_sound(folder / "made")
@@ -138,7 +138,7 @@ def of_index(file: str) -> Reader:
 
     def read(path: Path) -> object:
         folder = path.parents[len(Path(file).parts) - 1]
-        faiss.omp_set_num_threads(1)  # the threads of the process that was forked are not here
+        faiss.omp_set_num_threads(1)  # a fork has no threads of its parent
         sealed(folder)
         return use(folder)
 

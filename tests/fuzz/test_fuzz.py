@@ -1,4 +1,4 @@
-"""A damaged or hostile file is read, or refused in one line, within a gigabyte and ten seconds."""
+"""A damaged or hostile file is read or refused in one line, within a gigabyte and ten seconds."""
 
 import os
 import time
@@ -30,7 +30,7 @@ def test_what_never_ends_in_place_of_a_file_is_refused_at_once(name: str, tmp_pa
         path.unlink(missing_ok=True)
         make(path)
         begun = time.monotonic()
-        with suppress(EsmerayError):  # some are taken for files that are not there
+        with suppress(EsmerayError):  # some are read as names of missing files
             READERS[name].read(path)
         assert time.monotonic() - begun < 5
 

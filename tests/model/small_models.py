@@ -1,4 +1,4 @@
-"""One small model of each architecture that the classifier takes, with weights at which nothing is neutral."""
+"""One small model per architecture that the classifier supports, with weights that make every parameter matter."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ VOCABULARY_SIZE = 40
 PAD = 1
 POSITIONS = 160
 FIRST_WORD = 5
-"""Ids below may be special."""
+"""First id that is never a special token."""
 
 _SIZE: dict[str, Any] = {
     "vocab_size": VOCABULARY_SIZE,
@@ -86,13 +86,13 @@ def small_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = kind(config)(config).eval()
-        for parameter in model.parameters():  # biases and norms off their constants, so that a lost one shows
+        for parameter in model.parameters():  # also biases and norms, whose initial constants would hide a loss
             parameter.data += 0.05 * torch.randn_like(parameter)
     return model
 
 
 def save_masked_lm(folder: Path, model_type: str, **changes: Any) -> PreTrainedModel:
-    """A masked language model, written as a Hugging Face folder."""
+    """Save a masked language model as a Hugging Face folder."""
     model = small_model(model_type, kind=masked_lm_class, **changes)
     model.save_pretrained(folder)
     return model
@@ -112,5 +112,5 @@ def token_batch(lengths: list[int], seed: int = 0, vocabulary_size: int = 33) ->
 
 
 def features_alone(model: PreTrainedModel, batch: PackedBatch) -> list[Tensor]:
-    """Features of each sequence by itself, as Hugging Face gives them."""
+    """Features of each sequence alone, computed by Hugging Face's model."""
     return [model(input_ids=tokens[None]).last_hidden_state[0] for tokens in segments(batch.tokens, batch)]

@@ -1,4 +1,4 @@
-"""Small networks and batches that the tests of the model share."""
+"""Small networks and batches for the tests of models."""
 
 import dataclasses
 import random
@@ -29,7 +29,7 @@ TINY_AUTOENCODER = AutoencoderSection(hidden_sizes=[24, 8])
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """A block in which whatever waits for the device raises."""
+    """Raise in the block on each operation that waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -45,7 +45,7 @@ def tiny_section(
 
 
 def build_model(section: ModelSection, seed: int) -> TaskModel:
-    """The model on residues that the section names."""
+    """Build the residue model of a section."""
     kinds: dict[str, type[MaskedLM] | type[ESM2Autoencoder]] = {"masked_lm": MaskedLM, "autoencoder": ESM2Autoencoder}
     return kinds[section.task].build(section, seed)
 
@@ -56,13 +56,13 @@ def random_sequences(lengths: Sequence[int], seed: int = 0) -> list[str]:
 
 
 def residue_batch(sequences: Sequence[str]) -> PackedBatch:
-    """A batch whose residues are their own targets, as the autoencoder takes it."""
+    """A batch for the autoencoder: the residues are their own targets."""
     batch = pack_sequences(sequences)
     return batch.adding({TARGETS: torch.where(batch.tokens >= 4, batch.tokens, IGNORED_TARGET)})
 
 
 def masked_batch(sequences: Sequence[str], shares: Sequence[float], seed: int = 0) -> PackedBatch:
-    """A batch in which the given share of each sequence's residues is masked, and is the target."""
+    """A batch in which a share of each sequence's residues is masked; the masked residues are the targets."""
     batch = residue_batch(sequences)
     share_T = torch.tensor(shares)[batch.segment_ids()]
     draws_T = torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(seed))
@@ -105,7 +105,7 @@ def batch_of_lengths(lengths: Sequence[int]) -> PackedBatch:
 
 
 WAITING = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.lift_fresh.default"}
-"""Operators at which CUDA waits for the device: values read, looked for, and made of Python's numbers."""
+"""Operators that are CPU-GPU sync points: reading a value, finding nonzeros, and copying Python numbers."""
 
 
 class Operators(TorchDispatchMode):

@@ -1,6 +1,6 @@
-"""A backbone that was made fast gives nearly the same: bf16 for inference, FP8 products for training.
+"""An optimized backbone has nearly the same outputs: bf16 for inference, FP8 matmuls for training.
 
-FP8 is emulated on the CPU by torchao; skipped where it is not installed (make bench installs it).
+torchao emulates FP8 on the CPU; without torchao these tests are skipped (make bench installs it).
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Every trainable parameter stands in one group by decay, which reaches matrices alone, and by its rate."""
+"""Every trainable parameter is in one group, by weight decay (matrices only) and learning rate."""
 
 import pytest
 

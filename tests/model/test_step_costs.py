@@ -49,7 +49,7 @@ INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Several threads share out the tokens of a sum: with more tokens it is added up in another order."""
+    """Use one thread: several threads would split a sum over tokens, so its order would depend on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,7 +57,7 @@ def one_thread() -> Iterator[None]:
 
 
 def model_of(name: str) -> TaskModel:
-    """A task on residues or a variant of the autoencoder, a classifier of this kind, or one with this pooling."""
+    """Build a residue task, an autoencoder variant, a classifier of this kind, or a classifier with this pooling."""
     if name in RESIDUE_MODELS:
         section = tiny_section("masked_lm" if name == "masked_lm" else "autoencoder", frozen=name == "frozen")
         autoencoder = TINY_AUTOENCODER.model_copy(update=LOSSES.get(name, {}))
@@ -81,7 +81,7 @@ def gradients(model: TaskModel, batch: PackedBatch) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize("name", [*TASKS, *KINDS, *POOLINGS[1:]])
 def test_fillers_change_no_metric_and_no_gradient(name):
-    """The same metrics and gradients, to the bit but for Intel's products, which add up more rows in another order."""
+    """Metrics and gradients are bitwise equal, except on Intel: its matmuls reorder sums if there are more rows."""
     model, batch = model_of(name), batch_of(name, LENGTHS)
     filled_batch = batch.filled(BatchShape(300, 32, 42))
     for alone, filled in zip(gradients(model, batch), gradients(model, filled_batch), strict=True):
@@ -102,7 +102,7 @@ def test_a_filler_alone_has_no_loss_and_zero_gradients(name):
 @pytest.mark.parametrize("name", ["masked_lm", *POOLINGS])
 def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(name):
     model, counts = model_of(name), []
-    for sequences in (2, 3, 40):  # gradients are there from the second step on
+    for sequences in (2, 3, 40):  # from the second step on, gradients are allocated
         with Operators() as operators:
             model(batch_of(name, [10] * sequences)).loss_sum.backward()
         counts.append(operators.counts)
@@ -111,7 +111,7 @@ def test_a_step_over_many_sequences_runs_as_many_operators_as_over_few(name):
 
 @pytest.fixture
 def graphs() -> Iterator[dict[str, Counter]]:
-    """Counters of torch's compiler, from zero."""
+    """Reset and return the counters of torch's compiler."""
     torch._dynamo.reset()
     counters.clear()
     yield counters
@@ -119,7 +119,7 @@ def graphs() -> Iterator[dict[str, Counter]]:
 
 
 def epoch(store_path: str, task: str) -> list[PackedBatch]:
-    """The batches of an epoch, as training on CUDA has them."""
+    """Batches of an epoch, as in training on CUDA."""
     store = Store(store_path)
     masking = MaskedLMSection() if task == "masked_lm" else None
     source = ResidueSource(store, PreparationSettings(62, 0, random_crops=True, masking=masking))
@@ -159,7 +159,7 @@ def test_one_graph_serves_every_layer_and_batch(settings, expected, store_path, 
 
 def test_compiled_layers_are_traced_for_no_further_shape(graphs):
     model, counts = model_of("masked_lm"), []
-    model.backbone.compile_layers(backend="eager")  # tracing is what would never end
+    model.backbone.compile_layers(backend="eager")  # without code generation: only the number of traces matters
     for sequences in (2, 3, 10):
         model(batch_of("masked_lm", [600 // sequences] * sequences)).loss_sum.backward()
         counts.append(graphs["stats"]["unique_graphs"])
@@ -195,7 +195,7 @@ def test_compiled_layers_compute_what_eager_layers_do(store_path, graphs, tmp_pa
     batches = epoch(store_path, "masked_lm")[:3]
     expected = [gradients(a_model("masked_lm"), batch) for batch in batches]
     for _ in range(2):
-        torch._dynamo.reset()  # a new process has nothing in memory either
+        torch._dynamo.reset()  # like a new process
         model = a_model("masked_lm")
         prepare_layers(model.backbone, TrainingSection(compile=True), torch.device("cpu"))
         for batch, (metrics, reference) in zip(batches, expected, strict=True):
@@ -212,7 +212,7 @@ def test_a_step_never_waits_for_the_device(name):
     if name not in TASKS:
         batch = batch.adding(by_sequence={WEIGHTS: torch.ones(3)})
     batch = batch.to("cuda")
-    model(batch).loss_sum.backward()  # what is set up once
+    model(batch).loss_sum.backward()  # warm-up
     with no_waiting():
         loss = model(batch).loss_sum
         loss.backward()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FakeWandbServer(ThreadingHTTPServer):
-    """The server; the requests that it received."""
+    """HTTP server that records its requests."""
 
     daemon_threads = True
     block_on_close = False
@@ -19,27 +19,27 @@ class FakeWandbServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[str] = []
         self.history: list[dict[str, Any]] = []
-        """Rows of the run's history, as the server holds them: a stream writes from its own offset on."""
+        """Rows of the run's history; a stream overwrites rows from its own offset on."""
         self.known_run: dict[str, Any] | None = None
         self.artifacts_stall = False
-        """Never answer a request for an artifact."""
+        """Whether requests for artifacts are never answered."""
 
     @property
     def url(self) -> str:
-        """For WANDB_BASE_URL."""
+        """Value for WANDB_BASE_URL."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def values(self) -> list[dict[str, Any]]:
-        """The rows without W&B's own columns."""
+        """Rows of the history without W&B's own columns."""
         return [{name: value for name, value in row.items() if not name.startswith("_")} for row in self.history]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Quiet: clients that are killed in the middle of a request are what these tests are about."""
+        """Ignore errors: these tests kill clients in the middle of requests."""
 
 
 @contextmanager
 def fake_wandb_server() -> Iterator[FakeWandbServer]:
-    """A server in threads of this process, for the length of the block."""
+    """Run a server in threads of this process while the block runs."""
     server = FakeWandbServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -117,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
         return {"id": "cg==", "name": "r", **counts, **tails, **described, **self.server.known_run}
 
     def log_message(self, *arguments: Any) -> None:
-        """Quiet."""
+        """Log nothing."""

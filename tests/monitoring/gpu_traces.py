@@ -1,9 +1,9 @@
-"""Logs of made-up GPUs whose trouble is known, sampled once a second.
+"""Logs of simulated GPUs with known problems, sampled once a second.
 
-A log begins with 20 s in which a model loads, ends with 10 s in which nothing runs, and has in between what its name
-says. All are noisy, by a seed.
+A log starts with 20 s in which a model is loaded and ends with 10 s without work. In between, the GPUs have the problem
+in the log's name. Noise is added with a fixed seed.
 
-docs/img/gpu_analysis.png is made of the one with several troubles:
+docs/img/gpu_analysis.png shows the log with several problems:
   python -m tests.monitoring.gpu_traces made_up_gpus.csv
   esmeray profile log made_up_gpus.csv --profile.output docs/img/gpu_analysis.png
 """
@@ -37,17 +37,17 @@ class Machine:
         self.reasons, self.uncorrected = np.zeros(shape, int), np.zeros(shape, int)
 
     def idle(self, start: int, length: int) -> None:
-        """Let the GPUs wait from a second of their work on."""
+        """Let the GPUs idle for ``length`` seconds, from second ``start`` of their work."""
         self.util[:, START_S + start : START_S + start + length] = 1
 
     def hot(self, gpu: int, start: int) -> None:
-        """Let a GPU be too hot from a second of its work on, its clocks lower by a quarter."""
+        """Let a GPU overheat from second ``start`` of its work on; its clock falls by a quarter."""
         when = slice(START_S + start, self.working.stop)
         self.temperature[gpu, when], self.clock[gpu, when], self.power[gpu, when] = 87, 0.75 * MAX_CLOCK_MHZ, 430
         self.reasons[gpu, when] = SW_THERMAL
 
     def write(self, path: Path) -> Path:
-        """Log it, as ``nvidia-smi --query-gpu=... --format=csv`` does: a row for each GPU in each second."""
+        """Write a log like ``nvidia-smi --query-gpu=... --format=csv``: a row per GPU and second."""
         shape = self.util.shape
         noise = self.random.normal
         idle = self.util < 10
@@ -73,21 +73,21 @@ class Machine:
 
 
 def healthy() -> Machine:
-    """Two GPUs at work; a checkpoint takes two seconds."""
+    """Two busy GPUs; a checkpoint takes two seconds."""
     machine = Machine(gpus=2)
     machine.idle(200, 2)
     return machine
 
 
 def thermal() -> Machine:
-    """One GPU that is too hot in the second half."""
+    """One GPU that overheats in the second half."""
     machine = Machine()
     machine.hot(0, 150)
     return machine
 
 
 def power() -> Machine:
-    """One GPU at its power limit two thirds of the time, its clocks lower by an eighth."""
+    """One GPU at its power limit for two thirds of the time, with its clock lower by an eighth."""
     machine = Machine()
     when = slice(START_S + 100, machine.working.stop)
     machine.power[:, when], machine.clock[:, when], machine.reasons[:, when] = LIMIT_W - 1, 1725, POWER_CAP
@@ -95,7 +95,7 @@ def power() -> Machine:
 
 
 def waiting() -> Machine:
-    """Two GPUs that wait two seconds of every ten."""
+    """Two GPUs that wait for two of every ten seconds."""
     machine = Machine(gpus=2)
     for start in range(5, 295, 10):
         machine.idle(start, 2)
@@ -103,7 +103,7 @@ def waiting() -> Machine:
 
 
 def troubled() -> Machine:
-    """Two GPUs that wait at first, then for checkpoints; their memory fills, and one gets too hot."""
+    """Two GPUs that wait for data and then for checkpoints; their memory fills, and one GPU overheats."""
     machine = Machine(1500, gpus=2)
     for start in range(5, 400, 10):
         machine.idle(start, 3)

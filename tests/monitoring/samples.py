@@ -1,4 +1,4 @@
-"""Samples as two workers' samplers write them, for tests of those who follow them."""
+"""Samples in the format of the workers' samplers, for tests of their readers."""
 
 import time
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def append(path: Path, *records: Record) -> None:
 
 
 def wait_until(condition: Callable[[], object], patience_s: float) -> bool:
-    """Wait for what must come; whether it did."""
+    """Wait until the condition holds; return False if it does not within ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Advice is ordered by what it costs to leave it, and every setting that it offers exists."""
+"""Advice is ordered by its benefit, and every setting in it exists."""
 
 from esmeray.monitoring.advice import RULES, Facts, advise
 from esmeray.training.config import Config

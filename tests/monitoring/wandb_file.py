@@ -1,4 +1,4 @@
-"""Reads W&B's .wandb files: wandb's own protobuf records in LevelDB's log format.
+"""Reader of W&B's .wandb files: wandb's protobuf records in LevelDB's log format.
 
 wandb 0.31 reads them in its Go program only, so the framing is read here
 (https://github.com/google/leveldb/blob/main/doc/log_format.md, with W&B's seven-byte header in front).
@@ -19,7 +19,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of the file; its CRCs are checked."""
+    """Return all records of a file after checking the CRCs."""
     data = path.read_bytes()
     assert data[:4] == b":W&B", data[:7]
     records, parts, position = [], [], 7
@@ -42,7 +42,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The rows that were logged, in order, W&B's own columns (_step, _timestamp ...) left out."""
+    """Return the logged rows in order, without W&B's own columns (_step, _timestamp ...)."""
     rows = []
     for record in read_records(path):
         if record.WhichOneof("record_type") == "history":

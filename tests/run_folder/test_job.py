@@ -1,6 +1,6 @@
-"""An unfinished folder is removed only by the command that made it, and never with work that can be resumed.
+"""An unfinished folder is removed only by the command that created it, and never if its work can be resumed.
 
-The journal of a job resumes behind its last sound piece.
+The journal of a job resumes after its last intact piece.
 """
 
 import errno
@@ -110,7 +110,7 @@ PIECES = [["p1\tq1\t0.5", "p1\tq2 \u2028\x0b\t0.25"], [], ["p2*", "IJ", "ä"], [
 
 
 def resumed(folder: Path) -> str:
-    """All lines once the job has done what is missing."""
+    """Complete the job and return all lines."""
     with journal(folder) as kept:
         for piece in PIECES[kept.done :]:
             kept.add(piece)

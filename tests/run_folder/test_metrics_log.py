@@ -40,7 +40,7 @@ def test_partial_last_line_of_a_killed_writer_is_passed_over_and_dropped(tmp_pat
 
 def test_a_flipped_bit_is_refused_or_leaves_the_record_as_it_is(tmp_path):
     path, record = tmp_path / "m.jsonl", train(1, 1)
-    path.write_bytes(2 * encode_record(record))  # a last line without its end is a killed writer's
+    path.write_bytes(2 * encode_record(record))  # a killed writer leaves an incomplete last line
     for bit in flips(path, 400, seed=1):
         with flipped(path, bit):
             try:

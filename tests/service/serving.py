@@ -40,11 +40,11 @@ LIMITS = {"sequences": 50, "sequence_residues": 400, "residues": 2000, "mutation
 
 
 class LostError(Exception):
-    """The error of a call whose replica was lost."""
+    """Error of a call whose replica was lost."""
 
 
 def save_models(folder: Path) -> list[ServedModel]:
-    """A masked language model, an autoencoder, and classifiers of proteins and of their residues."""
+    """Save a masked language model, an autoencoder, a protein classifier and a residue classifier."""
     save_masked_lm(esm(folder / "esm"), "esm", vocab_size=33)
     export(build_model(tiny_section(), 4), folder / "autoencoder", EsmSequenceTokenizer())
     export_tiny(folder / "places", classifier_config(crop="ends"))
@@ -54,7 +54,7 @@ def save_models(folder: Path) -> list[ServedModel]:
 
 
 def save_index(folder: Path, model: Path) -> Path:
-    """An index of forty proteins by the model; the first ids are UniProt's accessions."""
+    """Build an index of forty proteins embedded by the model; the first ids are UniProt accessions."""
     folder.mkdir()
     proteins = write_proteins(folder / "proteins.fasta", random_sequences(range(10, 50), seed=7))
     run_job(request(folder, models=[str(model)], input=[str(proteins)], output=folder / "vectors"))
@@ -63,7 +63,7 @@ def save_index(folder: Path, model: Path) -> Path:
 
 
 class Serving:
-    """The models, and an event loop in a thread, in which everything runs."""
+    """The models, and an event loop in a thread for the servers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.models = folder, save_models(folder)
@@ -78,7 +78,7 @@ class Serving:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """The result of the coroutine, run in the loop."""
+        """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def app(self, calls: dict[str, Call] | None = None, **config: Any) -> Guard:
@@ -89,12 +89,13 @@ class Serving:
 
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:
-        """A uvicorn server of the application, for the time of the block."""
-        # uvicorn closes a connection that is idle for 5 s. On a busy machine a client may just then send on it.
+        """Run a uvicorn server of the application while the block runs; yield its address."""
+        # uvicorn closes connections that are idle for 5 s; on a busy machine a client may be sending at that time.
         waits = {"timeout_graceful_shutdown": 5, "timeout_keep_alive": 600}
         how: dict[str, Any] = {"http": LimitedProtocol, "log_config": None, "lifespan": "off", **waits}
         server = uvicorn.Server(uvicorn.Config(app, **how))
-        with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # else asyncio leaves delays of 40 ms
+        # With another proto, asyncio does not set TCP_NODELAY: delays of 40 ms.
+        with socket.socket(proto=socket.IPPROTO_TCP) as listening:
             listening.bind(("127.0.0.1", 0))
             ended = asyncio.run_coroutine_threadsafe(server.serve([listening]), self._loop)
             while not server.started:
@@ -107,12 +108,12 @@ class Serving:
 
     @contextmanager
     def client(self, calls: dict[str, Call] | None = None, **config: Any) -> Iterator[httpx.Client]:
-        """A client of a server with these settings."""
+        """Run a server with these settings while the block runs; yield a client of it."""
         with self.address(self.app(calls, **config)) as address, httpx.Client(base_url=address, timeout=60) as client:
             yield client
 
     def close(self) -> None:
-        """End the loop and what runs in it."""
+        """End the loop and its tasks."""
 
         async def cancelled() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -127,7 +128,7 @@ class Serving:
 
 
 def npy(array: Any) -> bytes:
-    """The file that np.save writes."""
+    """Bytes of the file that np.save writes."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
@@ -141,7 +142,7 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 
 def problem(answer: httpx.Response, status: int) -> str:
-    """The detail of a refusal, once its form is right."""
+    """Check the form of a refusal and return its detail."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json" and len(answer.content) <= 4096
     body = answer.json()

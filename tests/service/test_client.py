@@ -1,4 +1,4 @@
-"""The client keeps order, sends again what was refused for overload, and names what went wrong."""
+"""The client keeps the order, retries requests refused for overload, and reports errors with their reason."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def test_order_is_kept_over_many_requests_at_once(address: str):
         assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices"]
         assert client.embed([]) == []
     with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
-        client.embed(["MKT"])  # a 404 of the service is final
+        client.embed(["MKT"])  # a 404 of the service is not retried
     assert isinstance(vectors, np.ndarray) and vectors.shape == (20, 32)
     np.testing.assert_allclose(vectors[::7], alone, rtol=1e-5, atol=1e-5)
     assert [len(of_one) for of_one in rows] == list(map(len, sequences))
@@ -63,7 +63,7 @@ def test_sequences_are_cleaned_and_refused_as_commands_do_it(address: str):
             with pytest.raises(EsmerayError):
                 next(client.search(**wrong))
         child = os.fork()
-        if child == 0:  # whose event loop has no thread
+        if child == 0:  # a fork: its event loop has no thread
             signal.alarm(60)
             with pytest.raises(ForkedError, match="opened before this process was forked"):
                 client.models()
@@ -91,7 +91,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     yield
-    huggingface_hub.close_session()  # the process's one, which may have read a test's proxies
+    huggingface_hub.close_session()  # the global session may have read a test's proxies
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -99,14 +99,14 @@ def test_proxies_of_the_environment_are_ignored_for_this_machine(
     address: str, no_proxies: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ):
     name, value, words = BROKEN[fault]
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing answers
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a closed port
     monkeypatch.setenv(name, value)
     with Client(address, retries=0) as client:
         assert client.models()
     with pytest.raises(ConfigError, match=f"{name}: can't be used .*{words}") as refusal:
         Client("http://service.example:8000")
     assert "secret" not in str(refusal.value)
-    with pytest.raises(ConfigError, match=name):  # the hub is elsewhere, too
+    with pytest.raises(ConfigError, match=name):  # the hub is a remote host, too
         model_folder("esmeray-tests/not-there", ["config.json"], "source")
 
 
@@ -140,7 +140,7 @@ def test_a_stream_can_be_left_early_and_the_client_closed(address: str):
 
 
 class Stub:
-    """Answers with these statuses in turn, then with 200."""
+    """A server that answers with these statuses in order, then with 200."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses, self.seen = list(statuses), 0
@@ -153,7 +153,7 @@ class Stub:
         headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"0")] if status == 429 else [])]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         content = {"detail": "why", "data": [{"id": "esm"}]}
-        body = b"Internal Server Error" if status == 500 else json.dumps(content).encode()  # as Ray Serve's own
+        body = b"Internal Server Error" if status == 500 else json.dumps(content).encode()  # as from Ray Serve itself
         await send({"type": "http.response.body", "body": body})
 
 
@@ -163,7 +163,7 @@ def test_overloaded_and_lost_requests_are_sent_again(serving: Serving):
         with serving.address(stub) as address, Client(address) as client:
             assert client.models() == [{"id": "esm"}]
         assert stub.seen == len(statuses) + 1
-    # The last is a proxy without a service.
+    # The last status is from a proxy without a service.
     for status, retries, asked in [(422, 2, 1), (429, 2, 3), (404, 10, module.CONNECT_RETRIES + 1)]:
         stub = Stub(*[status] * 99)
         refused = pytest.raises(DataError, match=f"refused with {status}: why")

@@ -1,4 +1,4 @@
-"""Refusals of ``serve_ray.py`` before Ray starts, and what it waits for."""
+"""``serve_ray.py`` refuses settings before Ray starts, and waits for its applications."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Room for the service's replicas on a cluster, at the start and at a reload."""
+"""Check that a cluster has room for the service's replicas, at the start and at a reload."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def served(*cpus: float, replicas: int = 1, index_cpus: float | None = None) -> 
 @pytest.fixture
 def check(monkeypatch):
     def check(config: ServeSection, cores: float, before: ServeSection | None = None) -> str:
-        """The refusal, or '' for none. ``cores``: all of the cluster at the start, the free ones at a reload."""
+        """The refusal, or ''. ``cores``: the cluster's cores at the start, its free cores at a reload."""
         for name in ("cluster_resources", "available_resources"):
             monkeypatch.setattr(running.ray, name, lambda: {"CPU": cores} if cores else {})
         try:

@@ -1,5 +1,7 @@
-"""``serve_ray.py`` in a process of its own: answers over HTTPS, while a replica is killed, while model and settings are
-replaced, and of what was asked before the signal that ends it."""
+"""``serve_ray.py`` in a child process answers over HTTPS without losing requests.
+
+Also while a replica is killed, while model and settings are replaced, and for requests before the signal to stop.
+"""
 
 import asyncio
 import datetime
@@ -58,7 +60,7 @@ def mark(app):
 
 
 def write_certificate(folder: Path) -> dict[str, str]:
-    """A certificate of 127.0.0.1 that vouches for itself."""
+    """Write a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
@@ -74,7 +76,7 @@ def write_certificate(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Served:
-    """The command, its settings in ``serve.yaml`` of the folder, and the keys of two callers."""
+    """The process, its folder with the settings ``serve.yaml``, and the keys of two callers."""
 
     folder: Path
     process: subprocess.Popen[str]
@@ -82,19 +84,19 @@ class Served:
     keys: dict[str, str]
 
     def of_client(self, caller: str = "mine") -> dict[str, Any]:
-        """Settings of a client, whose answers a busy machine may give late."""
+        """Settings of a client with a long timeout, as the machine may be busy."""
         trusted = ssl.create_default_context(cafile=self.folder / "certificate.pem")
         address = f"https://127.0.0.1:{self.serve['port']}"
         headers = {"Authorization": f"Bearer {self.keys[caller]}"}
         return {"base_url": address, "verify": trusted, "headers": headers, "timeout": 60}
 
     def end(self, client: httpx.Client) -> None:
-        """Requests from before the signal are answered, by either ingress, and never with a 404 of the proxy."""
+        """Stop the service; check that both ingresses answer earlier requests and the proxy never answers 404."""
         with ThreadPoolExecutor() as pool:
             slow = pool.submit(client.post, "/v1/encode", json=ASKED, headers={"x-folder": str(self.folder)})
             eventually((self.folder / "arrived").exists)
             self.process.send_signal(signal.SIGTERM)
-            # Both ingresses know by then.
+            # Both ingresses have been notified by then.
             eventually(lambda: all("is ending" in client.get("/ready").text for _ in range(10)))
             late = [client.post("/v1/encode", json=ASKED) for _ in range(20)]
             assert {answer.status_code for answer in late} == {503} and not slow.done()
@@ -153,7 +155,7 @@ def client(served: Served) -> Iterator[httpx.Client]:
 def asked_while(
     served: Served, change: Callable[[], Awaitable[None]], callers: int = 6, pause_s: float = 0.0
 ) -> list[httpx.Response]:
-    """Answers to distinct sequences of some clients until the change is made, and to twenty more of each."""
+    """Answers to clients that send distinct sequences until the change is done, and twenty more each."""
 
     async def ask(client: httpx.AsyncClient, caller: int, changing: asyncio.Task[None]) -> list[httpx.Response]:
         answers, left = [], 20
@@ -179,7 +181,7 @@ def encoded(client: httpx.Client, sequences: list[str]) -> httpx.Response:
 
 
 def replica_metric(client: httpx.Client, name: str) -> tuple[int, float]:
-    """Process of the replica that answered last, and its value of a metric, as one of the ingresses knows them."""
+    """Pid of the replica that answered last, and its value of a metric, as reported by one of the ingresses."""
     start = f'esmeray_replica_{name}{{model="esm"'
     lines: list[str] = []
     while not lines:
@@ -232,7 +234,7 @@ def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, 
     eventually(lambda: encoded(client, ["MKT"]).status_code == 200)
     eventually(lambda: replica_metric(client, "tokens")[0] != before)
     assert not psutil.pid_exists(before)
-    # Its successor is refused while the files are not the first replica's.
+    # A new replica is refused as long as the files differ from the first replica's.
     weights = served.folder / "esm" / "model.safetensors"
     served_weights = weights.read_bytes()
     answer = encoded(client, SEQUENCES).json()["data"]
@@ -259,13 +261,13 @@ def test_changed_settings_and_models_are_reloaded_without_a_failed_request(serve
         settings["serve"]["limits"] = {"sequences": 3}
         file.write_text(yaml.safe_dump(settings))
         served.process.send_signal(signal.SIGHUP)
-        # Ray writes lines of its own, on the replica that was killed above.
+        # Ray logs its own lines about the replica that was killed above.
         said = await asyncio.to_thread(lambda: next((line for line in output if "reloading" in line), ""))
         assert said == "reloading: all replicas are replaced\n"
         updated = await asyncio.to_thread(lambda: next((line for line in output if "updated" in line), ""))
         assert "updated, but indexes: proteins: its vectors are of" in updated
 
-    # Two clients that pause: six would keep the cores from the processes that are started.
+    # Two clients with pauses: six would starve the starting processes of CPU time.
     answers = asked_while(served, change, callers=2, pause_s=0.1)
     assert {answer.status_code for answer in answers} == {200}
     eventually(lambda: encoded(client, ["MKT"] * 4).status_code == 413)

@@ -1,4 +1,4 @@
-"""The autoencoder's loss, values and its encode and decode."""
+"""The autoencoder's loss, metrics, encode and decode."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_loss_is_the_weighted_sum_of_its_terms(batch):
 
 
 def test_the_feature_target_has_no_gradient(batch):
-    """With the path through the encoder cut, nothing of the feature loss reaches the backbone."""
+    """With the encoder's gradient cut, the backbone gets no gradient of the feature loss."""
     model = build({"residue_loss_weight": 0.0}, frozen=False)
     model.encoder.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(),))
     model(batch).loss_sum.backward()

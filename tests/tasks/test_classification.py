@@ -226,7 +226,7 @@ def test_a_metric_that_no_evaluation_has_is_refused_early(table, tmp_path):
 
 
 def test_evaluations_in_which_the_metric_is_not_defined_end_no_run(tmp_path, process_group):
-    # What is held out has none of the labels, so that nothing can be ranked.
+    # The held-out records have no label, so that there is nothing to rank.
     targets = ("0,0,valid", "0,1,train", "1,0,train")
     rows = [f"{text},{targets[number % 3]}" for number, text in enumerate(drawn_sequences(60, seed=3))]
     path = write_table(tmp_path / "labels.csv", "text,a,b,part", rows)
@@ -295,7 +295,7 @@ def test_sequences_beyond_the_backbones_positions_are_refused_early(table, tmp_p
 
 @pytest.mark.parametrize(("pooling", "precision"), [("mean", "bf16"), ("light_attention", "fp32")])
 def test_a_head_from_kept_features_equals_one_from_computed_ones(table, tmp_path, process_group, pooling, precision):
-    """Also where they need not hold the first records."""
+    """The kept features need not start with the first records."""
     header, *rows = table.read_text().splitlines()
     parts = ["test", "test", "train", "valid", "train"] * 30
     rows = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
@@ -350,4 +350,4 @@ def test_two_workers_with_shares_of_unequal_size_give_the_metrics_of_one(table, 
     for one, two in zip(figures[1], figures[2], strict=True):
         names = [name for name, value in one.items() if isinstance(value, float) and name != "time"]
         assert {n: two[n] for n in names} == pytest.approx({n: one[n] for n in names}, abs=1e-5)
-    assert LabelledStore(path).validation.size % 2  # one worker has a record more
+    assert LabelledStore(path).validation.size % 2  # an odd number: one worker has a record more

@@ -1,4 +1,4 @@
-"""An exported classifier opens with transformers and peft alone, gives the same outputs, and is restored whole."""
+"""An exported classifier opens with transformers and peft only, gives the same outputs, and is restored completely."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def packed(tokenizer, text):
 
 
 def card_names(folder: Path, text: str) -> dict:
-    """Results of the card's last Python lines for this text, by name."""
+    """Run the last Python block of the model card on this text; return its variables."""
     lines = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)[-1]
     assert "esmeray" not in lines and "from model" not in lines and "from dataset" not in lines
     lines = lines.replace('"FOLDER"', repr(str(folder)))
@@ -99,7 +99,7 @@ def test_an_export_gives_the_same_by_its_card_and_restored(tmp_path, name, caplo
     automatic = AutoTokenizer.from_pretrained(folder)
     for text in PROTEINS if tokenizer.one_token_per_residue else TEXTS:
         expected, actual = own_logits(model, tokenizer, text), own_logits(restored, same_tokenizer, text)
-        if name == "merged qwen2" or name == "regression":  # the update, or the scale of numbers, went into weights
+        if name == "merged qwen2" or name == "regression":  # LoRA or the scale is merged into weights
             assert_near(actual, expected)
         else:
             assert torch.equal(actual, expected)
@@ -155,7 +155,7 @@ def test_an_adapter_of_weights_from_the_hub_names_them_and_their_revision(tmp_pa
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory) -> dict[str, Path]:
-    """An export by the name of its settings' file, without the manifest, whose checksums would be refused first."""
+    """Exports by name of their settings file, without the manifest: its checksums would be refused first."""
     folder = tmp_path_factory.mktemp("exported")
     autoencoder = export(build_model(tiny_section("autoencoder"), seed=0), folder / "autoencoder")
     folders = {"classifier": export_tiny(folder / "classifier"), "autoencoder": autoencoder}

@@ -1,4 +1,4 @@
-"""A classifier gives each sequence what it would get alone, and its loss and values are sums over the targets."""
+"""A classifier's output is independent of the rest of a batch; its loss and metrics are sums over the targets."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ def labelled(kind: str, lengths=LENGTHS) -> PackedBatch:
 
 
 def one_by_one(batch: PackedBatch, kind: str) -> list[PackedBatch]:
-    """Each sequence in a batch of its own, with its targets."""
+    """Split a batch into batches of one sequence each, with its targets."""
     targets = segments(batch.targets, batch) if kind == "per_residue" else batch.targets.split(1)
     return [
         with_tensor(dataclasses.replace(batch_of_lengths([len(tokens)]), tokens=tokens), kind, rows)
@@ -166,7 +166,7 @@ def test_targets_of_another_kind_are_refused():
 
 @pytest.mark.parametrize(("kind", "loss"), [("multiclass", 1.066631), ("regression", 1.072969)])
 def test_the_loss_at_a_fixed_seed_is_the_known_one(kind, loss):
-    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    """Reference values (fp32, CPU): a change that should not affect numerics must not change them."""
     model, batch = build(kind), labelled(kind)
     output = model(batch)
     assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)

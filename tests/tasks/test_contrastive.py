@@ -1,4 +1,4 @@
-"""Contrastive learning: groups and their levels, a loss of the whole step, and vectors that find relatives."""
+"""Contrastive learning: groups and levels, a loss over the whole step, and vectors for homology search."""
 
 import random
 from pathlib import Path
@@ -30,7 +30,7 @@ CONTRASTIVE = {
 
 
 def families(folder: Path, count: int = 12, members: int = 6) -> Path:
-    """A table of families, two to a superfamily, whose members are mutated copies of one sequence."""
+    """Write a table of families, two per superfamily; members are mutated copies of one sequence."""
     draw = random.Random(0)
     lines = ["id\tsequence\tlabel\n"]
     for family in range(count):
@@ -44,7 +44,7 @@ def families(folder: Path, count: int = 12, members: int = 6) -> Path:
 
 
 def contrastive_config(folder: Path, **changes: Any) -> tuple[Config, str]:
-    """A run, and the path of its labelled store."""
+    """Config of a run, and the path of its labelled store."""
     data = {"source": [str(families(folder.parent))], "validation_share": 0.3}
     config = tiny_config(folder, **merged(merged(CONTRASTIVE, {"data": data}), changes))
     return config, str(prepared(config))
@@ -56,7 +56,7 @@ def test_labels_are_nested_by_dots_and_a_record_may_have_several():
     assert len(set(ids_CL[:4, 0])) == 4
     assert ids_CL[0, 1] == ids_CL[1, 1] != ids_CL[2, 1] and ids_CL[0, 2] == ids_CL[2, 2]
     assert (ids_CL[3, 1:] == IGNORED_TARGET).all() and (ids_CL[4] == IGNORED_TARGET).all()
-    # Pairs as labels: the second record is in two of them, the last in none.
+    # Pairs as labels: the second record is in two pairs, the last in none.
     pairs = SparseTargets(np.array([0, 1, 3, 4, 4]), np.array([0, 0, 1, 1]), np.zeros((4, 1), bool), np.zeros(2, int))
     groups_RML = group_ids(["p", "q"], pairs, 1)
     assert groups_RML.shape == (4, 2, 1)
@@ -66,7 +66,7 @@ def test_labels_are_nested_by_dots_and_a_record_may_have_several():
 
 def test_loss_is_the_formula_s_and_a_repeated_record_counts_for_nothing():
     vectors_ND = torch.nn.functional.normalize(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=1)
-    # 0 and 1 are a family, 2 is of their superfamily, 3 of another.
+    # 0 and 1 are a family, 2 is in the same superfamily, 3 in another.
     groups_NML = torch.tensor([[[0, 0]], [[0, 0]], [[1, 0]], [[2, 1]]])
     section = ContrastiveSection(level_weights=[1.0, 0.5], temperature=0.5)
     losses_N = contrastive_losses(vectors_ND, groups_NML, torch.arange(4), section)
@@ -136,7 +136,7 @@ def test_a_merged_export_gives_the_vectors_without_their_common_mean(tmp_path: P
     for _ in range(3):
         model(batch)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # zeros, which would hide an adapter that was lost
+        if "lora_B" in name:  # initial zeros would hide a lost adapter
             torch.nn.init.normal_(parameter, std=0.5)
     with torch.no_grad():
         wanted_ND = model.vectors(batch) - model.centre
@@ -145,7 +145,7 @@ def test_a_merged_export_gives_the_vectors_without_their_common_mean(tmp_path: P
         for number, row_D in enumerate(wanted_ND):
             start, end = batch.cu_seqlens[number : number + 2].tolist()
             features_TD = network(batch.tokens[None, start:end]).last_hidden_state[0]
-            # fp32, by transformers' own forward.
+            # In fp32, with transformers' own forward pass.
             torch.testing.assert_close(features_TD[1:-1].mean(0), row_D, rtol=1e-3, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Sequence diffusion is trained by the project's own loop: it learns from the fold, whatever the number of workers."""
+"""Sequence diffusion uses the common training loop and learns from the fold, with any number of workers."""
 
 import random
 from pathlib import Path
@@ -31,7 +31,7 @@ DIFFUSION = {
 
 
 def diffusion_config(folder: Path, **changes: Any) -> tuple[Config, str]:
-    """A run, and the path of its structure store."""
+    """Config of a run, and the path of its structure store."""
     config = tiny_config(folder, **merged(DIFFUSION, changes))
     return config, str(prepared(config))
 
@@ -76,7 +76,7 @@ def test_a_stopped_run_resumes_in_a_loader_process_to_the_same_end(tmp_path: Pat
 
 
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
-    """Peptides of two classes: one rich in lysine, one in aspartate."""
+    """Peptides have two classes: one is rich in lysine, the other in aspartate."""
     draw = random.Random(0)
     rows = [(f"p{number}", "KD"[number % 2]) for number in range(80)]
     texts = ["".join(draw.choices("AGLS" + 8 * letter, k=draw.randint(15, 30))) for _, letter in rows]

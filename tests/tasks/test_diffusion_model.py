@@ -1,4 +1,4 @@
-"""Sequence diffusion: starts as its language model, weighs its loss, and is saved and opened alike."""
+"""Sequence diffusion starts equal to its language model, weights its loss, and is equal after saving and opening."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
 
 
 def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
-    """A model whose adapter adds something."""
+    """A model with a nonzero adapter."""
     model = SequenceDiffusion.build(SECTION, 0, labels).eval()
     torch.manual_seed(1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Exports as other programs read them: transformers, its pipelines, sentence-transformers and plain safetensors."""
+"""Exports open in other programs: transformers, its pipelines, sentence-transformers and plain safetensors."""
 
 from pathlib import Path
 
@@ -31,13 +31,13 @@ OF_A_LAYER = {
     )
     for parameter in ("weight", "bias")
 } | {"attention.self.rotary_embeddings.inv_freq"}
-"""Names of a layer's tensors in facebook/esm2_t6_8M_UR50D, behind ``esm.encoder.layer.0.``."""
+"""Names of a layer's tensors in facebook/esm2_t6_8M_UR50D, after the prefix ``esm.encoder.layer.0.``."""
 FACTS = {"run": "lm", "license": "mit", "base_model": "facebook/esm2_t6_8M_UR50D", "data": "sample", "split": "a tenth"}
 
 
 def export_masked_lm(kind: str, folder: Path) -> Path:
     section = tiny_section("masked_lm")
-    if kind == "bert":  # with residues as words of its own vocabulary
+    if kind == "bert":  # a vocabulary with residues as words
         save_masked_lm(folder / "base", "bert")
         prot_bert(folder / "vocabulary")
         for name in ("vocab.txt", "tokenizer_config.json"):
@@ -50,7 +50,7 @@ def export_masked_lm(kind: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["esm", "bert"])
 def masked_lm(request, tmp_path_factory) -> tuple[Path, list[str]]:
-    """An export, and the proteins as its tokenizer takes them."""
+    """An export, and proteins in its tokenizer's notation."""
     folder = export_masked_lm(request.param, tmp_path_factory.mktemp(request.param))
     return folder, [" ".join(text) if request.param == "bert" else text for text in PROTEINS]
 
@@ -74,10 +74,10 @@ def test_transformers_gives_the_vectors_and_logits_of_an_export(masked_lm):
 
 
 def test_sentence_transformers_pools_an_export_as_esmeray_does(masked_lm):
-    from sentence_transformers import SentenceTransformer  # here: it takes seconds
+    from sentence_transformers import SentenceTransformer  # a slow import
 
     folder, texts = masked_lm
-    long = random_sequences([1500]) if "esm" in folder.parent.name else []  # beyond its tokenizer's own limit
+    long = random_sequences([1500]) if "esm" in folder.parent.name else []  # longer than its tokenizer's limit
     theirs = SentenceTransformer(str(folder), device="cpu").encode([*texts, *long])
     np.testing.assert_allclose(theirs, open_model(folder, device="cpu").embed([*PROTEINS, *long]), atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_a_linear_head_on_residues_is_transformers_own_class(tmp_path, source):
     folder = export_classifier(model, tmp_path / "model", tokenizer)
     assert AutoConfig.from_pretrained(folder).id2label == dict(enumerate(NAMES["per_residue"]))
     ours = ClassifierPipeline.load(folder, device="cpu").predict(PROTEINS)
-    for _ in range(2):  # the same at each opening
+    for _ in range(2):  # each opening must give the same
         theirs = pipeline("token-classification", folder, ignore_labels=[])(PROTEINS)
         assert ["".join(residue["entity"] for residue in protein) for protein in theirs] == ours.labels()
         scores = [residue["score"] for protein in theirs for residue in protein]

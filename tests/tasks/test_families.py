@@ -1,4 +1,4 @@
-"""Tasks on residues take the backbones of every family, as transformers has them, and export them as it opens them."""
+"""Residue tasks support the backbones of every family of transformers, and export them in transformers' format."""
 
 import copy
 import math
@@ -161,7 +161,7 @@ def test_logits_are_computed_at_the_targets_alone():
 
 @pytest.mark.parametrize(("task", "loss"), [("autoencoder", 4.471039), ("masked_lm", 3.542034)])
 def test_the_loss_at_a_fixed_seed_is_the_known_one(task, loss):
-    """Guards numerics by identity: a change that should not alter results must not alter these (fp32, CPU)."""
+    """Reference values (fp32, CPU): a change that should not affect numerics must not change them."""
     batch = masked_batch(random_sequences([40, 1, 25]), [0.3, 0.0, 0.5])
     output = build_model(tiny_section(task), seed=0)(batch)
     assert (output.loss_sum / output.num_targets).item() == pytest.approx(loss, rel=1e-5)

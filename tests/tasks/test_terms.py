@@ -1,4 +1,4 @@
-"""Function prediction as a task: who is held out, what is refused, what the network learns."""
+"""The task of function prediction: held-out proteins, refusals, and training of the network."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_terms_are_known_in_the_aspects_that_a_protein_is_annotated_in(files, tm
 
 @pytest.mark.parametrize("network", ["vectors", "backbone"])
 def test_network_learns_terms_and_starts_from_their_shares(process_group, files, tmp_path, network):
-    """A backbone, here by LoRA, learns the same sparse targets as the head on vectors."""
+    """A backbone (with LoRA) learns the same sparse targets as a head on vectors."""
     data = {"terms": files | {"min_count": 5}, "source": [str(tmp_path / "made" / "train.fasta")]}
     model = {"task": "terms", "terms": {"network": network}, "classifier": {"best_metric": "loss"}}
     model |= {"backbone": {"lora": {"rank": 2 if network == "backbone" else 0}}}

@@ -55,7 +55,7 @@ REFUSED = {
 
 
 def refused(command, words: str, *sources: Path) -> None:
-    """Refuse sources in one line, and leave nothing under any name."""
+    """Check that sources are refused in one line, and that no files are left."""
     folder = sources[0].parent
     outcome = command.refused(
         3, words, "data", "convert", "--data.source", *sources, "--convert.store", folder / "store"
@@ -102,7 +102,7 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
 @pytest.mark.parametrize("damage", ["comment", "truncated"])
 def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, tmp_path, damage):
     path = tmp_path / ("in.fasta.gz" if damage == "truncated" else "in.fasta")
-    proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several chunks of reading
+    proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several read blocks
     end = b">z\n#K\n>y\nM1\n" if damage == "comment" else b">z\n%b\n" % proteins
     path.write_bytes(MANY + end if damage == "comment" else gzip.compress(MANY + end)[:-6])
     outcome = command("data", "convert", "--check", "--data.source", path)

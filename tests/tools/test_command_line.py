@@ -38,7 +38,7 @@ def test_help_lists_every_setting_with_the_values_of_the_files(command):
     text = command.done("tune --help --config esm2ae").out
     keys = [".".join(key) for key in settings_of(Config)] + [f"tune.{'.'.join(key)}" for key in settings_of(TuneConfig)]
     assert [key for key in keys if f"--{key}" not in text] == []
-    assert "(default: 2048)" in text  # batch.tokens of the file
+    assert "(default: 2048)" in text  # batch.tokens from the file
 
 
 def test_dry_run_of_a_search_prints_the_space_and_starts_nothing(command, tmp_path):

@@ -6,7 +6,7 @@ from esmeray.training.config import Config
 from esmeray.tuning.section import TuneConfig
 
 FRAGMENT = re.compile(r"(Of|In|To|By|For|At|On|With|As|Its|Their|Default|The same)\b")
-"""Beginnings of a line of the help that belongs to another, which stands elsewhere there."""
+"""Beginnings of a help text that is only complete next to another setting's text."""
 
 
 def test_every_setting_says_what_it_is_in_the_page():

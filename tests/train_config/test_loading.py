@@ -39,7 +39,7 @@ def load_search(path: Path | None, *options: str) -> TuneConfig:
 
 def test_command_line_overrides_file_and_file_overrides_default(file):
     path = file("batch:\n  tokens: 5000\n  global_tokens: 4096\n")
-    config = load(path, "--batch.tokens", "4096")  # which mends the file
+    config = load(path, "--batch.tokens", "4096")  # fixes the file's value
     assert (config.batch.tokens, config.batch.global_tokens) == (4096, 4096)
     assert config.batch.packing_window == Config().batch.packing_window
     path = file("search:\n  seed: 3\nspace:\n  num_workers: [4]\n  precision: fp32\n")
@@ -154,7 +154,7 @@ def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeyp
 
 def test_precision_is_by_default_that_of_the_hardware(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(processor, "has_gpu_driver", lambda: True)  # of a machine whose CPU computes all the same
+    monkeypatch.setattr(processor, "has_gpu_driver", lambda: True)  # a machine with a driver that computes on the CPU
     for flags, on_cuda, precision in [
         ("avx2 avx512f", False, "fp32"),
         ("avx2 avx512f", True, "bf16"),

@@ -1,4 +1,4 @@
-"""Settings of earlier versions: ignored with their former default, refused by line, and accepted in a run's file."""
+"""Removed settings are ignored if they have their former default or are in a run's file, and refused otherwise."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ def _sections(base: type = Section):
 
 @pytest.fixture(scope="module")
 def sections():
-    """Every class of sections, by its name."""
+    """Every section class by its name."""
     for module in pkgutil.walk_packages(esmeray.__path__, "esmeray."):
         if module.name.rpartition(".")[2] == "section" or ".tools." in module.name:
             importlib.import_module(module.name)
@@ -34,7 +34,7 @@ def test_removed_setting_is_accepted_if_default_or_in_a_stored_file(section, nam
     removed._warn.cache_clear()
     former = REMOVED[section][name]
     assert removed_settings(sections[section])[name] == former, f"{section} has {name}"
-    assert json.dumps(former)  # messages name it
+    assert json.dumps(former)  # messages contain the value
     assert without_removed(sections[section], {name: former}, None) == {}
     assert without_removed(sections[section], {name: "x"}, None) == {name: "x"}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Runs of the training loop, in this process and in groups of workers, disturbed or not, and how two are compared."""
+"""Runs of the training loop in this process or in a group of workers, with or without faults, and their comparison."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,7 +25,7 @@ from tests.runs import exported_weights, run_folder, train_losses
 from tests.worker_group import WorkerGroup
 
 Disturbance = Callable[[int], AbstractContextManager[Any]]
-"""Make something go wrong in the worker of a rank within the block."""
+"""Function of a rank that returns a context manager, which injects a fault into the rank's worker."""
 
 
 def train(config: Config, store_path: str | Path) -> Outcome:
@@ -34,7 +34,7 @@ def train(config: Config, store_path: str | Path) -> Outcome:
 
 
 def prepared(config: Config) -> Path:
-    """Make a run's data, in a folder as the driver leaves it to the workers; returns where it is."""
+    """Prepare a run folder like the driver, with the run's data; return the data's path."""
     run, task = run_folder(config), task_plan(config.data, config.model)
     run.path.mkdir(parents=True, exist_ok=True)
     run.config.write_text(dump_config(with_absolute_paths(config)))
@@ -44,12 +44,12 @@ def prepared(config: Config) -> Path:
 
 
 def finish(config: Config) -> Outcome:
-    """Train to the end from the data."""
+    """Prepare the data and train to the end."""
     return train(config, prepared(config))
 
 
 def stop_after(config: Config, store_path: str, step: int) -> None:
-    """Train until the checkpoint of this step is reported."""
+    """Train until the checkpoint of this step is reported, then stop."""
     run = run_folder(config)
     run.path.mkdir(parents=True, exist_ok=True)
     run.clear_requests()
@@ -67,7 +67,7 @@ def without_faults(rank: int) -> AbstractContextManager[None]:
 
 
 class Turn(NamedTuple):
-    """An attempt of a run by a group of workers, which may be stopped after a checkpoint."""
+    """An attempt of a run by a group of workers; ``stop_at``: step of the checkpoint after which it is stopped."""
 
     config: Config
     store_path: str
@@ -96,7 +96,7 @@ def train_in_turn(group: WorkerGroup, workers: int, *turns: Turn) -> None:
 
 
 def train_with(workers: int, config: Config, store_path: str, group: WorkerGroup) -> None:
-    """Train to the end: one worker in this process, several in the group."""
+    """Train to the end; one worker runs in this process, several in the group."""
     if workers == 1:
         train(config, store_path)
     else:
@@ -113,7 +113,7 @@ class LostError(ResourceError):
 
 @contextmanager
 def lost_in_step(number: int) -> Iterator[None]:
-    """The process is lost in its step of this number, from 1."""
+    """Simulate the loss of the process in its n-th step, counted from 1."""
     honest, calls = TrainingEngine.step, []
 
     def step(self: TrainingEngine, *rates: float) -> object:
@@ -128,7 +128,7 @@ def lost_in_step(number: int) -> Iterator[None]:
 
 @contextmanager
 def nan_in_steps(steps: set[int] | range) -> Iterator[None]:
-    """Losses of these steps of the process, from 0, are not finite."""
+    """Make the losses of these steps NaN; steps of the process are counted from 0."""
     honest, honest_step, taken = TrainingEngine.backward, TrainingEngine.step, []
 
     def backward(self: TrainingEngine, loss_sum: torch.Tensor, global_targets: int) -> None:
@@ -143,7 +143,7 @@ def nan_in_steps(steps: set[int] | range) -> Iterator[None]:
 
 
 def damage(folder: Path, name: str = "*optim_states.pt") -> None:
-    """Change a bit in a file of a checkpoint."""
+    """Flip a bit in a file of a checkpoint."""
     path = next(folder.rglob(name))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -151,7 +151,7 @@ def damage(folder: Path, name: str = "*optim_states.pt") -> None:
 
 
 def assert_same_run(config: Config, expected: Config) -> None:
-    """The same losses and the same model, to the bit."""
+    """Check that losses and weights of two runs are bitwise equal."""
     assert train_losses(config) == train_losses(expected)
     assert_same_weights(config, expected)
 
@@ -164,7 +164,7 @@ def assert_same_weights(config: Config, expected: Config) -> None:
 
 
 def assert_same_to_rounding(config: Config, expected: Config, atol: float = 1e-5) -> None:
-    """The same but for the rounding of sums in another order."""
+    """Check that losses and weights of two runs differ only by the rounding of sums in another order."""
     assert train_losses(config) == pytest.approx(train_losses(expected), rel=1e-5)
     actual = exported_weights(config)
     for name, weight in exported_weights(expected).items():

@@ -15,12 +15,12 @@ from train_ray import main
 
 
 def allowed_steps(run: RunFolder) -> Path:
-    """The file that holds how many steps may be taken; without it none."""
+    """File with the number of steps that the workers may take; without the file they take none."""
     return run.path / "steps.allowed"
 
 
 def loop_that_waits(arguments: dict[str, Any]) -> None:
-    # Here, in the worker, which needs them anyway: a driver does without DeepSpeed.
+    # Imported in the worker, which needs these modules anyway: a driver runs without DeepSpeed.
     import ray.train
 
     from esmeray.training.loop.observing import Observers

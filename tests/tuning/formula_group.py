@@ -1,6 +1,6 @@
-"""Workers that answer from a formula, without torch: a trial's process starts in a second.
+"""Simulated workers that compute measurements from a formula, without torch: a trial's process starts in a second.
 
-As a program a search on the cluster at hand, whose two GPUs are made up: ``-m tests.tuning.formula_group FOLDER``.
+``python -m tests.tuning.formula_group FOLDER`` runs a search on the current cluster with two simulated GPUs.
 """
 
 import functools
@@ -14,11 +14,11 @@ from esmeray.common.errors import ResourceError
 from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 
 STATUSES = {(512, 0): "out_of_memory", (512, 1): "crash", (128, 1): "nan", (64, 1): "timeout"}
-"""Answers of the group below for some budgets and loader processes."""
+"""Statuses that FormulaGroup reports, by token budget and number of loader processes."""
 
 
 class FormulaGroup:
-    """Stands in for :class:`~esmeray.tuning.workers.WorkerGroup`: the middle budget is the fastest."""
+    """Substitute for :class:`~esmeray.tuning.workers.WorkerGroup`: the middle budget is the fastest."""
 
     def __init__(self, workers: Workers, job: Job, delay_s: float = 0.0, failing: bool = True) -> None:
         self.job = job
@@ -43,7 +43,7 @@ class FormulaGroup:
 
 
 class RefusingGroup(FormulaGroup):
-    """It does not start."""
+    """A group that does not start."""
 
     def __init__(self, *_: object) -> None:
         raise ResourceError("the measuring workers did not start: no room")
@@ -54,7 +54,7 @@ FIXED = {"num_workers": [1], "gradient_checkpointing": [False], "precision": ["f
 
 
 class MeetingGroup(FormulaGroup):
-    """Measures nothing before as many processes as there are devices have a trial each."""
+    """A group that starts measuring once there is a process with a trial for each device."""
 
     def measure(self, *arguments):
         meeting = self.job.folder.path.parent / "meeting"

@@ -1,4 +1,4 @@
-"""Failures on purpose, inside real workers, as they would come by themselves."""
+"""Faults injected into real workers."""
 
 import functools
 import os
@@ -25,7 +25,10 @@ Fault: TypeAlias = Literal["out_of_memory", "crash", "hang", "nan"]
 def measure_with_faults(
     faults: Mapping[tuple[str, object], Fault], *, config: Config, context: WorkerContext, **options: Any
 ) -> Measurement:
-    """A trial that fails in its second step on the last worker, by settings: ``{("batch.tokens", 512): "crash"}``."""
+    """Measure a trial that fails in its second step on the last worker if its settings match a fault.
+
+    ``faults``, e.g.: ``{("batch.tokens", 512): "crash"}``.
+    """
     fault = next((fault for (key, value), fault in faults.items() if attrgetter(key)(config) == value), None)
     if fault is None or context.rank < context.world_size - 1:
         return measure_on_worker(config, context, **options)
@@ -56,5 +59,5 @@ def _fail(fault: Fault, model: nn.Module) -> None:
 
 
 def a_group(faults: Mapping[tuple[str, object], Fault], workers: Workers, job: Job) -> WorkerGroup:
-    """Workers whose trials fail for some settings."""
+    """A worker group whose trials fail for some settings."""
     return WorkerGroup(workers, job, functools.partial(measure_with_faults, faults))

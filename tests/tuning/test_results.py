@@ -1,4 +1,4 @@
-"""Files that a search leaves, and what it prints: best.yaml, a table, a picture, and what limits."""
+"""Results of a search: best.yaml, a table, a plot, and the printed bottleneck."""
 
 import csv
 from dataclasses import replace
@@ -36,7 +36,7 @@ WAITING = COMPUTING | {"data_wait": 0.3}
 
 
 def ok(number: int, speed: float, peak_mib: int = 500, **changes) -> Trial:
-    """A trial that was measured; memory in MiB of 1,000."""
+    """A measured trial; its memory is ``peak_mib`` of 1,000 MiB."""
     measured = {name: changes.pop(name) for name in ("shares", "windows", "status") if name in changes}
     memory = (peak_mib * 2**20, 1000 * 2**20)
     measurement = Measurement("ok", f"{speed:,.0f} tokens/s", speed, [speed], *memory, COMPUTING, 3.0)

@@ -1,4 +1,4 @@
-"""Whole searches: on a real cluster, with workers that answer from a formula, and with real workers."""
+"""Whole searches on a real cluster, with simulated and with real workers."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp
 
 
 def a_job(folder: Path, address: str, make_group=FormulaGroup, model: dict | None = None, **search) -> Job:
-    """A search with workers that answer from a formula, on the cluster of the tests."""
+    """A search with simulated workers on the tests' cluster."""
     ray = {"num_workers": 1, "cpus_per_worker": 1, "address": address}
     base = {"name": "fast", "space": SPACE, "search": {"max_trials": 8}}
     config = tiny_config(folder, ray=ray, model=model or {})
@@ -51,9 +51,9 @@ def configurations_of(folder: SearchFolder) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def finished(ray_address, tmp_path_factory):
-    """A search that was interrupted, resumed with a higher limit and met every kind of failure.
+    """A search with every kind of failure that was interrupted and resumed with a higher limit.
 
-    Its folder, what it printed, and the configurations that it had measured before.
+    Returns its folder, its output, and the configurations that it had measured before the interruption.
     """
     folder = SearchFolder(tmp_path_factory.mktemp("finished"), "fast")
 
@@ -149,7 +149,7 @@ def test_two_devices_take_two_trials_side_by_side_in_a_process_each(open_cluster
 @pytest.mark.nightly
 def test_crash_and_hang_of_real_workers_are_recorded_as_results(ray_address, tmp_path):
     folder = SearchFolder(tmp_path, "fast")
-    faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # after the experiment's own 256
+    faults = {("batch.tokens", 512): "crash", ("batch.tokens", 128): "hang"}  # the experiment's 256 comes first
     search = {"space": {"tokens": [128, 256, 512], "num_workers": [0]}, "measurement": QUICK | {"timeout_s": 8.0}}
     assert tune(a_job(tmp_path, ray_address, functools.partial(a_group, faults), **search)) == 0
     results = {trial.settings.tokens: trial.measurement for trial in read_trials(folder.trials)}
@@ -165,7 +165,7 @@ FAULTS = {("data.prefetch", 2): "nan", ("data.prefetch", 3): "out_of_memory"}
 
 
 def test_two_workers_survive_nan_and_out_of_memory_in_one(ray_address, store_path, tmp_path, monkeypatch):
-    monkeypatch.setattr("esmeray.tuning.workers.GRACE_S", 0.0)  # those that agree need none, on any machine
+    monkeypatch.setattr("esmeray.tuning.workers.GRACE_S", 0.0)  # workers that agree need no grace period
     workers = Workers(2, 1, use_gpu=False)
     search = TuneConfig(measurement=MeasurementSection(**QUICK))
     job = Job(tiny_config(tmp_path, ray={"num_workers": 2}), search, store_path=str(store_path))
@@ -184,7 +184,7 @@ def test_two_workers_survive_nan_and_out_of_memory_in_one(ray_address, store_pat
     assert spoilt.reusable, "workers that ended together stay"
     assert measured(4).status == "ok"
 
-    # On the second worker, inside a step: the first waits for it in a collective operation.
+    # The fault is in a step of the second worker, while the first waits for it in a collective.
     too_large = measured(3)
     assert (too_large.status, too_large.reusable) == ("out_of_memory", False)
     assert "injected" in too_large.reason

@@ -1,4 +1,4 @@
-"""The search against machines that are made up: how good, how economical, and what it does with what fails."""
+"""The search on simulated machines: quality of the result, number of trials, and handling of failures."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def a_space(**values: list) -> SearchSpace:
 
 @dataclass
 class Machine:
-    """A machine in numbers: speed grows with the budget and falls again when a cache is full."""
+    """A simulated machine: speed grows with the budget and falls again when a cache is full."""
 
     best_tokens: float = 4096
     width: float = 3.0
@@ -83,7 +83,7 @@ def settings_for(**search) -> TuneConfig:
 
 
 def run(space: SearchSpace, search: TuneConfig, machine: Machine, trials: Path, side_by_side: int = 1) -> Results:
-    """A search to its end, with as many trials in progress at a time."""
+    """Run a search to its end, with ``side_by_side`` concurrent trials."""
     trials.parent.mkdir(exist_ok=True)
     searcher, running, ended = Search(space, search, trials), [], 0
     while True:
@@ -112,7 +112,7 @@ MACHINES = {
 
 @pytest.mark.slow
 def test_a_fifth_of_the_exhaustive_time_reaches_95_percent_of_the_best(tmp_path):
-    """Five machines with 2 % noise, in a space of 168 configurations."""
+    """The search runs on five machines with 2 % noise, in a space of 168 configurations."""
     space = a_space(compile=[False, True])
     missed = []
     for seed, (name, numbers) in enumerate(MACHINES.items()):
@@ -162,7 +162,7 @@ def test_concurrent_trials_differ_and_stop_at_the_time_budget(tmp_path):
     run(a_space(), settings_for(max_trials=20), machine, tmp_path / "trials", side_by_side=4)
     assert len(set(machine.asked)) == len(machine.asked) == 20
     results = run(a_space(), settings_for(time_budget_s=12.0), Machine(), tmp_path / "short")
-    assert len(results.trials) in (3, 4)  # of 3 or 5 s each
+    assert len(results.trials) in (3, 4)  # a trial takes 3 or 5 s
 
 
 def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path):

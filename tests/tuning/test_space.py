@@ -53,7 +53,7 @@ def test_default_budgets_range_from_longest_sequence_to_global_batch(tmp_path):
     assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
     alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
     space = space_of(tmp_path, alone, keep=False, data_tokens=450)
-    # Four in each doubling where nothing else is searched.
+    # Four budgets per doubling if no other setting is searched.
     assert budgets(space) == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448]
     assert budgets(space_of(tmp_path, keep=False, data_tokens=1100)) == [64, 128, 256, 512, 1024]
     assert max(budgets(space_of(tmp_path, data_tokens=9000))) == 512, "the global batch is kept"

@@ -1,4 +1,4 @@
-"""A trial takes training's own steps, ends when two windows agree, and says what went wrong where something did."""
+"""A trial takes real training steps, ends when two windows agree, and reports failures."""
 
 import time
 
@@ -18,11 +18,11 @@ from tests.runs import tiny_config
 QUICK = MeasurementSection(warmup_steps=1, window_s=0.05, max_windows=2)
 TOKENS_PER_STEP = 100
 MARGIN_MIB = 150
-"""More than what a process that has run other tests keeps; the trial that runs out takes far more."""
+"""More memory than a process keeps from other tests; the trial that fails needs far more."""
 
 
 class ScriptedWork:
-    """Steps that take given times, by a clock that stands still otherwise."""
+    """Steps that take given times on a simulated clock."""
 
     def __init__(self, monkeypatch, step_s: list[float]) -> None:
         self.now, self.step_s, self.steps = 0.0, step_s, 0
@@ -41,7 +41,7 @@ class OneStepEpochs:
 
 
 def scripted(monkeypatch, step_s: list[float], best: float | None = None, **measurement) -> tuple[Measurement, int]:
-    """Measurement by a trial of steps that take so long, and the number of its steps."""
+    """Measurement of a trial whose steps take ``step_s`` seconds, and the number of its steps."""
     work = ScriptedWork(monkeypatch, step_s)
     section = MeasurementSection(**{"warmup_steps": 1, "window_s": 2.0, "max_windows": 5} | measurement)
     meter = MemoryMeter(torch.device("cpu"))
@@ -68,7 +68,7 @@ def test_windows_are_measured_after_the_warm_up_until_two_agree(process_group, m
 
 
 def test_trial_that_is_too_slow_to_win_ends_early(process_group, monkeypatch):
-    # The first window has 100 tokens/s, two have 97.5 in the mean: 15 % and 7.5 % above them can't be reached.
+    # The first window has 100 tokens/s, the mean of two is 97.5: values 15 % and 7.5 % higher can't be reached.
     seconds = [1.0, 1.0, 1.0, 100 / 95, 100 / 95, 1.0]
     for best, windows in ((103.0, 3), (107.0, 2), (118.0, 1)):
         result, _ = scripted(monkeypatch, seconds, best, max_windows=3)
@@ -95,7 +95,7 @@ def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_pa
 
 
 def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):
-    config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps an epoch
+    config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps per epoch
     result = measured(config, store_path, measurement=MeasurementSection(warmup_steps=5, window_s=0.01, max_windows=2))
     assert result.status == "ok"
     assert result.tokens_per_s > 0

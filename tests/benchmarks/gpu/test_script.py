@@ -1,4 +1,4 @@
-"""The GPU script, tried without a GPU: every part runs, and its rows are written."""
+"""The GPU script runs on a CPU: every part runs, and its rows are written."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_every_part_runs_and_is_written(tmp_path, monkeypatch):
     ways = (training.Variant("selective", checkpointing="selective"), training.Variant("graph", graph=True))
     monkeypatch.setattr(training, "VARIANTS", ways)
     monkeypatch.setattr(bench, "MICRO_BATCHES", 1)
-    monkeypatch.setattr(bench, "LONGEST", 256)  # a processor without bf16 takes minutes for what a GPU is given
+    monkeypatch.setattr(bench, "LONGEST", 256)  # a CPU without bf16 takes minutes for the GPU's sizes
     for module in (bench, training):
         monkeypatch.setattr(module, "WARM_UPS", 1)
     for module in (parts, training):

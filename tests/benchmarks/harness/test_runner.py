@@ -1,4 +1,4 @@
-"""A run leaves readable files with everything that was finished."""
+"""A run of stages writes readable files with every finished measurement."""
 
 import json
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_runs_give_speed_and_memory_of_the_same_rounds(tmp_path: Path):
     runs = {"ours": lambda: (30.0, next(peaks)), "peer": lambda: (10.0, next(peaks))}
     speed, memory = compare_runs(setting, "work", "MB/s", runs)
     assert speed["ratio"] == 3 and speed["reached"] is None
-    # In the second round the peer is first.
+    # In the second round, the peer is measured first.
     assert setting.samples["peak memory, work"] == {"ours": [1.0, 4.0, 3.0], "peer": [2.0, 4.0, 6.0]}
     assert (memory["low"], memory["ratio"], memory["high"]) == (1.0, 2.0, 2.0)
 

@@ -1,4 +1,4 @@
-"""Stages that measure nothing, for tests of what is done with measurements."""
+"""Stages with constant results, for tests of the benchmark runner and its pages."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ MACHINE = Machine(cpu="Toy", cores=2, memory_gib=1, gpu=None, gpu_memory_gib=Non
 
 
 def toy_stage(name: str, rows: Callable[[Setting], Iterator[Row]] | None = None, ours: float = 30.0) -> Stage:
-    """Compare ours with a peer of 10, unless other rows are given."""
+    """A stage with the value ``ours`` and a peer with the value 10, or with ``rows``."""
 
     def compared(setting: Setting) -> Iterator[Row]:
         setting.facts["records"] = 7

@@ -1,4 +1,4 @@
-"""Programs in processes of their own: their peak memory, and how they fail."""
+"""Programs in child processes: peak memory, and errors."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PROGRAM = "tests.benchmarks.programs.test_processes"
 
 
 def allocate(before: int, during: int) -> int:
-    """Allocate and free memory before and during the work; return the peak of the work."""
+    """Allocate and free memory before and during the work; return the work's peak memory."""
     bytearray(b"x" * before)
     meter = MemoryMeter()
     bytearray(b"x" * during)

@@ -31,4 +31,4 @@ def test_a_seventh_of_the_residues_is_masked_and_the_loss_is_in_bits(tmp_path: P
     masked, residues = map(sum, zip(*counts, strict=True))
     assert masked / residues == pytest.approx(MASK_SHARE, rel=0.15)  # three standard deviations of 5,000 residues
     entropies = torch.cat(nats)
-    assert bits[0] == pytest.approx(float(-entropies.mean()) / math.log(2), rel=0.05)  # random: all tokens alike
+    assert bits[0] == pytest.approx(float(-entropies.mean()) / math.log(2), rel=0.05)  # random: uniform tokens

@@ -50,7 +50,7 @@ def test_a_failed_benchmark_resumes_and_its_page_compares_the_values(tmp_path, m
     assert "    esmeray data convert --data.source DATA/proteins.fasta --convert.store FOLDER/store" in page
     assert str(tmp_path) not in page and "random weights" in page
     assert "- plain baseline: a twentieth" in page
-    # Each link of the table leads to a section.
+    # Each link in the table leads to a section.
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(re.findall(r'<a id="([^"]+)">', page)) == {"toy-shares"}
 
 

@@ -1,4 +1,4 @@
-"""The stage of evaluating functions compares the curves of both programs."""
+"""The stage that evaluates function predictions compares the curves of both programs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The stages that train measure the same work and fail if they don't."""
+"""The training stages measure the same work for all programs, and fail otherwise."""
 
 import json
 import multiprocessing
@@ -43,7 +43,7 @@ def test_a_packed_batch_has_the_padded_batchs_mean_number_of_tokens(lengths, bat
 
 
 def ours_in_a_lasting_process(arguments: dict[str, Any]) -> Any:
-    """Train, then end what would end with a process of its own."""
+    """Train, then clean up what would end with a process of its own."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         original = trainings.build_worker
 
@@ -53,7 +53,7 @@ def ours_in_a_lasting_process(arguments: dict[str, Any]) -> Any:
             return worker
 
         patch.setattr(trainings, "build_worker", build_worker)
-        # transformers' collator does not draw masks by a seed in other processes.
+        # In worker processes, transformers' collator draws masks without a seed.
         patch.setattr(multiprocessing.current_process(), "name", "MainProcess")
         return trainings.ours(**arguments)
 
@@ -65,7 +65,7 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(
     pytest.importorskip("accelerate")
 
     def call(function: str, **arguments: Any) -> Any:
-        if function.endswith(":trainer"):  # transformers' Trainer leaves settings behind in its process
+        if function.endswith(":trainer"):  # transformers' Trainer changes settings of its process
             return processes.call(function, **arguments)
         given = json.loads(json.dumps(arguments, default=asdict))
         return asdict(worker_group.results(partial(ours_in_a_lasting_process, given))[0])

@@ -1,4 +1,4 @@
-"""Batches of labelled records hold each record's tokens between its special ones, and what is learnt of it."""
+"""Batches of labelled records contain each record's tokens, its special tokens and its targets."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ NO_LABELS = Labels(np.zeros(1, dtype=np.int64))
 
 
 class Tokens:
-    """A token store in memory: record r is r, r + 1, ... of its length."""
+    """A token store in memory; record r has the tokens r, r + 1, ..."""
 
     manifest = SimpleNamespace(prefix=(1,), suffix=(2, 3), pad=0, vocabulary_size=1000)
 

@@ -1,6 +1,7 @@
-"""Steps hold each record once an epoch, the same for any number of workers and loader processes, from any position.
+"""Steps contain each record once per epoch, for any number of workers and loader processes, from any position.
 
-Openings and checks do not grow with readers, batches and epochs; calls and tensors not with a batch's sequences.
+The number of file openings and checks is independent of readers, batches and epochs. The number of calls and tensors is
+independent of the number of sequences in a batch.
 """
 
 import gc
@@ -74,7 +75,7 @@ def contents(steps) -> list[tuple]:
 
 
 def by_record(steps: list[StepBatches]) -> dict[int, tuple]:
-    """Tokens and targets of each record; a record that comes twice fails."""
+    """Tokens and targets of each record; fails if a record occurs twice."""
     found: dict[int, tuple] = {}
     for batch in (batch for step in steps for batch in step):
         bounds = batch.cu_seqlens.tolist()
@@ -105,7 +106,7 @@ def test_every_step_has_the_same_records_for_any_number_of_workers(small_store, 
 
 
 def seeds(step: StepBatches) -> dict[tuple, int]:
-    """The seed of each batch, by its records; fillers left out."""
+    """The seed of each batch by its records, without fillers."""
     by_records = {tuple(batch.records.tolist()): seed for batch, seed in zip(step, step.seeds, strict=True)}
     return {records: seed for records, seed in by_records.items() if records}
 
@@ -236,26 +237,26 @@ def test_a_store_is_opened_and_checked_once(pristine_store, sample, tmp_path, mo
     opened, checked = Mock(wraps=lmdb.open), Mock(wraps=store_format.unframe)
     monkeypatch.setattr(lmdb, "open", opened)
     monkeypatch.setattr(store_format, "unframe", checked)
-    path = Path(shutil.copytree(pristine_store, tmp_path / "store"))  # one that this process has not open
+    path = Path(shutil.copytree(pristine_store, tmp_path / "store"))  # a store that this process has not opened
     readers, records = [Store(path) for _ in range(3)], np.arange(0, len(sample), 20)
     assert all(len(by_record([*training(path, records).epoch(epoch)])) == len(records) for epoch in (0, 1))
     held_out = validation(path, records)
     assert all(len(by_record([*held_out.steps()])) == len(records) for _ in range(2))
     assert all(reader.lengths.size == len(sample) and reader.id(7) == sample[7][0] for reader in readers)
-    arrays = 2  # lengths, and where blocks start
+    arrays = 2  # lengths and block offsets
     assert (opened.call_count, checked.call_count) == (1, readers[0].manifest.num_blocks + arrays)
 
 
 def count_calls(function: Callable[[], object]) -> int:
-    """Calls of functions, Python's own and others', that come from Python code while ``function`` runs."""
+    """Number of calls of Python and C functions from Python code while ``function`` runs."""
     calls = 0
 
     def count(_frame, event, _argument) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    function()  # what is made once (tables, checked blocks) is not counted
-    gc.disable()  # a collection calls what others have registered for it
+    function()  # warm-up: do not count what is created once (tables, checked blocks)
+    gc.disable()  # a collection would call registered callbacks
     sys.setprofile(count)
     try:
         function()
@@ -269,7 +270,7 @@ def count_calls(function: Callable[[], object]) -> int:
 def test_calls_of_a_batch_do_not_grow_with_its_sequences(pristine_store, masking, max_length):
     store = Store(pristine_store)
     batches = ResidueSource(store, PreparationSettings(max_length, 0, True, masking))
-    long = np.random.default_rng(1).permutation(np.flatnonzero(store.lengths > 200))  # each has a residue to mask
+    long = np.random.default_rng(1).permutation(np.flatnonzero(store.lengths > 200))  # with a residue to mask
 
     def make(num_sequences: int) -> PackedBatch:
         return next(batches.batches([(0, long[:num_sequences])])).batch

@@ -1,4 +1,4 @@
-"""Packing plans each record exactly once within the budget, nearly fills it, still shuffles, and knows no workers."""
+"""Packing plans each record once within the budget, nearly fills it, shuffles, and is independent of the workers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_what_shares_a_batch_is_nearly_random(uniref_tokens):
     plan = plan_epoch(uniref_tokens, 8192, 2048, 0, 0)
     sizes = np.diff(plan.offsets)[:-1]
     means = (batch_tokens(plan, uniref_tokens) / np.diff(plan.offsets))[:-1]
-    # The spread of batch means that drawing sequences at random gives; sorting by length would give five times that.
+    # The expected spread of batch means for random draws; sorting by length would give five times this value.
     assert means.std() < 1.5 * uniref_tokens.std() / np.sqrt(sizes.mean())
     assert abs(np.corrcoef(np.arange(means.size), means)[0, 1]) < 0.2
     assert abs(np.corrcoef(np.arange(plan.records.size), plan.records)[0, 1]) < 0.05

@@ -1,4 +1,4 @@
-"""A batch holds the cropped and masked sequences of its records, whatever else is in it; masks follow their shares."""
+"""A record is cropped and masked independently of the rest of its batch; masks follow their shares."""
 
 import numpy as np
 import pytest
@@ -56,14 +56,14 @@ def test_shares_are_met():
     by_letter = chosen_T.reshape(400, 502)[:, 1:-1].reshape(-1, 20).mean(axis=0)
     assert by_letter.max() - by_letter.min() < 0.03, "letters and positions are masked equally often"
     assert (inputs_T[chosen_T] == MASK).mean() == pytest.approx(0.8, abs=0.01)
-    # A random residue is the one that was there once in twenty times.
+    # One in twenty random residues equals the original residue.
     assert (inputs_T[chosen_T] == targets_T[chosen_T]).mean() == pytest.approx(0.1 + 0.1 / 20, abs=0.01)
     drawn = inputs_T[chosen_T & (inputs_T != MASK) & (inputs_T != targets_T)]
     assert set(drawn.tolist()) == set(STANDARD_RESIDUES.tolist())
 
 
 class Sequences:
-    """The least that can stand for a store."""
+    """A minimal substitute for a store."""
 
     def __init__(self, sequences: list[str]) -> None:
         self.sequences = [text.encode() for text in sequences]

@@ -1,6 +1,6 @@
-"""Splitting by a hash of the sequence: duplicates together, stable, both sides non-empty where that is possible.
+"""Splits by a hash of the sequence keep duplicates together, are stable, and have two non-empty sides if possible.
 
-Stratified, each class is on both sides where it has two sequences.
+In a stratified split, each class with two sequences is on both sides.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def test_share_is_met_whatever_the_hashes_look_like(share):
 
 
 def test_split_is_the_same_in_every_version():
-    # Held-out metrics of two runs compare only while this does not change.
+    # Held-out metrics of two runs are comparable only as long as this split stays the same.
     assert split_records(np.arange(40, dtype=np.uint64), 0.1)[1].tolist() == [1, 18, 25, 27]
 
 
@@ -84,7 +84,7 @@ def test_each_class_gives_its_share():
 
 
 def test_a_sequence_of_two_classes_stays_on_one_side_where_it_can():
-    # The sequence 0 has both labels; each class has others to put on either side.
+    # Sequence 0 has both labels; each class has other sequences for both sides.
     classes = np.array([0, 1, *[0] * 20, *[1] * 20])
     for first in range(0, 820, 41):
         hashes = as_hashes([first, first, *range(first + 1, first + 41)])

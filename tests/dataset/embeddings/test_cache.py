@@ -1,4 +1,4 @@
-"""Rows of a sequence are found again by its key, whoever wrote them and whenever."""
+"""The cache finds the rows of a sequence by its key, independent of the job that wrote them."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, merge_sh
 from tests.damage import refuse_silence
 
 KEYS = np.array([[7, 2**64 - 1], [2**64 - 1, 2], [7, 1]], dtype=np.uint64)
-"""Two agree in half of the key."""
+"""Keys; some share one half."""
 
 
 def key(first: int, second: int = 9) -> np.ndarray:
@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_noticed(tmp_path, name):
         store = FeatureStore(tmp_path)
         return [list(store.rows(KEYS)), list(store.rows(KEYS + np.uint64(1)))]
 
-    assert refuse_silence(tmp_path / name, read, 60) > 50  # a bit of a checksum's name does no harm
+    assert refuse_silence(tmp_path / name, read, 60) > 50  # a flip in the name of a checksum is harmless
 
 
 def test_merged_shards_are_one_with_the_same_rows(tmp_path):

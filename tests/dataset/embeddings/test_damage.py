@@ -1,4 +1,4 @@
-"""Damaged or hostile embeddings are refused in one line: no wrong vector, no traceback, no memory for nothing."""
+"""Damaged or hostile embeddings are refused in one line: no wrong vector, no traceback, no large allocation."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from tests.embeddings import INSTALLED, make_embeddings, random_vectors
 
 
 def made(folder: Path, file_format: str) -> Path:
-    """Forty vectors, or the residues of four sequences, as embed publishes them."""
+    """Write forty vectors, or the residues of four sequences, like ``embed run``."""
     with made_folder(folder, "embed", overwrite=False) as building:
         building.rmdir()
         make(building, file_format)
@@ -95,7 +95,7 @@ def npy(shape: str, descr: str = "<f4") -> Callable[[Path], Any]:
 
 
 def hollow(folder: Path) -> None:
-    """Vectors of a terabyte that HDF5 would make up of zeros."""
+    """Write a dataset of a terabyte without data, which HDF5 would read as zeros."""
     with h5py.File(folder / "mean.h5", "w") as file:
         for number in range(40):
             file.create_dataset(f"p{number}", shape=(1 << 38,), chunks=(1 << 20,), dtype="f4")

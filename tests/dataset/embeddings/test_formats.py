@@ -1,4 +1,4 @@
-"""Files of embeddings are what the tools that people use for them open."""
+"""Embedding files open in the tools that people use for their formats."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ VECTORS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 
 def write(path: Path, file_format: str, dtype: Any = "fp32") -> Path:
-    """The vectors in two blocks."""
+    """Write the vectors in two blocks."""
     output = OutputManifest(description="", per="protein", channels=6, dtype=dtype, format=file_format)
     with FORMATS[file_format].write(path, output, 4) as append:
         for rows in (slice(0, 3), slice(3, 4)):
@@ -46,7 +46,7 @@ def test_parquet_opens_in_pandas_polars_and_duckdb(tmp_path: Path):
         assert frame.id.tolist() == IDS and frame.length.tolist() == LENGTHS.tolist()
         np.testing.assert_array_equal(np.stack(frame.embedding.tolist()), wanted)
         np.testing.assert_array_equal(pl.read_parquet(path)["embedding"].to_numpy(), wanted)
-    # In a process of its own: DuckDB 2.0 complains about its own leaks when a process ends.
+    # In a child process: DuckDB 2.0 reports its own leaks when a process ends.
     query = f"select id, embedding from '{path}' where length > 4 order by length"
     code = f'import duckdb, json; print(json.dumps(duckdb.sql("{query}").fetchall()))'
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -85,7 +85,7 @@ def test_hdf5_is_read_as_biotrainer_reads_it(tmp_path: Path):
 def test_equal_values_are_equal_files_whenever_they_are_written(tmp_path: Path):
     names = ("parquet", "npy", "hdf5")
     first = [write(tmp_path / f"a.{name}", name).read_bytes() for name in names]
-    time.sleep(1.1)  # times in files are seconds
+    time.sleep(1.1)  # times in files have a resolution of a second
     assert [write(tmp_path / f"b.{name}", name).read_bytes() for name in names] == first
     assert first[2][8] == 0  # the version of HDF5's superblock that every reader knows
 

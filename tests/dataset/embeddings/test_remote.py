@@ -1,4 +1,4 @@
-"""Embeddings at a URI are read by the rows that are asked for."""
+"""Reading rows of embeddings at a URI downloads only these rows."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def store(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def sent(store: ObjectStore) -> int:
-    """Bytes of files with values since the last call."""
+    """Bytes sent from files with values since the last call."""
     number = sum(size for path, size in store.sent.items() if not path.endswith((".json", "index.parquet", "bucket")))
     store.sent.clear()
     return number
@@ -70,7 +70,7 @@ def test_residues_of_one_record_are_fetched_alone(tmp_path: Path, store: ObjectS
 def test_a_missing_or_shorter_object_is_refused_in_one_line(tmp_path: Path, store: ObjectStore, file_format: str):
     make(tmp_path / "v", file_format)
     upload_folder(tmp_path / "v", URI, MANIFEST_FILE)
-    # One with values: Lance has others besides, with "_" in their names.
+    # One file with values; Lance's other files have "_" in their names.
     name = next(name for name in read_embeddings(tmp_path / "v").output.files if "_" not in name)
     path = tmp_path / "v" / name
     path.write_bytes(path.read_bytes()[:-100])

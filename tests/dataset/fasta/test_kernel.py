@@ -1,4 +1,4 @@
-"""The compiled reader gives what dnaio gives, and what is read by lines, or leaves text that is not plain."""
+"""The compiled reader equals dnaio and the line reader, or leaves unusual text to the line reader."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -27,9 +27,9 @@ odd_piece = st.sampled_from(
 
 @st.composite
 def fasta_text(draw: st.DrawFn) -> bytes:
-    """Plain FASTA with a piece put in anywhere that may make it unusual, and perhaps without the last line feed.
+    """Draw plain FASTA with one unusual piece inserted at any position, maybe without the last line feed.
 
-    One piece alone: which of two faults is named depends on how much is read at a time.
+    Only one piece: with two faults, the reported one depends on the size of the blocks that are read.
     """
     text = draw(plain_text)
     at = draw(st.integers(0, len(text)))
@@ -38,7 +38,7 @@ def fasta_text(draw: st.DrawFn) -> bytes:
 
 
 def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes, int, int]] | str:
-    """The records with the hashes of id and sequence, or the message of the refusal."""
+    """Records with the hashes of id and sequence, or the message of the refusal."""
     try:
         batches = list(FastaSource([str(path)], max_residues).batches())
     except DataError as error:
@@ -65,7 +65,7 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
     with patch.object(fasta, "load_kernel", lambda: None):
         assert found == read(path, longest)
     if not isinstance(found, str):
-        # dnaio takes comments for residues.
+        # dnaio reads comments as residues.
         path.write_text("".join(line for line in text.decode().splitlines(True) if not line.lstrip().startswith(";")))
         with dnaio.open(path) as reader:
             expected = [(record.name.encode(), record.sequence.encode()) for record in reader]

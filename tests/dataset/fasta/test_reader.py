@@ -1,4 +1,4 @@
-"""FASTA files are read as they stand, from any compression, and every refusal says where."""
+"""FASTA files are read unchanged from any compression, and every refusal names the line."""
 
 import gzip
 import random
@@ -183,7 +183,7 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
     ):
         records += source.batches()
     assert source.bytes_read < 3 << 20
-    # The records before it are given out first, and what has just as many residues as it may is taken.
+    # Earlier records are yielded first, and a record with exactly the maximum number of residues is accepted.
     path = write(tmp_path / "fits.fasta", b">a\n" + b"MK\n" * 50_000 + b">b\n" + b"M" * 100_000)
     assert sum(map(len, FastaSource([str(path)], max_residues=100_000).batches())) == 2
 

@@ -1,4 +1,4 @@
-"""A labelled store gives back what its files hold, splits as set, and is made once, whole, or not at all."""
+"""A labelled store returns the content of its files, follows the split settings, and is written once and completely."""
 
 import os
 import shutil
@@ -125,7 +125,7 @@ def test_a_store_is_made_once_and_changed_files_or_settings_make_another(tmp_pat
     others = [ensure_labelled_store(data, TokenizerSection(), tmp_path / "stores") for data in settings]
     others.append(ensure_labelled_store(data_of(table), TEXT, tmp_path / "stores"))
     status = table.stat()
-    table.write_text(table.read_text().swapcase())  # of the same size, at the same time
+    table.write_text(table.read_text().swapcase())  # with the same size and time
     os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(DataError, match="no column 'sequence'"):
         ensure_labelled_store(data_of(table), TokenizerSection(), tmp_path / "stores")
@@ -163,7 +163,7 @@ def test_a_labelled_store_may_be_given_as_the_source(tmp_path, table):
 def test_a_group_of_records_is_never_divided(tmp_path, split):
     random = np.random.default_rng(0)
     sequences = ["".join(random.choice(list("ACDEFGHIKLMNPQRSTVWY"), 9)) for _ in range(80)]
-    # Every group has both classes, which a split by classes alone would divide.
+    # Every group has both classes; a split by classes alone would divide the groups.
     groups = [f"cluster{number % 10}" for number in range(80)]
     rows = list(zip(sequences, "xyxxy" * 16, groups, strict=True))
     settings = {"split": split, "group_column": "cluster", "share": 0.3}

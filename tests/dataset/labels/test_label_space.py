@@ -1,4 +1,4 @@
-"""Labels become numbers and come back; what no training record has is noticed."""
+"""Labels are converted to numbers and back; labels without a training record are reported."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Labelled files come back record by record; a bad record is refused with its place, or counted if a policy says so."""
+"""Labelled files are read record by record; a bad record is refused with its position, or counted under a policy."""
 
 import gzip
 import json

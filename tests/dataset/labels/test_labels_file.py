@@ -1,4 +1,4 @@
-"""Labels of residues in a FASTA file of their own, and a mask, are read as biotrainer and FLIP write them."""
+"""Residue labels and masks are read from separate FASTA files, as written by biotrainer and FLIP."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def sequences(tmp_path: Path) -> Path:
 
 
 def label_files(folder: Path, labels: list = LETTERS, mask: list | None = None) -> dict[str, str]:
-    """The settings that name the files that are written."""
+    """Write the files and return the settings with their paths."""
     named = {"kind": "per_residue", "labels_file": str(write_fasta(folder / "labels.fasta", labels))}
     return named if mask is None else named | {"mask_file": str(write_fasta(folder / "mask.fasta", mask))}
 

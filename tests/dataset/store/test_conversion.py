@@ -1,4 +1,4 @@
-"""Conversion round-trips every record, publishes all or nothing, and a run finds the store that fits its settings."""
+"""Conversion round-trips every record and publishes all or nothing; a run finds the store for its settings."""
 
 import multiprocessing
 import os
@@ -88,7 +88,7 @@ def interrupt() -> None:
 def interrupted_at(
     line: int, call: Callable[[], object], files: set[str | None], by: Callable[[], None] = interrupt
 ) -> bool:
-    """Interrupt a call at the ``line``-th line of these files that is run, from 1; whether it came so far."""
+    """Interrupt a call at the n-th executed line of these files, from 1; return whether it executed that many."""
     passed = 0
 
     def trace(frame, event, _argument):
@@ -186,7 +186,7 @@ def test_the_sample_is_made_once_and_found_again(tmp_path):
 
 
 def change_in_place(path: Path, old: str, new: str) -> None:
-    """Another text of the same size, at the same time, in the same file."""
+    """Replace text in a file, with the same size and modification time and in the same inode."""
     status = path.stat()
     path.write_text(path.read_text().replace(old, new))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -223,7 +223,7 @@ def test_changed_files_and_policies_make_another_default_store(tmp_path):
 
 
 def made_before(folder: Path, source: Path) -> Path:
-    """The folder of a job whose store was made of the source, which changes then."""
+    """Folder of a job whose store was written from the source before the source changed."""
     job_store([str(source)], IngestSection(), folder)
     change_in_place(source, "MA", "MC")
     return folder

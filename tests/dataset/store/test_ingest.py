@@ -1,4 +1,4 @@
-"""Policies apply to the records that they are about, and each application is counted."""
+"""Each policy applies to its kind of records only, and each application is counted."""
 
 from pathlib import Path
 

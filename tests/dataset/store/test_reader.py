@@ -1,4 +1,4 @@
-"""A store gives back every record without copying, and a damaged one is refused without a signal."""
+"""A store returns every record without a copy; a damaged store is refused and never crashes the process."""
 
 import json
 import multiprocessing
@@ -38,7 +38,7 @@ def is_refused(store_path: Path, verify: str, clean: bytes, bit: int) -> bool:
 
 
 def all_are_refused(store_path: Path, verify: str, bits: list[int]) -> bool:
-    """Test that reading everything is refused, one flipped bit after the other; a signal breaks the pool."""
+    """Test that a full read is refused for each flipped bit, one at a time; a crash would break the pool."""
     read = partial(is_refused, store_path, verify, (store_path / DATA_FILE).read_bytes())
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         return all(pool.map(read, bits))
@@ -153,7 +153,7 @@ def test_a_store_without_its_parts_is_refused(store_path):
 
 
 def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
-    # Another file name, layout and map, the same records.
+    # The same records with another file name, layout and memory map.
     lines = [f">{name} described\r\n{sequence[:40]}\r\n{sequence[40:]}\r\n" for name, sequence in sample]
     (tmp_path / "other.fasta").write_bytes("".join(lines).encode())
     convert([str(tmp_path / "other.fasta")], tmp_path / "same", IngestSection())
@@ -191,7 +191,7 @@ def test_a_node_without_room_is_refused_before_copying(store_path, tmp_path, mon
 
 
 def test_any_flipped_bit_of_a_manifest_is_noticed(store_path):
-    # A flip between two kinds of white space changes nothing that the manifest says.
+    # A flip between two kinds of white space does not change the manifest's content.
     noticed = refuse_silence(store_path / "manifest.json", lambda: signed_json(Store(store_path).manifest), count=100)
     assert noticed > 90
 

@@ -1,4 +1,4 @@
-"""The embedded samples are the same for a seed."""
+"""The embedded samples are reproducible by their seed."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Batches of structures: what is hidden, dropped and noisy is a function of seed, epoch and record."""
+"""Batches of structures: masks, dropped parts and noise depend on seed, epoch and record only."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""One conformer of each residue, names of force fields, missing columns, confidences and residue numbers: files as
-programs write them."""
+"""Structure files as programs write them: conformers, force field names, missing columns, confidences and numbers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ class Atom:
 
 
 def residue(index: int, three: str = "", number: int | None = None, shift: float = 0.0, **fields) -> list[Atom]:
-    """Backbone of a residue of the fold, moved by ``shift`` along x."""
+    """Backbone atoms of a residue of the fold, shifted along x by ``shift``."""
     three = three or THREE[FOLD.residues[index]]
     positions = (FOLD.coordinates[index] + np.array([shift, 0, 0])).round(3).tolist()
     return [
@@ -123,7 +122,7 @@ def read(content: str | bytes, name: str = "x", **given: object) -> tuple[Struct
 
 @st.composite
 def conformers(draw) -> tuple[list[Atom], str, float]:
-    """Atoms of residue 3 in several conformers, and the amino acid and the shift of the one to take."""
+    """Draw atoms of residue 3 in several conformers; also the amino acid and the shift of the expected conformer."""
     alternates = []
     identifiers = draw(st.lists(IDENTIFIERS, min_size=1, max_size=4, unique=True))
     shared = draw(st.sampled_from([(), ("O",), ("N",), ("N", "CA", "C", "O")]))
@@ -135,7 +134,7 @@ def conformers(draw) -> tuple[list[Atom], str, float]:
         occupancy = draw(OCCUPANCIES)
         atoms = residue(2, kind, shift=float(number + 1), altloc=identifier, occupancy=occupancy)
         own = [atom for atom in atoms if atom.name not in (*missing, *shared)]
-        # A large side chain, which counts for nothing.
+        # A large side chain, which must not affect the choice.
         own += [Atom("CB", kind, 3, (9, 9, number), identifier, occupancy)] * draw(st.integers(0, 3))
         alternates.append((kind, occupancy, {atom.name for atom in own}, own))
     common = [atom for atom in residue(2, three) if atom.name in shared]
@@ -148,7 +147,7 @@ def conformers(draw) -> tuple[list[Atom], str, float]:
         return residue(2, three), three, 0.0
     _, _, number, kind = max((size, round(mean, 6), number, kind) for size, mean, number, kind in backbones)
     atoms = [atom for *_, own in alternates for atom in own]
-    if draw(st.booleans()):  # atom by atom, as the PDB's files have them
+    if draw(st.booleans()):  # interleaved by atom, as in the PDB's files
         order = {name: index for index, name in enumerate((*NAMES, "CB"))}
         atoms.sort(key=lambda atom: order[atom.name])
     return [*common, *atoms], kind, 1.0 - number if "CA" not in shared else 0.0

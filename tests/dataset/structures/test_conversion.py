@@ -1,4 +1,4 @@
-"""A structure store is complete or not there, is known by its content, and notices damage."""
+"""A structure store is complete or absent, is identified by its content, and detects damage."""
 
 from pathlib import Path
 from threading import Timer

@@ -1,4 +1,4 @@
-"""Structure files become chains; what they lack is mended and counted, or refused in one line."""
+"""Structure files become chains; gaps are filled and counted, or the file is refused in one line."""
 
 import gzip
 from dataclasses import replace

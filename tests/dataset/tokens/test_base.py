@@ -31,7 +31,7 @@ from tests.dataset.tokenizer_folders import FOR_PROTEINS, FOR_TEXT, PROTEINS, TE
 
 
 def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text with what stands before and after it."""
+    """Ids of each text with the special tokens before and after it."""
     ids_T, lengths_N = tokenizer.encode(texts)
     assert ids_T.dtype == np.int32 and lengths_N.dtype == np.int64 and lengths_N.sum() == ids_T.size
     pieces = np.split(ids_T, np.cumsum(lengths_N)[:-1])
@@ -197,7 +197,7 @@ def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, mon
     with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
         load("esmeray-tests/not-there")
     assert "\n" not in str(refusal.value)
-    # A URL that the hub's client refuses, by an error of its own.
+    # A URL that the hub's client refuses with its own error.
     monkeypatch.setenv("HTTPS_PROXY", "http://host:port")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: httpx.Client())
     with pytest.raises(ConfigError, match="HTTPS_PROXY: can't be used"):
@@ -209,7 +209,7 @@ SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 
 @st.composite
 def vocabularies(draw):
-    """Draw the vocabulary of a BERT of proteins: words, letter case, form, what it lacks, and if it has unknowns."""
+    """Draw the vocabulary of a protein BERT: words, letter case, form, missing letters, and maybe an unknown token."""
     letters = AMINO_ACIDS + draw(st.sampled_from(["", "X", "XUBZO"]))
     letters = "".join(draw(st.permutations(letters)))
     spelled = draw(st.sampled_from([str.upper, str.lower]))

@@ -1,4 +1,4 @@
-"""The table tokenizer gives the ids of transformers' EsmTokenizer on any text."""
+"""The table tokenizer returns the same ids as transformers' EsmTokenizer on any text."""
 
 import pytest
 import torch

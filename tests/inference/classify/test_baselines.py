@@ -10,7 +10,7 @@ LOGISTIC = "logistic regression on composition"
 
 
 def proteins(records, seed=0, classes=3):
-    """Sequences in which each class has more of its own amino acid than others have."""
+    """Sequences in which each class is rich in its own amino acid."""
     generator = np.random.default_rng(seed)
     targets = generator.integers(classes, size=records)
     letters = np.array(list(AMINO_ACIDS))

@@ -1,4 +1,4 @@
-"""Positions are written by the residue numbers of the file, or counted with #; what is written is read again."""
+"""Positions are the file's residue numbers, or indices with #; written positions can be read again."""
 
 from dataclasses import replace
 

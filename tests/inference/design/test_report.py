@@ -1,4 +1,4 @@
-"""The logo shows the native sequence as it is, whatever was designed."""
+"""The logo shows the native sequence unchanged, whatever the designs are."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ def designs_of(*texts: str) -> list[Design]:
 
 
 def test_native_residues_are_coloured_where_most_designs_agree(saved_figures: list[Figure], tmp_path: Path):
-    # Position by position: all agree, none does, two of four do (a tie), three of four do, unknown, none does.
+    # Designs that agree per position: all, none, two of four (a tie), three of four, unknown, none.
     designs = designs_of("MAAKKV", "MAWKKV", "MAAKKV", "MAWRKV")
     structure = replace(Structure.unknown("fold", "MLWKXI"), numbers=256 * np.array([8, 9, 10, 15, 19, 20]))
     draw_logo(tmp_path / "logo.png", structure, designs)

@@ -1,4 +1,4 @@
-"""Small embedding jobs, and what is read back of them."""
+"""Small embedding jobs, and readers of their outputs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,12 +48,12 @@ def replace(job: EmbedJobSection, **changes: Any) -> EmbedJobSection:
 
 
 def partial(job: EmbedJobSection) -> Path:
-    """The folder of the unfinished job."""
+    """Folder of the unfinished job."""
     return job.output.with_name(f"{job.output.name}.partial")
 
 
 def final_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file but the log, the report, and the manifest that has their checksums."""
+    """Bytes of all files except the log, the report and the manifest with their checksums."""
     left_out = ("embedding_performance_report_cpu.json", "esmeray.json")
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in left_out]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.parent.name != "logs"}
@@ -66,7 +66,7 @@ def vectors(folder: Path | str, output: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def computed_shards() -> Iterator[list[int]]:
-    """The numbers of the shards that are computed in the block."""
+    """Collect the numbers of the shards that the block computes."""
     computed: list[int] = []
     compute = ShardWorker.compute
 
@@ -81,7 +81,7 @@ def computed_shards() -> Iterator[list[int]]:
 
 @contextmanager
 def stopped_after(shards: int) -> Iterator[list[int]]:
-    """A block whose process ends before it writes one more shard; the numbers of those that are computed."""
+    """Interrupt the block after a number of shards; collect the numbers of the shards that it computes."""
     write = ShardFiles.write
 
     def killed(self: ShardFiles, *given: Any) -> Any:

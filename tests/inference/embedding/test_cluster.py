@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster compute the same bytes as one process, also where they are lost."""
+"""Actors of a Ray cluster compute the same bytes as one process, also if actors are lost."""
 
 import signal
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def actor_processes() -> list[psutil.Process]:
-    processes = psutil.process_iter(["cmdline"])  # None of another's that ended and was not waited for
+    processes = psutil.process_iter(["cmdline"])  # cmdline is None for zombies
     return [p for p in processes if any("_EmbeddingActor" in word for word in p.info["cmdline"] or ())]
 
 

@@ -1,4 +1,4 @@
-"""A finished output grows by what is new, without a change of what is there, to the values of one job."""
+"""A finished output is extended by new proteins: old files stay unchanged, and values equal a single job's."""
 
 import shutil
 from collections.abc import Iterator
@@ -48,12 +48,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def more_proteins(folder: Path) -> Path:
-    """All of the records, and two more ids of sequences that others have: one of the first records, one of the new."""
+    """All records, and two more ids with duplicate sequences: one of the first records, one of the new records."""
     return write_proteins(folder / "more.fasta", [*SEQUENCES, SEQUENCES[1], SEQUENCES[-1]], [*IDS, "old", "new"])
 
 
 def begun(folder: Path, **settings: Any) -> tuple[EmbedJobSection, EmbedJobSection]:
-    """A job of the first six proteins, which is done, and one of all for the same output."""
+    """A finished job with the first six proteins, and a job with all proteins for the same output."""
     job = request(folder, sequences=SEQUENCES[:FIRST], **settings)
     write_proteins(folder / "proteins.fasta", SEQUENCES[:FIRST], IDS[:FIRST])
     run_job(job)
@@ -221,7 +221,7 @@ def test_a_part_copied_from_another_output_is_refused(tmp_path: Path):
 
 
 def test_sequences_of_one_hash_get_vectors_of_their_own(tmp_path: Path):
-    """In one job, in one that takes known vectors, and under an id that returns with the other sequence."""
+    """Check a single job, a job that reuses known vectors, and an id that returns with the other sequence."""
     every = random_sequences([30] * 6)
     first = write_proteins(tmp_path / "first.fasta", every[:3])
     second = write_proteins(tmp_path / "second.fasta", every[3:])

@@ -1,4 +1,4 @@
-"""A job gives every protein's vector once, resumes to the same bytes, and refuses what is not its own."""
+"""A job writes every protein's vector once, resumes to the same bytes, and refuses another job's folder."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def expected(folder: Path, sequences: list[str], output: str = "mean") -> list[n
 @pytest.mark.parametrize("file_format", ["parquet", "hdf5"])
 def test_each_protein_has_its_vector_in_the_order_of_the_input(tmp_path: Path, file_format: str):
     sequences = random_sequences([5, 40, 12, 33])
-    sequences.insert(2, sequences[0])  # two ids of one sequence
+    sequences.insert(2, sequences[0])  # two ids with one sequence
     ids = ["sp|P1|A/B", "c:2", "again", "x.y", "z"]
     write_proteins(tmp_path / "proteins.fasta", sequences, ids)
     outputs = ["mean", "residues", "contacts"]

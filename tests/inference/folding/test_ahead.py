@@ -1,4 +1,4 @@
-"""Structures that are predicted while training runs give the training that they give when they are there before."""
+"""Structures predicted during training give the same run as structures predicted before."""
 
 import shutil
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
 
 
 class InThisProcess(Folder):
-    """In place of actors, which take seconds to start."""
+    """A folder that replaces actors, which take seconds to start."""
 
     def __init__(self, settings: FoldingSettings, *_: Any, **__: Any) -> None:
         super().__init__(settings)

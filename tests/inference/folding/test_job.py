@@ -1,5 +1,4 @@
-"""Predicted structures are kept by sequence and predictor: found again, never predicted twice, equal however often a
-job was ended."""
+"""Predicted structures are stored by sequence and predictor: they are reused, and interruptions do not change them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Indexes on disk: built, extended, killed, damaged, and of another model."""
+"""Indexes on disk: build, extension, kills, damage, and refusal of another model's vectors."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def test_a_compressed_index_finds_families(tmp_path):
     queries = vectors[::20] + 0.02 * random.normal(size=(60, CHANNELS)).astype(np.float32)
     exact, near = (open_index(tmp_path / kind).search(queries, 10) for kind in ("exact", "compressed"))
     recall = np.mean([len({*one} & {*other}) for one, other in zip(exact[0], near[0], strict=True)]) / 10
-    # Of 20 in a family the 10th and the 11th may be as near as fp16 rounds.
+    # In a family of 20, the 10th and 11th hits may be tied after rounding to fp16.
     assert recall > 0.95
     np.testing.assert_allclose(near[1], exact[1], atol=0.01)
 
@@ -118,7 +118,7 @@ def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
 def test_a_killed_build_and_a_killed_extension_resume_to_the_same_bytes(sources, tmp_path, kind):
     output, undisturbed = tmp_path / "index", tmp_path / "undisturbed"
-    for source, piece in zip(sources, (2, 1), strict=True):  # of two parts, and of one
+    for source, piece in zip(sources, (2, 1), strict=True):  # sources with two parts and with one part
         before = bytes_of(output) if output.exists() else {}
         with killed_in_piece(piece), pytest.raises(KeyboardInterrupt):
             make_index([source], section(output, kind=kind))
@@ -188,7 +188,7 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     make_index(sources, section(tmp_path / "local"))
     assert hits(uri) == hits(tmp_path / "local")
     assert {path.name: path.stat().st_mtime_ns for path in parts.iterdir()}.items() >= before.items()
-    # As a kill at the end of the first upload leaves it. Work of another job, with its own record, stays.
+    # The state after a kill at the end of the first upload. Files of another job, with its own record, stay.
     record = tmp_path / "bucket" / "index.partial" / RECORD_FILE
     record.parent.mkdir()
     (record.parent / "shard").touch()
@@ -223,7 +223,7 @@ RECORDS = st.lists(st.tuples(st.sampled_from(POOL), st.sampled_from(["MKT", "MKV
 @settings(max_examples=25, deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=3), st.booleans())
 def test_an_index_has_each_id_once_with_one_sequence(sources, at_once):
-    """Whatever collides. Ids that repeat within one source stay, as they are."""
+    """Ids may collide in any way. Repeated ids within one source stay unchanged."""
     with TemporaryDirectory() as name, hashes_of_one_bit():
         folders = []
         for number, source in enumerate(sources):
@@ -272,7 +272,7 @@ def test_a_part_of_another_index_is_refused(sources, tmp_path):
             source = make_embeddings(tmp_path / f"{name}{number}", vectors, IDS[rows], model=model)
             make_index([source], section(tmp_path / name))
     part = "parts/00001.safetensors"
-    (tmp_path / "mine" / "esmeray.json").unlink()  # which would notice any other file
+    (tmp_path / "mine" / "esmeray.json").unlink()  # its manifest would report any foreign file
     shutil.copyfile(tmp_path / "other" / part, tmp_path / "mine" / part)
     with pytest.raises(DataError, match=r"00001\.safetensors: damaged: its checksum differs from the manifest"):
         open_index(tmp_path / "mine")

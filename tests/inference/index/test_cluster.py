@@ -1,4 +1,4 @@
-"""An index whose parts are searched by actors of a cluster: the hits of one process, also while an actor is killed."""
+"""Actors of a cluster that search the parts of an index find the hits of one process, also if an actor is killed."""
 
 import threading
 import time
@@ -27,10 +27,10 @@ QUERIES = np.concatenate([random_vectors(1400, CHANNELS)[:50], random_vectors(55
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An exact index and a compressed one, of five parts."""
+    """An exact index and a compressed one, with five parts each."""
     folder = tmp_path_factory.mktemp("indexes")
     vectors = random_vectors(1400, CHANNELS)
-    vectors[700:] = vectors[:700]  # of each row another part has an equal one
+    vectors[700:] = vectors[:700]  # each row has an equal one in another part
     source = make_embeddings(folder / "source", vectors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "PART_BYTES", 300 * CHANNELS * 4)
@@ -48,7 +48,7 @@ def test_two_actors_give_the_hits_of_one_process_also_while_one_is_killed(ray_ad
         killed = threading.Timer(0.05, ray.kill, [victim])
         killed.start()
         until_s = time.monotonic() + 60
-        while len(second._ready) == 1:  # until another one has answered in its place
+        while len(second._ready) == 1:  # until a replacement has answered
             found, values = cluster.search(QUERIES, 7)
             np.testing.assert_array_equal(found, rows)
             np.testing.assert_array_equal(values, scores)

@@ -18,10 +18,10 @@ KINDS = ("near duplicates", "common", "ties", "equal", "huge ranges", "zeros")
 def rows_of(kind: str, random: np.random.Generator) -> np.ndarray:
     rows = random.normal(size=(800, CHANNELS))
     match kind:
-        case "near duplicates":  # in the last bits, far below what bf16 holds, each of them several times
+        case "near duplicates":  # differ in bits beyond bf16's precision, each repeated several times
             repeated = np.repeat(rows[:12], 80, axis=0)
             rows = random.permutation(repeated * (1 + 2.0**-22 * random.integers(-3, 3, size=repeated.shape)))
-        case "common":  # as vectors of proteins have nearly all
+        case "common":  # a common offset, like nearly all protein embeddings
             rows += 40
         case "ties":
             rows = random.integers(-1, 2, size=(700, CHANNELS)) + np.eye(1, CHANNELS)
@@ -45,7 +45,7 @@ def test_hits_are_those_of_an_exhaustive_comparison_ties_by_row(kind, metric, bf
         rows = rows[np.linalg.norm(rows.astype(np.float64), axis=1) > 0]
     queries = np.concatenate([rows[::60], rows[::90] * 0.5, random.normal(size=(5, CHANNELS))]).astype(np.float32)
     queries = np.concatenate([queries, -queries[:3]])
-    cut = 257  # parts end within a group
+    cut = 257  # a part ends within a group
     vectors = prepared(metric, rows)
     pieces = [vectors[:cut], vectors[cut:]]
     parts = [

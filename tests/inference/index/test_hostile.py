@@ -1,4 +1,4 @@
-"""An index of right checksums and wrong content gives one line, and no hit that its vectors do not give."""
+"""An index with valid checksums and hostile content is refused in one line, or returns correct hits only."""
 
 import json
 import os
@@ -33,7 +33,7 @@ Change = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an index of each kind, of two parts, by L2."""
+    """Folder with an index of each kind, with two parts and the metric L2."""
     return make_sound(tmp_path_factory.mktemp("hostile"))
 
 
@@ -47,7 +47,7 @@ def make_sound(folder: Path) -> Path:
 
 
 def sealed(folder: Path) -> None:
-    """Make every checksum of an index right again."""
+    """Update every checksum of an index."""
     (folder / MADE_FILE).unlink(missing_ok=True)
     for path in folder.rglob(f"*{BLOCKS}"):
         large = path.with_name(path.name.removesuffix(BLOCKS))
@@ -67,19 +67,19 @@ def sealed(folder: Path) -> None:
 
 
 def change(write: Callable[..., object]) -> Callable[..., Change]:
-    """Let a function of a folder be given everything else first."""
+    """Decorator: a call of ``write`` without its folder returns a change, which is a function of the folder."""
     return lambda *given, **more: lambda folder: write(folder, *given, **more)
 
 
 @change
 def content(folder: Path, name: str, made: Callable[[bytes], bytes]) -> None:
-    """Write a file with other bytes."""
+    """Replace the bytes of a file."""
     (folder / name).write_bytes(made((folder / name).read_bytes()))
 
 
 @change
 def arrays(folder: Path, **changes: Any) -> None:
-    """Write the second part with other arrays: a function of the old one, or None for an array that is missing."""
+    """Rewrite the second part with changed arrays: functions of the old arrays, or None to omit an array."""
     path = folder / f"{PART}.safetensors"
     old = {name: np.array(values) for name, values in open_arrays(path).items()}
     new = {name: made(old[name]) for name, made in changes.items() if made}
@@ -87,7 +87,7 @@ def arrays(folder: Path, **changes: Any) -> None:
 
 
 def manifest(**changes: Any) -> Change:
-    """Write the manifest with other values."""
+    """Rewrite the manifest with other values."""
     return content("index.json", lambda text: json.dumps(json.loads(text) | changes).encode())
 
 
@@ -106,7 +106,7 @@ def trained(
     rows: int = 0,
     trains: bool = True,
 ) -> None:
-    """Write clusters of another kind."""
+    """Rewrite the clusters with another kind."""
     index: Any = faiss.index_factory(channels, factory, metric)
     sample = random_vectors(300, channels, seed=2)
     if trains:
@@ -130,7 +130,7 @@ def centroids(index: Any) -> Any:
 
 @change
 def touched(folder: Path, touch: Callable[[Any], object]) -> None:
-    """Write the same clusters, touched."""
+    """Rewrite the clusters after ``touch`` has changed them."""
     index: Any = faiss.read_index(str(folder / "trained.faiss"))
     touch(index)
     faiss.write_index(index, str(folder / "trained.faiss"))
@@ -148,7 +148,7 @@ def lists(
     code_bytes: int = 0,
     rows: slice = slice(None),
 ) -> None:
-    """Write other lists of the second part: its ids in their order by list, their number, and the bytes of a code."""
+    """Rewrite the second part's lists with other ids (ordered by list), number of lists, or bytes per code."""
     path = str(folder / f"{PART}.lists")
     old: Any = faiss.downcast_InvertedLists(faiss.read_InvertedLists(faiss.FileIOReader(path)))
     made = faiss.ArrayInvertedLists(count, old.code_size + code_bytes)
@@ -163,7 +163,7 @@ def lists(
 
 
 def last(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Replace an array's last value."""
+    """Return a function that replaces an array's last value."""
     return lambda array: np.append(array.ravel()[:-1], array.dtype.type(value)).reshape(array.shape)
 
 
@@ -303,7 +303,7 @@ CASES = {"exact": EXACT, "compressed": COMPRESSED}
 
 
 def use(folder: Path) -> Any:
-    """The hits of queries and of the index's own rows, and all ids."""
+    """Search for queries and for the index's own rows; return the hits and all ids."""
     index = open_index(folder)
     rows, scores = index.search(QUERIES, 10)
     own = [(row, hits.tolist()) for row, hits, _ in index.own_hits(np.arange(len(index)), 3)]
@@ -345,7 +345,7 @@ def test_a_search_refuses_a_file_truncated_or_written_to(sound, tmp_path):
             change(part)
             with pytest.raises(DataError, match=rf"{PART}.safetensors: truncated or modified since"):
                 index.search(QUERIES, 3)
-            shutil.copyfile(sound / kind / f"{PART}.safetensors", part)  # into the same file
+            shutil.copyfile(sound / kind / f"{PART}.safetensors", part)  # keeps the inode
             index = open_index(folder)
         shutil.copyfile(part, tmp_path / "copy")
         (tmp_path / "copy").rename(part)

@@ -17,6 +17,6 @@ def opened(source: Path | str, **more: Any) -> Model:
 def rows_of(
     model: Model, sequences: Sequence[str], kinds: Sequence[str] = ("mean",), layers: Sequence[int] = (-1,)
 ) -> dict[str, Tensor]:
-    """The rows of these outputs, of all sequences as one batch."""
+    """Rows of these outputs, with all sequences in one batch."""
     inputs = model.input_of([sequence.encode() for sequence in sequences])
     return model.rows([inputs], model.outputs(kinds, layers))[0]

@@ -1,4 +1,4 @@
-"""Embeddings equal transformers' own, one sequence at a time, for each architecture, output and layer."""
+"""Embeddings equal transformers' on single sequences, for each architecture, output and layer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -44,14 +44,14 @@ def model_folder(path: Path, name: str) -> tuple[Path, Any]:
 
 
 def reference(folder: Path, model: Any, special: tuple[int, int]) -> dict[int, list[Tensor]]:
-    """Residues of each sequence alone, after each layer."""
+    """Residue vectors of each sequence alone, after each layer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     own = opened(folder).tokenizer
     layers: dict[int, list[Tensor]] = {}
     for sequence in SEQUENCES:
         text = " ".join(sequence) if getattr(own, "spaced", False) else sequence
         ids = tokenizer(text, return_tensors="pt").input_ids
-        if ids.shape[1] != len(sequence) + sum(special):  # Ankh, whose tokenizer transformers 5 reads otherwise
+        if ids.shape[1] != len(sequence) + sum(special):  # Ankh: transformers 5 reads its tokenizer differently
             ids = torch.tensor([[*own.encode([sequence])[0].tolist(), *own.suffix]])
         with torch.no_grad():
             output = model(input_ids=ids, output_hidden_states=True)
@@ -63,7 +63,7 @@ def reference(folder: Path, model: Any, special: tuple[int, int]) -> dict[int, l
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_vector_is_the_same_bytes_whatever_shares_its_batch(precision: str, tmp_path: Path):
-    """One to sixteen rows, and in bf16 fewer than 777, are where libraries divide a product's sums in another way."""
+    """Libraries split a matmul's sums differently for 1 to 16 rows, and in bf16 for fewer than 777."""
     if precision == "bf16" and not cpu_computes_bf16():
         pytest.skip("products of bf16 without instructions for it are sums in order")
     size = {"hidden_size": 128, "intermediate_size": 1280, "num_attention_heads": 8, "num_hidden_layers": 1}
@@ -141,7 +141,7 @@ def test_an_autoencoder_gives_latents_and_a_classifier_its_backbone(tmp_path: Pa
     run = tmp_path / "run"
     run.mkdir()
     export(build_model(tiny_section(), 0), run / "export", EsmSequenceTokenizer())
-    model = opened(run)  # which has an export
+    model = opened(run)  # a run folder with an export
     wanted = ESM2Autoencoder.from_pretrained(run / "export").encode(SEQUENCES)
     found = rows_of(model, SEQUENCES, ["latents", "mean_latents"])
     assert torch.allclose(found["latents"], torch.cat(wanted), atol=1e-5)
@@ -219,7 +219,7 @@ def test_a_model_refuses_to_compute_in_a_forked_child(tmp_path: Path):
     model.embed(["MKT"])
     uses = [(model.embed, ["MKT"]), (pipeline.predict, ["MKT"]), (autoencoder.encode, ["MKT"]), (opened, folder)]
     with get_context("fork").Pool(1) as pool:
-        for use, argument in uses:  # bound methods travel with their models, which the child opens by that
+        for use, argument in uses:  # a pickled bound method contains the model, which the child process opens again
             with pytest.raises(ForkedError, match="opened before this process was forked"):
                 pool.apply_async(use, [argument]).get(60)
     assert model.embed(["MKT"]).shape == (1, 32)

@@ -1,5 +1,7 @@
-"""A trained model as its authors publish it is read right in every command, or refused: a BERT of residues in a pickle,
-whose vocabulary is capitals without X and whose folder has no settings of the tokenizer."""
+"""Every command reads a model in its authors' format correctly, or refuses it.
+
+The model is a residue BERT in a pickle, with a vocabulary of capitals without X and without tokenizer settings.
+"""
 
 import asyncio
 from pathlib import Path
@@ -109,7 +111,7 @@ def write_table(folder: Path, mutants: list[str]) -> Path:
 def test_a_vocabulary_without_x_and_without_an_unknown_token_refuses_x(folder, network, tmp_path):
     for name in ("config.json", "pytorch_model.bin"):
         (tmp_path / name).symlink_to(folder / name)
-    # The row stays, under a name that stands for no letter.
+    # The row stays, with a name that is not a letter.
     words = (folder / "vocab.txt").read_text().replace("[UNK]", "[unused1]")
     (tmp_path / "vocab.txt").write_text(words)
     model = open_model(tmp_path, device="cpu")

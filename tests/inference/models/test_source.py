@@ -1,4 +1,4 @@
-"""A model's task is what its manifest says, nothing is tried, and a flipped bit of any file is noticed or harmless."""
+"""A model's task comes from its manifest, without guessing; a flipped bit of any file is detected or harmless."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def test_a_folder_with_the_name_of_a_size_is_not_the_size(tmp_path: Path, monkey
 
 def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: Path):
     folder = export_tiny(tmp_path / "export")
-    (folder / MADE_FILE).unlink()  # else its checksum were refused first
+    (folder / MADE_FILE).unlink()  # otherwise the checksum would be refused first
     for task, version, message in [
         ("classifier", 2, "has format version 2, but this version of Esmeray reads 1; export the model"),
         (1, 1, r"esmeray_model\.json: damaged \("),

@@ -1,5 +1,7 @@
-"""Layers that are read as they are needed give the same bytes as those in memory, and few are there at any time; of
-weights of 8 bits, which are another model's, half as many bytes are read or held."""
+"""Streamed layers give the same bytes as layers in memory, with few layers in memory at a time.
+
+Int8 weights count as another model; they halve the bytes that are read or held.
+"""
 
 import gc
 import os
@@ -40,15 +42,15 @@ from tests.model.support import random_sequences
 pytestmark = pytest.mark.slow
 
 LAYERS, TENSORS = 4, 16
-"""Of the small model, and of each of its layers."""
+"""Number of layers of the small model, and of tensors per layer."""
 SEQUENCES = random_sequences([7, 31, 1, 90, 18, 55, 40, 12, 77, 3])
 BUDGET = 100
-"""Of a batch: the sequences make four."""
+"""Token budget of a batch; the sequences fill four batches."""
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where copies of 8 bits are written."""
+    """Folder to which int8 copies are written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/esmeray/storage/files"
 
@@ -66,7 +68,7 @@ def arrays(model: Model, outputs: list[str], layers: list[int]) -> list[dict[str
 
 
 def assert_equal(first: Model, second: Model) -> None:
-    """The fingerprint, and the bytes of all outputs of layers and of windows."""
+    """Check that fingerprints and the bytes of all outputs, by layer and by window, are equal."""
     assert first.facts.fingerprint == second.facts.fingerprint
     found, wanted = (arrays(model, ["mean", "residues", "logits"], [0, 2, -1]) for model in (first, second))
     assert len(found) == len(wanted) == 4
@@ -158,7 +160,7 @@ def test_layers_are_streamed_by_default_where_memory_does_not_hold_them(folder: 
 
 
 def rounded(folder: Path) -> None:
-    """Round the layers' products of a folder to 8 bits, in place and in fp32."""
+    """Round the linear weights of the layers to int8 values, in place and stored as fp32."""
     weights = load_file(folder / "model.safetensors")
     for name, tensor in weights.items():
         if "encoder.layer." in name and tensor.ndim == 2:
@@ -176,7 +178,7 @@ def test_weights_of_8_bits_give_the_bytes_of_rounded_ones_read_and_held(folder: 
     assert read.facts.fingerprint != stored.facts.fingerprint
     vectors, wanted = (model.embed(SEQUENCES).astype(np.float64) for model in (read, stored))
     cosines = (vectors * wanted).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(wanted, axis=1)
-    # A weight is off by 1/254 of the largest of its channel at most, and vectors by about the mean of that.
+    # The error of a weight is at most 1/254 of its channel's maximum; vectors have about the mean error.
     assert cosines.min() > 0.999 and not np.array_equal(vectors, wanted)
     assert_equal(read, held)
     rounded(folder)
@@ -203,7 +205,7 @@ def test_of_weights_of_8_bits_half_the_bytes_are_read_and_held(folder: Path, cac
         num_bytes.clear()
         arrays(model, ["mean"], [-1])
         totals[weights] = sum(num_bytes)
-    # Of so few channels scales and norms are a tenth.
+    # With this few channels, scales and norms are a tenth of the bytes.
     assert totals["int8"] < 0.6 * totals["stored"]
     (copy,) = cache.glob("*/")
     before = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
@@ -240,7 +242,7 @@ def test_vectors_of_8_bits_are_those_of_streamed_layers(folder: Path, tmp_path: 
     other = replace(job, output=tmp_path / "other", stream=True)
     run_job(other)
     assert final_bytes(job.output) == final_bytes(other.output)
-    run_job(replace(job, stream=True))  # the finished output is known as this job's
+    run_job(replace(job, stream=True))  # the finished output is recognized as this job's
     assert not partial(job).exists()
     assert read_embeddings(job.output).manifest.job["settings"]["weights"] == "int8"
     with pytest.raises(ConfigError, match="of another job"):

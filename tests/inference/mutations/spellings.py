@@ -1,4 +1,4 @@
-"""Spellings of a mutant, as tables and databases have them."""
+"""Notations of mutants in tables and databases."""
 
 from hypothesis import strategies as st
 
@@ -12,11 +12,11 @@ SEPARATORS = (":", ",", ";", "/", "+", "_", " ", ", ", "-", "|")
 
 @st.composite
 def spelled(draw: st.DrawFn, protein: Protein, mutant: Mutant) -> str:
-    """A notation of a mutant of substitutions."""
+    """Draw a notation of a mutant that has substitutions only."""
     taken = {mutation.offset for mutation in mutant.mutations}
     changes = [(m.wild, m.offset + protein.first, m.mutant) for m in mutant.mutations]
     free = [offset for offset in range(len(protein.sequence)) if offset not in taken]
-    # Synonyms are none of the mutant's substitutions.
+    # Synonymous changes are not part of the mutant's substitutions.
     for offset in draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []:
         changes.append((protein.sequence[offset], offset + protein.first, protein.sequence[offset]))
     if not changes:

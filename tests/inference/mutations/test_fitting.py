@@ -1,4 +1,4 @@
-"""Gaussian processes over mutants, and their cross-validation."""
+"""Gaussian processes on mutants, and their cross-validation."""
 
 import gzip
 
@@ -26,7 +26,7 @@ def features_of(mutants: list[Mutant], prior: np.ndarray, protein: Protein = PRO
 
 
 def measured(size: int, seed: int = 0) -> tuple[Features, np.ndarray]:
-    """Mutants of one to three mutations, a prior, and values that are sums over the mutations with noise."""
+    """Mutants with one to three mutations, a prior, and values: sums over the mutations plus noise."""
     random = np.random.default_rng(seed)
     effects = random.normal(size=(30, 20)) + random.normal(size=(30, 1))
     groups = [random.choice(len(SINGLES), random.integers(1, 4), replace=False) for _ in range(size)]
@@ -53,7 +53,7 @@ def test_the_posterior_is_that_of_the_textbook():
     mean = gain @ ((values[:40] - level) / spread - prior[:40]) + prior[40:]
     covariance = kernel(test, test) - gain @ kernel(train, test)
     found = posterior.predict(test)
-    # The jitter that makes mutants of equal features solvable is 1e-6 of the variance.
+    # The jitter is 1e-6 of the variance: it makes the matrix of mutants with equal features invertible.
     np.testing.assert_allclose(found.mean, level + spread * mean, atol=1e-3)
     np.testing.assert_allclose(posterior.covariance(test), spread**2 * covariance, atol=1e-3)
     np.testing.assert_allclose(found.deviation**2, np.diag(posterior.covariance(test)), atol=1e-3)
@@ -69,7 +69,7 @@ def test_weights_are_a_maximum_and_inducing_mutants_change_little(monkeypatch):
     features, values = measured(500)
     terms = [*kernels(features[:50], features[:50]).values()]
     rest = terms, values[:50], np.zeros(len(terms) + 1)
-    # Forward differences of 1e-8 of a value of some hundred.
+    # Forward differences with a step of 1e-8, of values of some hundred.
     for logs in np.random.default_rng(0).normal(size=(3, len(terms) + 1)):
         gradient_error = check_grad(
             lambda x: gaussian_process._negative_log_posterior(*rest, x)[0],

@@ -1,4 +1,4 @@
-"""The heat map has each score at its position, numbered as the protein is, and its amino acid."""
+"""The heat map shows each score at its amino acid and its position in the protein's numbering."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
     for axes in panels:
         (image,), (dots,) = axes.images, axes.lines
         ticks = zip(axes.get_xticks().tolist(), axes.get_xticklabels(), strict=True)
-        # All that the picture says of a column is its distance from a tick and the tick's number.
+        # A reader locates a column only by its distance from a tick and the tick's label.
         (first,) = {round(int(label.get_text()) - column) for column, label in ticks}
         letters = [label.get_text() for label in axes.get_yticklabels()]
         assert letters == [*AMINO_ACIDS] and image.origin == "upper"

@@ -1,4 +1,4 @@
-"""Scores equal a plain loop of transformers, one sequence at a time."""
+"""Scores equal a plain loop with transformers over single sequences."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def variants(mutants: list[Mutant]) -> list[Variant]:
 
 
 def plain_log_p(source: Path, network: Any, sequence: str, offset: int, window: int, masked: bool) -> dict[str, float]:
-    """Log-probabilities of the amino acids at an offset of a sequence, by transformers alone."""
+    """Log-probabilities of the amino acids at an offset of a sequence, computed with transformers only."""
     tokenizer = AutoTokenizer.from_pretrained(source)
     start = min(max(0, offset - window // 2), max(0, len(sequence) - window))
     ids = tokenizer(sequence[start : start + window], return_tensors="pt").input_ids

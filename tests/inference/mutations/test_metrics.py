@@ -8,7 +8,7 @@ from esmeray.inference.mutations.metrics import evaluation_of, mutation_metrics
 
 
 def reference(scores: np.ndarray, measured: np.ndarray) -> dict[str, float]:
-    """The definitions of ProteinGym, by scikit-learn and scipy."""
+    """ProteinGym's metrics, computed with scikit-learn and scipy."""
     good, predicted = measured >= np.median(measured), scores >= np.median(scores)
     top, best = (values >= np.percentile(values, 90) for values in (measured, scores))
     gains = (measured - measured.min()) / np.ptp(measured)
@@ -30,7 +30,7 @@ def test_metrics_are_those_of_proteingym():
     counts = random.integers(3, size=157)
     found, drawn = metrics(counts), np.repeat(np.arange(157), counts)
     wanted = reference(scores[drawn], measured[drawn])
-    for name in ("spearman", "top_10_recall", "ndcg"):  # the others keep the medians of all
+    for name in ("spearman", "top_10_recall", "ndcg"):  # the other metrics use the medians of all mutants
         assert found[name] == pytest.approx(wanted[name])
 
 

@@ -1,4 +1,4 @@
-"""One mutant is equal however it is written."""
+"""A mutant is equal in every notation."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The compiled attention is attention within each sequence, forward and backward, to the rounding of its dtype."""
+"""The compiled attention equals attention within each sequence, forward and backward, up to the dtype's rounding."""
 
 import platform
 from pathlib import Path
@@ -16,7 +16,7 @@ from esmeray.model.backbones.esm2 import rotary_tables, rotate
 
 LENGTHS = [5, 1, 64, 130, 17, 16, 200]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
-"""Relative, in the norm: a few roundings of the dtype."""
+"""Relative error of the norm: a few roundings of the dtype."""
 
 pytestmark = pytest.mark.skipif(not kernel_takes(torch.empty(1, 1, 8), torch.empty(1, 1, 8)), reason="no C++ compiler")
 
@@ -31,7 +31,7 @@ def heads(lengths: list[int], head: int, dtype=torch.float32, count: int = 4, se
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float) -> Tensor:
-    """One sequence after another, in fp64."""
+    """Attention per sequence, in fp64."""
     parts = zip(*(x.double().transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)), strict=True)
     outputs = [functional.scaled_dot_product_attention(*part, scale=scaling) for part in parts]
     return torch.cat(outputs, dim=1).transpose(0, 1)
@@ -109,7 +109,7 @@ def test_any_lengths_even_none(lengths, seed):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3)], ids=str)
 def test_scores_that_grow_along_a_sequence_are_shared_as_exactly(dtype, tolerance):
-    """Scores reach 300 in powers of e, where the inputs' own rounding costs as much as the tolerances."""
+    """Scores reach 300 before the exp, so the inputs' rounding alone causes an error of the size of the tolerances."""
     lengths = [1, 700]
     *inputs, d_out = heads(lengths, 8, dtype)
     inputs[1] *= torch.linspace(0, 90, 701, dtype=dtype)[:, None, None]

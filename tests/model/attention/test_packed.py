@@ -1,4 +1,4 @@
-"""Packed attention refuses what it can't honour; that it is attention of each sequence, test_huggingface.py shows."""
+"""Packed attention refuses unsupported arguments. test_huggingface.py checks that it is attention per sequence."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_dropout_drops_attention_scores():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
-    """The kernel needs a GPU; what it is called with is checked against its documented meaning."""
+    """The kernel needs a GPU; here its arguments are checked for their documented meaning."""
 
     def documented(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):
         assert cu_seq_q is cu_seq_k and (max_q, max_k) == (64, 64)
@@ -42,7 +42,7 @@ def test_the_flash_kernel_is_asked_for_the_same_attention(monkeypatch, causal):
     expected = attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal)
     with monkeypatch.context() as patch:
         patch.setattr("torch.nn.attention.varlen.varlen_attn", documented)
-        takes = iter([True, False])  # the packed call, then the one within the stand-in
+        takes = iter([True, False])  # the packed call, then the call in the substitute
         patch.setattr("esmeray.model.attention.packed._flash_takes", lambda *_: next(takes))
         assert torch.equal(attend(q, k, v, cu_seqlens, scaling=0.5, is_causal=causal), expected)
 

@@ -1,4 +1,4 @@
-"""ESM-2's own modules hold what transformers' do, from the same seed, config and folders, without importing it."""
+"""Esmeray's ESM-2 has the same weights as transformers' for a seed, config or folder, without importing it."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_the_same_seed_draws_the_weights_that_transformers_draws():
 
 
 def test_a_config_means_what_it_means_to_transformers():
-    """Fingerprints of features are made of all of it."""
+    """Fingerprints of features depend on the whole config."""
     for settings in (esm2_config(TINY).to_dict(), {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1}):
         ours = type(esm2_config(TINY))(**settings).to_dict()
         theirs = EsmConfig.from_dict(settings).to_dict()

@@ -1,4 +1,4 @@
-"""K-mers are of one sequence each and of standard residues, and features are the sum of their vectors."""
+"""K-mers lie within one sequence and have standard residues only; features are sums of their vectors."""
 
 import torch
 
@@ -15,7 +15,7 @@ def test_the_mean_of_features_is_that_of_the_sequences_own_kmers():
     batch = pack_sequences(sequences)
     backbone = KmerBackbone(5)
     rows = backbone.model.table.weight
-    rows[-1].zero_()  # of what is no k-mer
+    rows[-1].zero_()  # padding row for positions without a k-mer
     expected = []
     for text in sequences:
         total = torch.zeros(5)

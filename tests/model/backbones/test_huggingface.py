@@ -1,4 +1,4 @@
-"""Every architecture gives, on packed batches, what Hugging Face gives for one sequence at a time."""
+"""Every architecture gives the same features on packed batches as Hugging Face on single sequences."""
 
 import copy
 from dataclasses import replace
@@ -32,7 +32,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def reference(name: str) -> Any:
-    """A model with Hugging Face's own attention."""
+    """Model with Hugging Face's own attention."""
     return small_model(name)
 
 
@@ -43,14 +43,14 @@ def packed(reference: Any) -> PackedBackbone:
 
 @pytest.fixture(scope="module")
 def batch() -> PackedBatch:
-    """With mask tokens, which an ESM-2 scales the others of their sequence for; to other models they are any token."""
+    """A batch with mask tokens: ESM-2 scales the other tokens of a sequence by their share; other models do not."""
     batch = token_batch([40, 1, 7, 90, 2])
     hidden_T = (torch.arange(batch.num_tokens) % 3 == 0) & (batch.segment_ids() > 0)
     return replace(batch, tokens=torch.where(hidden_T, MASK, batch.tokens))
 
 
 def wrapped(model: Any, **settings: Any) -> PackedBackbone:
-    """The backbone of its architecture, around a copy."""
+    """Wrap a copy of the model in its architecture's backbone."""
     model, kind = copy.deepcopy(model), model.config.model_type
     if kind == "esm":
         return EsmBackbone(model, **settings)
@@ -134,7 +134,7 @@ def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
         ("mistral", {"sliding_window": 20}, 20),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, 20),
         ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 20}, 20),
-        ("llama", {"is_causal": False}, None),  # a decoder that looks both ways
+        ("llama", {"is_causal": False}, None),  # a decoder with bidirectional attention
     ],
 )
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Backbones are built from the config: drawn from the seed, or read from safetensors alone, with every fault named."""
+"""Backbones are built from the config: random by the seed, or from safetensors only; errors name the fault."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_weights_of_an_encoder_within_a_whole_t5_are_found(tmp_path):
 
 
 def test_rotary_frequencies_of_older_checkpoints_are_kept(tmp_path):
-    """Published ESM-2 weights hold a copy for each layer, rounded to fp16, which is what they were trained with."""
+    """Published ESM-2 weights contain a copy per layer, rounded to fp16; the models were trained with these values."""
     network = save_masked_lm(tmp_path, "esm")
     rounded = network.esm.rotary_embeddings.inv_freq.half().float()
     path = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Adapters stand around the layers they should, start as nothing, learn alone, and are merged or kept as by peft."""
+"""Adapters wrap the configured layers, start at zero, are trained alone, and are merged or kept like peft's."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Memory estimates follow the formulas of ZeRO and count what a built model has; operations are counted by hand."""
+"""Memory estimates follow ZeRO's formulas and a built model's weights; operations equal a count by hand."""
 
 import pytest
 
@@ -70,11 +70,11 @@ def test_bytes_per_parameter_in_bf16_on_four_devices_and_in_fp32_on_one(stage, w
 
 CONTEXT = 50.0
 UNUSED = 1e-3
-"""ESM-2's contact head is counted, a weight for each head of each layer, and never run."""
+"""Relative tolerance for ESM-2's contact head: its weights, one per layer and head, are counted but never run."""
 
 
 def by_hand(config, head_weights: int) -> tuple[float, float, float]:
-    """Backbone weights, head weights and forward attention operations of an ESM-2."""
+    """Number of backbone weights, head weights and forward attention operations of an ESM-2."""
     width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     return layers * (4 * width * width + 2 * width * inner), head_weights, layers * 4 * width * CONTEXT
 

@@ -1,4 +1,4 @@
-"""An exported folder opens with transformers and with Esmeray, gives the same output, and never runs a pickle."""
+"""An exported folder opens in transformers and in Esmeray with the same output, and never unpickles."""
 
 import json
 import logging
@@ -83,7 +83,7 @@ def test_a_pickle_planted_in_an_export_never_runs(tmp_path, autoencoder):
     payload = pickle.dumps(Malicious(tmp_path / "pwned"))
     (folder / "autoencoder.pt").write_bytes(payload)
     ESM2Autoencoder.from_pretrained(folder)
-    (folder / MADE_FILE).unlink()  # whoever plants can write this file, too
+    (folder / MADE_FILE).unlink()  # an attacker could rewrite this file, too
     for name in ("autoencoder.safetensors", "model.safetensors"):
         (folder / name).write_bytes(payload)
         with pytest.raises(DataError, match=r"damaged|can't be read"):

@@ -1,4 +1,4 @@
-"""Feature statistics leave out masked tokens, and are safe for constant channels."""
+"""Feature statistics exclude masked tokens and are finite for constant channels."""
 
 import pytest
 import torch

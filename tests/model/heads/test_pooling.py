@@ -1,4 +1,4 @@
-"""Pooling and light attention look at what belongs to each sequence, and at nothing else."""
+"""Pooling and light attention depend on the tokens of their own sequence only."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ COUNTS = [5, 0, 1, 40, 16, 0, 333, 17]
 
 
 def segments_of_rows(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Features and scores, and segments with rows before, between and after them that no result may depend on."""
+    """Features, scores and segments; no result may depend on the rows before, between and after the segments."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.tensor(COUNTS)
     firsts = (counts + 3).cumsum(0) - counts
@@ -59,7 +59,7 @@ AROUND = [(1, 1), (0, 0), (0, 1)]
 
 
 def of_the_paper(module: LightAttention, residues_LD: torch.Tensor) -> torch.Tensor:
-    """(2 D,): the published forward for one sequence without special tokens."""
+    """The published forward pass for one sequence without special tokens: (2 D,)."""
     (kernel,) = module.feature_convolution.kernel_size
     x = functional.pad(residues_LD.t().unsqueeze(0), ((kernel - 1) // 2, kernel // 2))
     values, scores = module.feature_convolution(x), module.attention_convolution(x)

@@ -1,4 +1,4 @@
-"""Scores of the kernel and of its path in torch are parasail's."""
+"""Scores of the kernel and of its torch fallback equal parasail's."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ CASES = [("BLOSUM62", 11, 1), ("BLOSUM45", 14, 2), ("PAM250", 5, 5), ("BLOSUM80"
 
 
 def sequences(lengths: list[int], seed: int = 0) -> list[bytes]:
-    """Random residues, the ones of each fourth sequence taken from the one before, with a gap."""
+    """Random sequences; every fourth is a copy of the previous one with a gap."""
     random = np.random.default_rng(seed)
     made = [random.choice(LETTERS, length).tobytes() for length in lengths]
     for number in range(3, len(made), 4):
@@ -65,7 +65,7 @@ def test_scores_under_tritons_interpreter_are_those_of_parasail():
 
 
 def interpreted() -> None:
-    """In a process of its own: Triton decides between interpreter and compiler when it is imported."""
+    """Run in a child process: Triton chooses between interpreter and compiler at import."""
     from esmeray.model.kernels.smith_waterman_triton import scores
 
     targets = sequences([1, 30, 12, 25, *range(2, 2 + LANES)])

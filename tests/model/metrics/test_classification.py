@@ -29,7 +29,7 @@ few = settings(max_examples=12, deadline=None)
 
 
 def class_case(seed, rows, classes, decimals=8, occurring=None):
-    """Probabilities with few decimals have ties; targets are drawn from the first ``occurring`` classes."""
+    """Random probabilities and targets. Few decimals cause ties; only the first ``occurring`` classes have targets."""
     generator = np.random.default_rng(seed)
     scores = generator.random((rows, classes)).round(decimals) + 1e-3
     targets = generator.integers(occurring or classes, size=rows)
@@ -142,7 +142,7 @@ def test_calibration_error_is_the_gap_of_each_bin_by_its_share():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_fmax_is_that_of_cafa(seed):
-    """Radivojac et al. 2013: precision over records with a prediction, recall over all that have a label."""
+    """Radivojac et al. 2013: mean precision over records with a prediction, mean recall over records with a label."""
     scores, targets = label_case(seed, 30, 4, 2 if seed else 8)
     targets[0] = 0
     targets[1, 0] = 1

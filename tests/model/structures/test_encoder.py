@@ -1,4 +1,4 @@
-"""Moved structures give the same, packed ones what each gives alone; neighbours are the nearest."""
+"""Features are invariant to rigid motions and to packing, and neighbours are the nearest residues."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def encoder(neighbours: int = 12) -> StructureEncoder:
 
 
 def packed(*structures) -> PackedBatch:
-    """Structures end to end in one batch."""
+    """Concatenate structures into one packed batch."""
     alone = [structure_batch(fold, [fold.residues]) for fold in structures]
     batch = pack_sequences([fold.residues for fold in structures])
     by_token = {name: torch.cat([part.by_token[name] for part in alone]) for name in (COORDINATES, CHAINS)}

@@ -1,4 +1,4 @@
-"""Known trouble in a GPU log is found, and nothing else; in a healthy one nothing is."""
+"""The analysis of a GPU log finds the known problems and no others; a healthy log has none."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A log of nvidia-smi is read to its last whole sample, and refused with the name of a column that is absent."""
+"""An nvidia-smi log is read up to its last complete sample, or refused with the name of a missing column."""
 
 from pathlib import Path
 

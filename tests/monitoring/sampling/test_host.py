@@ -32,7 +32,7 @@ def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
     monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: times(used, 1.0))
     monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])  # other tests may have started some
     sampler = ProcessSampler(clock=lambda: now)
-    assert "cpu_percent" not in sampler.read()  # nothing to compare with
+    assert "cpu_percent" not in sampler.read()  # a rate needs two readings
     now, used = 104.0, 11.0
     assert sampler.read()["cpu_percent"] == pytest.approx(150.0)
 

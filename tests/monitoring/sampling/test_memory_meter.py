@@ -9,7 +9,7 @@ from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 CPU = torch.device("cpu")
 MIB = 2**20
 PAGES = 2 * MIB
-"""Threads count some pages for themselves; the kernel adds them up now and then."""
+"""Tolerance in bytes: the kernel counts some pages per thread and adds these counts up only occasionally."""
 
 
 def test_the_peak_keeps_freed_memory_until_it_is_reset():
@@ -24,7 +24,7 @@ def test_the_peak_keeps_freed_memory_until_it_is_reset():
     assert meter.peak_bytes() - before == pytest.approx(64 * MIB, abs=PAGES)
     with pytest.raises(torch.OutOfMemoryError, match="more than its limit"):
         limited.check()
-    limited.free()  # where the heap had room for the block, it keeps its pages
+    limited.free()  # if the block came from the heap, the heap keeps its pages
     assert meter.peak_bytes() - before == pytest.approx(0, abs=PAGES)
     limited.check()
 

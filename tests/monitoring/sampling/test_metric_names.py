@@ -1,4 +1,4 @@
-"""Every metric has one name, one unit and one meaning, valid wherever it goes."""
+"""Every metric has one name, unit and meaning, valid in all sinks."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""All GPUs are read; what one can't say is left out, what is lost is one warning. NVML is faked."""
+"""All GPUs are read with a simulated NVML: unsupported metrics are omitted, and a lost GPU causes one warning."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ ANSWERS = {
 
 
 class Driver:
-    """The faked NVML: what it was asked for each GPU, and with which errors it fails."""
+    """A simulated NVML that records its calls per GPU and fails with configured errors."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -102,7 +102,7 @@ def test_all_gpus_are_read_and_all_that_is_read_has_a_name(driver, monkeypatch):
 
 def test_an_older_driver_is_asked_by_the_older_name(driver):
     devices = driver.devices()
-    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # of a slice of a GPU
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # a MIG slice does not support it
     slice_lacks = {(1, name): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
     driver.failing = slice_lacks | {
         "PowerUsage": pynvml.NVML_ERROR_TIMEOUT,
@@ -164,9 +164,9 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
 
 def test_nvlink_traffic_is_the_growth_of_its_counters(driver):
     devices = driver.devices()
-    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # nothing to compare with
+    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # a rate needs two readings
     driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
     metrics = devices.read()[0].metrics
     assert (metrics["nvlink_tx_bytes_per_s"], metrics["nvlink_rx_bytes_per_s"]) == (5 * 1024, 2 * 1024)
-    driver.now_s, driver.links_kib = 3.0, [0, 0]  # reset
+    driver.now_s, driver.links_kib = 3.0, [0, 0]  # the counters were reset
     assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics

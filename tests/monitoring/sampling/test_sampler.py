@@ -1,4 +1,4 @@
-"""A worker's samples hold what can be read of it, are on Ray's port, and nothing that goes wrong reaches the run."""
+"""A worker's samples contain all readable metrics and are on Ray's port; failures never affect the run."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ def make(path, warnings) -> Callable[..., Sampler]:
 
 @pytest.fixture
 def cuda(monkeypatch) -> SimpleNamespace:
-    """torch.cuda of a GPU that is not there, with its peak."""
+    """Simulated torch.cuda with a settable peak memory."""
     gpu = SimpleNamespace(peak=900)
     counts = {"allocated_bytes.all.current": 600, "reserved_bytes.all.current": 800, "num_alloc_retries": 4}
     stats = {GPU: lambda: counts | {"allocated_bytes.all.peak": gpu.peak}}
@@ -175,11 +175,11 @@ def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings)
 
 
 SCRAPE_TIMEOUT_S = 90.0
-"""Ray hands metrics on every ten seconds."""
+"""Seconds to wait for metrics; Ray exports them every ten seconds."""
 
 
 def scraped(address: str) -> dict[tuple[str, str, str], float]:
-    """Every value of ours that is on the node's port, by name, worker and GPU."""
+    """Esmeray's values on the node's metrics port, by name, worker and GPU."""
     with urllib.request.urlopen(address, timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found = {}
@@ -220,5 +220,5 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     assert {key: found.get(key) for key in expected} == expected
     assert all(found[key] > 0 for key in present - {("host_cpu_percent", "0", "")})
     assert not {"not_known", "perf_mfu"} & {name for name, *_ in found}
-    assert ("throughput_tokens_per_s", "1", "") not in found  # it is the whole run's
-    assert ("host_mem_used_bytes", "1", "") not in found  # worker 0 looks at the machine
+    assert ("throughput_tokens_per_s", "1", "") not in found  # a metric of the whole run
+    assert ("host_mem_used_bytes", "1", "") not in found  # worker 0 reads the machine's metrics

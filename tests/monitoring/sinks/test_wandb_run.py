@@ -1,4 +1,4 @@
-"""W&B can neither stop nor slow a run. Real wandb, against a fake server, closed ports and files on disk."""
+"""W&B can neither stop nor slow a run: the real wandb with a fake server, closed ports and files on disk."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ from tests.monitoring.wandb_file import read_history, read_records
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 150.0
-"""Seconds that a test waits for what must come, on a machine under any load."""
+"""Maximum seconds that a test waits for an expected event, also on a busy machine."""
 MARK = "ESMERAY_TEST_MARK"
 RUN_ID = "abcd1234"
 RECORDS = [train(step, step) for step in range(1, 101)]
@@ -72,7 +72,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 
 
 class Run:
-    """A run's folder, and what W&B made the driver say."""
+    """A run folder, and the driver's warnings about W&B."""
 
     def __init__(self, path: Path, mode: str = "offline", **settings: Any) -> None:
         patient = {"finish_timeout_s": PATIENCE_S, "init_timeout_s": PATIENCE_S}
@@ -84,7 +84,7 @@ class Run:
         self.warnings: list[str] = []
 
     def finish(self, **metrics: float) -> None:
-        """Write the files of a finished run: curves, export, validation, outcome."""
+        """Write the files of a finished run: plot of the curves, export, validation and outcome."""
         Image.new("RGB", (4, 4)).save(self.folder.curves)
         self.folder.export.mkdir()
         (self.folder.export / "model.safetensors").write_bytes(b"weights")
@@ -95,7 +95,7 @@ class Run:
         return WandbFollowers(self.section, self.folder, workers, warn=self.warnings.append)
 
     def assert_harmless(self, mark: str) -> None:
-        """One warning with the command that uploads everything, and no process left behind."""
+        """Check for one warning with the command that uploads everything, and no leftover process."""
         (warning,) = self.warnings
         assert f"'python -m {PROGRAM} {self.folder.path} --mode online'" in warning
         assert marked_processes(mark) == []
@@ -175,7 +175,7 @@ def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mar
         append(sample_file(run.folder.monitoring, 1), *(sample(1, 30 * n, gpu__0__util=n) for n in samples))
         wandb.close()
         assert run.warnings == []
-        Image.new("RGB", (4, 4)).save(run.folder.curves)  # while the run rests: logged by the second start alone
+        Image.new("RGB", (4, 4)).save(run.folder.curves)  # between the starts: only the second start logs it
         server.known_run["tags"] += ["by hand"]
         server.known_run["notes"] = "edited"
     assert series(server.values(), "train/loss") == [1.0] * 100
@@ -258,7 +258,7 @@ def drive(run: Run) -> None:
 
 def test_killed_driver_leaves_no_process(tmp_path, monkeypatch, mark):
     run = Run(tmp_path / "run", "online", finish_timeout_s=1.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         driver = multiprocessing.get_context("fork").Process(target=drive, args=(run,))
         driver.start()

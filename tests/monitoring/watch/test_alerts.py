@@ -1,4 +1,4 @@
-"""Each problem is reported once, in words that say why, again only after it was over, and never for history."""
+"""Each problem is reported once with its reason, again only after it has ended, and never for old records."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ SETTINGS = AlertsSection(memory_percent=90)
 
 @pytest.fixture
 def alerts_of(tmp_path: Path):
-    """Give records to a sink on one alerts.jsonl; returns what the file then holds."""
+    """Function that passes records to a sink and returns the content of its alerts.jsonl."""
 
     def write(records: list[Record]) -> list[Record]:
         sink = AlertSink(tmp_path / "alerts.jsonl", SETTINGS)
@@ -33,7 +33,7 @@ def states(alerts: list[Record]) -> list[tuple[str, str]]:
 
 
 def utilised(*percents: float, **step: float) -> list[Record]:
-    """Samples of a GPU after one step whose time is spent so."""
+    """GPU samples with these utilizations, after a step with these phase times."""
     samples = [sample(0, INTERVAL_S * number, gpu__0__util=percent) for number, percent in enumerate(percents)]
     return [train(1, 0, **step), *samples]
 

@@ -26,7 +26,7 @@ def test_without_a_terminal_lines_come_now_and_then():
     sink.write({"kind": "sample", "step": 101, "time": 201.0, "host.cpu": 0.5})
     sink.close()
     lines = stream.getvalue().splitlines()
-    assert 11 <= len(lines) <= 14  # one of them says what recovery is
+    assert 11 <= len(lines) <= 14  # one line explains the metric `recovery`
     assert [line for line in lines if "validation" in line] == ["step 100: validation loss 1.0000, recovery 0.500"]
 
 

@@ -7,7 +7,7 @@ from tests.monitoring.samples import append, sample, train, wait_until
 
 
 class Recorder:
-    """A sink that keeps what it gets."""
+    """A sink that records its input."""
 
     def __init__(self, fails_at: int | None = None):
         self.steps: list[int] = []

@@ -1,4 +1,4 @@
-"""A run's state is read from its files: while they are written, after the end, and when its process was killed."""
+"""A run's state is read from its files: during the run, after its end, and after a kill."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Who may call: keys, their scopes and rates, and settings that would leave the service open."""
+"""Access control: keys, their scopes and rates, and refusal of settings that would leave the service open."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -25,7 +25,7 @@ SCOPES: dict[str, dict[str, Any]] = {
 
 
 def write_keys(path: Path) -> dict[str, str]:
-    """A file with a key of each scope; the keys themselves, by name."""
+    """Write a file with a key per scope; return the keys by name."""
     made = {name: new_key(name) for name in SCOPES}
     keys = [key.model_copy(update=SCOPES[name]).model_dump(exclude_none=True) for name, (_, key) in made.items()]
     path.write_text(yaml.safe_dump(keys))
@@ -33,7 +33,7 @@ def write_keys(path: Path) -> dict[str, str]:
 
 
 class Guarded(NamedTuple):
-    """A service with keys, asked with one of them."""
+    """A service with keys, and a client with one of them."""
 
     client: httpx.Client
     keys: dict[str, str]
@@ -135,7 +135,7 @@ def test_what_is_out_of_scope_is_forbidden_on_every_api(guarded: Guarded):
 
 def test_rates_are_kept_and_say_when_to_come_back(guarded: Guarded):
     assert [guarded.ask("slow", "/v1/models").status_code for _ in range(3)] == [200, 200, 429]
-    first = guarded.ask("small", "/v1/embeddings", {"input": "MKTAYIAKQRMKT"})  # more than there is: on credit
+    first = guarded.ask("small", "/v1/embeddings", {"input": "MKTAYIAKQRMKT"})  # over the limit: on credit
     refused = guarded.ask("small", "/v1/embeddings", {"input": "MK"})
     assert first.status_code == 200 and "10 residues a minute" in problem(refused, 429)
     assert 1 <= int(refused.headers["retry-after"]) <= 60

@@ -1,4 +1,4 @@
-"""Endpoints: what comes back for JSON, FASTA and arrays, in every kind of answer, and what is refused."""
+"""Endpoints: answers to JSON, FASTA and arrays, in every response format, and refusals."""
 
 import asyncio
 import csv
@@ -77,11 +77,11 @@ def test_classes_are_those_of_predict_with_what_was_cropped(client: httpx.Client
         assert [item["label"] for item in answer["data"]] == [label.replace("?", "") for label in wanted.labels()]
         assert answer["labels"] == list(wanted.label_space.names)
     refused = client.post("/v1/encode", json={"model": "places", "sequences": texts, "output": "classes"})
-    assert "output: String should match pattern" in problem(refused, 422)  # that takes a key of classify
+    assert "output: String should match pattern" in problem(refused, 422)  # `classes` belongs to /v1/classify
 
 
 def rows_of(answer: httpx.Response) -> tuple[list[str], list[list[Any]]]:
-    """Heads and rows of a table, as a library of its kind reads it."""
+    """Column names and rows of a table, read with a library for its format."""
     content = io.BytesIO(answer.content)
     if answer.headers["content-type"].startswith("text/csv"):
         heads, *rows = csv.reader(io.StringIO(answer.text, newline=""))
@@ -234,7 +234,7 @@ def test_refusals_say_what_where_and_what_to_do(client):
 
 
 def test_head_is_answered_as_get_without_a_body_and_nowhere_else(client: httpx.Client):
-    client.get("/v1/models")  # which loads the models
+    client.get("/v1/models")  # loads the models
     for module in application.ROUTES:
         for route in module.router.routes:
             assert isinstance(route, APIRoute)
@@ -258,13 +258,13 @@ def test_other_kinds_of_bodies_and_answers_and_large_ones_are_refused(client: ht
     assert "CSV" in problem(client.post("/v1/encode", json=residues, headers={"Accept": "text/csv"}), 406)
     assert problem(client.get("/v1/encode"), 405)
     assert "FASTA starts" in problem(client.post("/v1/encode", content="MKT", headers=FASTA), 400)
-    for content in (b" " * 200_001, (b" " * 50_000 for _ in range(1000))):  # by its length, and while it arrives
+    for content in (b" " * 200_001, (b" " * 50_000 for _ in range(1000))):  # by Content-Length, and while it arrives
         assert "200,000 bytes" in problem(client.post("/v1/encode", content=content, headers=FASTA), 413)
 
 
 @contextmanager
 def begun_body(client: httpx.Client) -> Iterator[socket.socket]:
-    """A connection on which a request with a body of nine bytes has sent the first."""
+    """A connection with an unfinished request, which has sent one of nine bytes of its body."""
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
         head = b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\n"
         connection.sendall(head + b"Content-Type: text/plain\r\nContent-Length: 9\r\n\r\n>")
@@ -285,7 +285,7 @@ def test_a_slow_body_is_refused(serving: Serving, monkeypatch):
 
 
 def changed(call: Call, before: Callable[[], Awaitable[Reply | None]]) -> Call:
-    """The same, after ``before``, whose reply is given in place of the model's."""
+    """Wrap a call: ``before`` runs first, and its reply, if any, replaces the model's."""
 
     async def run(*arguments: Any) -> Reply:
         return await before() or await call.run(*arguments)
@@ -355,7 +355,7 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
         answer = client.post("/v1/classify", json={"sequences": ["a cell divides", "Zürich 12.50 €"]})
         assert [item["cropped"] for item in answer.json()["data"]] == [0, 0]
         assert "at least one letter" in problem(client.post("/v1/classify", json={"sequences": [""]}), 422)
-        # Residues are cut; a text is never cut at a wrong place.
+        # Protein sequences may be cut; a text that is too long is refused.
         body = {"inputs": "a cell divides", "truncate": True}
         assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}
         long = client.post("/", json={**body, "inputs": "a cell divides " * 30})
@@ -398,9 +398,9 @@ def test_the_log_has_a_line_of_json_for_a_request_and_no_sequence(client: httpx.
     client.post("/v1/encode", json={"sequences": [secret]}, headers=headers)
     client.post("/v1/encode", json={"sequences": [f"{secret}1"]})
     client.post("/v1/encode", content=secret, headers=FASTA)
-    client.get("/health")  # a line is written after its answer, and before the next request is read
+    client.get("/health")  # the log line is written after the answer and before the next request is read
     logged = [json.loads(record.message) for record in caplog.records if record.name == "esmeray.service"]
-    lines = [line for line in logged if line["endpoint"] == "encode"]  # one before may have been late
+    lines = [line for line in logged if line["endpoint"] == "encode"]  # an earlier request's line may be late
     facts = {"request": "logged", "endpoint": "encode", "status": 200, "key": "anybody", "model": "esm"}
     assert lines[0].items() >= {**facts, "sequences": 1, "residues": 12}.items()
     assert [line["status"] for line in lines] == [200, 422, 400]

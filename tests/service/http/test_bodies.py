@@ -1,4 +1,4 @@
-"""No body makes the service fail, echo what was sent, or answer at length."""
+"""No request body makes the service fail, echo the body, or send a long answer."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def client(serving: Serving) -> Iterator[httpx.Client]:
 
 
 def refused(answer: httpx.Response) -> bool:
-    """A refusal that is short and shows nothing of the program; or an answer."""
+    """Check that an answer is a success or a short refusal without internals; return whether it is a refusal."""
     if answer.is_success:
         return False
     assert 400 <= answer.status_code < 500, (answer.status_code, answer.text)
@@ -80,7 +80,7 @@ def test_compressed_bodies_are_refused(client: httpx.Client):
 
 
 def sent(client: httpx.Client, content: bytes) -> bytes:
-    """All that comes back for these bytes, which no client of HTTP would send so."""
+    """Send raw bytes, which may be invalid HTTP, and return the whole response."""
     answers = b""
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=20) as connection:
         connection.sendall(content)
@@ -160,7 +160,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "/v1/decode": {"model": "autoencoder", "latents": [[[0.5] * 8]]},
     "/predict": {"inputs": [[RECORD]]},
 }
-"""A body of each route that it answers."""
+"""A valid body per route."""
 NAMES = st.sampled_from([*FIELDS, *OTHERS, "top_k", "ids", "index", "raw_scores", "encoding", "prompt_name"])
 MISSPELLED = st.one_of(
     NAMES,
@@ -186,13 +186,13 @@ def test_no_body_makes_a_route_fail(client: httpx.Client, body: bytes, kind: str
     draw = random.Random(seed)
     broken = body[: draw.randrange(len(body) + 1)] if draw.random() < 0.2 else body
     accept = draw.choice(["*/*", "application/x-npy", "text/csv", "application/vnd.apache.arrow.stream", "a/b"])
-    for path in draw.sample(ROUTES, 3):  # each route has its bodies; all of them for each body take minutes
+    for path in draw.sample(ROUTES, 3):  # a sample: all routes for each body would take minutes
         refused(client.post(path, content=broken, headers={"Content-Type": kind, "Accept": accept}))
 
 
 @pytest.fixture(scope="module")
 def fields(client: httpx.Client) -> dict[str, set[str]]:
-    """Names of the fields of each route, as /docs shows them."""
+    """Names of the fields per route, from the schema of /docs."""
     paths = client.get("/openapi.json").json()["paths"]
     bodies = {path: route["post"]["requestBody"]["content"] for path, route in paths.items() if "post" in route}
     found = {path: set(body["application/json"]["schema"]["properties"]) for path, body in bodies.items()}
@@ -237,7 +237,7 @@ def test_an_unknown_field_is_named_wherever_it_is(
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_schema_says_what_the_service_does(client: httpx.Client, data: st.DataObject):
-    assert client.get("/v1/models").is_success  # which loads the models: /ready is answered as the schema says
+    assert client.get("/v1/models").is_success  # loads the models, so that /ready succeeds
     schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
     checks = [not_a_server_error, status_code_conformance, content_type_conformance]
     for operation in schema.get_all_operations():

@@ -1,4 +1,4 @@
-"""Clients of OpenAI and text-embeddings-inference work unchanged: what they ask for is done, or they show why not."""
+"""Clients of OpenAI and text-embeddings-inference work unchanged: requests succeed, or the client shows the reason."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.service.serving import Serving
 
 SEQUENCES = ["MKTAYIAKQR", "MSI"]
 LONG = random_sequences([450])[0]
-"""Fifty residues more than the service takes of a sequence."""
+"""A sequence fifty residues longer than the service's maximum."""
 
 
 def vectors(client: httpx.Client, output: str = "mean", sequences: list[str] = SEQUENCES) -> list[np.ndarray]:
@@ -133,7 +133,7 @@ def test_what_is_too_long_is_cut_at_the_end_that_is_named(client: httpx.Client, 
     part = LONG[-400:] if (direction or "").lower() == "left" else LONG[:400]
     body = {"truncate": True, **({"truncation_direction": direction} if direction else {})}
     (wanted,) = vectors(client, sequences=[part])
-    for text in (LONG, f" {LONG.lower()}* "):  # the end of a translation is no residue
+    for text in (LONG, f" {LONG.lower()}* "):  # `*`, the end of a translation, is not a residue
         (vector,) = client.post("/embed", json={"inputs": text, "normalize": False, **body}).json()
         np.testing.assert_allclose(vector, wanted, rtol=1e-5, atol=1e-6)
         (rows,) = client.post("/embed_all", json={"inputs": text, **body}).json()

@@ -1,4 +1,4 @@
-"""Answers of Serve's proxy before a request reaches the ingress."""
+"""Answers of Ray Serve's proxy before a request reaches the ingress."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ def test_who_leaves_right_after_a_request_costs_the_ingress_no_call(serving: Ser
         assert seconds(keeping.get) < 0.5
         with suppress(httpx.ReadTimeout):
             httpx.get(f"{address}/slow", timeout=0.2)
-        # From now on new connections wait to see whether they leave too; the others don't.
+        # From now on, only new connections wait to see whether their clients disconnect, too.
         assert seconds(httpx.get) >= 0.5 > seconds(keeping.get)
         asyncio.run(leave_all())
         assert seconds(httpx.get) >= 0.5
@@ -140,7 +140,7 @@ def test_large_bodies_share_a_rate_and_small_ones_have_none(monkeypatch: Any):
 
     async def send_all(door: Door, sizes: list[int]) -> float:
         async def post(size: int) -> None:
-            # As uvicorn hands them over, which reads up to 256 kB at once.
+            # Pieces as from uvicorn, which reads up to 256 kB at once.
             pieces = [4 * GATHERED_BYTES] * (size // (4 * GATHERED_BYTES))
 
             async def receive() -> Any:

@@ -1,4 +1,4 @@
-"""No body costs more than eight times its bytes, the event loop, or another caller's answer."""
+"""No body takes more memory than eight times its size, blocks the event loop, or delays another caller's answer."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.service.serving import Serving, npy, problem
 SIZE = 2_000_000
 LARGE: dict[str, Any] = {"body_bytes": SIZE, "sequences": 1024, "residues": 200_000}
 ALLOWANCE = 8_000_000
-"""Bytes for what does not grow with the body."""
+"""Bytes for allocations that do not grow with the body."""
 JSON, FASTA, NPY = "application/json", "text/plain", "application/x-npy"
 
 
@@ -54,7 +54,7 @@ ROUTES = (*FIELDS, "/v1/encode", "/v1/decode", "/v1/masked")
 
 
 async def posted(app: Guard, path: str, kind: str, body: bytes) -> int:
-    """Status of the answer to a body that arrives in pieces; no client's copies of it are in this process."""
+    """Status of the answer to a body in pieces, sent to the app directly: this process has no client's copies of it."""
     headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     starts = iter(range(0, len(body), 65_536))
@@ -72,7 +72,7 @@ async def posted(app: Guard, path: str, kind: str, body: bytes) -> int:
 
 
 def memory_bytes(which: str) -> int:
-    """``VmRSS``, or ``VmHWM``, the most since it was set back."""
+    """``VmRSS``, or ``VmHWM``, the maximum since its last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
 
@@ -83,7 +83,7 @@ def test_a_body_costs_at_most_eight_times_its_bytes(serving: Serving, kind: str)
     content_type, body = ATTACKS[kind]
     for path in ROUTES:
         attack = body.replace(b'"sequences"', b'"%s"' % FIELDS.get(path, b"sequences"), 1)
-        serving.run(posted(app, path, JSON, b"{}"))  # loads what is loaded once
+        serving.run(posted(app, path, JSON, b"{}"))  # warm-up: loads modules and models
         Path("/proc/self/clear_refs").write_text("5")
         before = memory_bytes("VmRSS")
         assert serving.run(posted(app, path, content_type, attack)) in (200, 400, 413, 415, 422), path
@@ -154,7 +154,7 @@ def test_bodies_have_a_bound_together_which_leaves_room_for_small_ones(serving: 
             half.set()
             assert (await first).status_code == 200
             assert (await client.post("/v1/encode", content=large)).status_code == 200
-            while app.body_bytes:  # the client has its answer before the guard has counted the body off
+            while app.body_bytes:  # the guard subtracts the body after the client has its answer
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(guard, "BODIES", 1)

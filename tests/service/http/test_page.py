@@ -1,4 +1,4 @@
-"""The page in a browser: every task draws its answer, by keyboard too, and nothing leaves this machine."""
+"""The page in a browser: every task shows its answer, also with the keyboard only, without requests to other hosts."""
 
 import csv
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = (
     b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
-# The start of a request, and a piece that follows without end.
+# The start of a request, and a piece that is repeated endlessly.
 ENDLESS = {
     "one header": (GET + b"X: ", 1000 * b"a"),
     "the name of the header": (GET, 1000 * b"a"),
@@ -42,7 +42,7 @@ def connected(serving: Serving) -> Iterator[socket.socket]:
 
 
 def answers(connection: socket.socket) -> list[tuple[int, str]]:
-    """Status and detail of each answer until the server ends the connection."""
+    """Status and detail of each answer until the server closes the connection."""
     text = b""
     with suppress(ConnectionResetError):
         while piece := connection.recv(65_536):
@@ -60,7 +60,7 @@ def test_what_never_becomes_a_request_is_refused_while_it_arrives(serving: Servi
     start, piece = ENDLESS[form]
     with connected(serving) as connection:
         connection.sendall(start)
-        # All of it is read: a client that is still sending when the server closes may lose the answer.
+        # The server reads all bytes: a client that is still sending when the server closes may lose the answer.
         connection.sendall(piece * (200_000 // len(piece)))
         *earlier, (status, detail) = answers(connection)
     assert (status, earlier) == (431, [(200, "")] if form == "a header after a request" else [])
@@ -83,7 +83,7 @@ def test_a_head_may_arrive_in_single_bytes_but_not_for_ever(serving: Serving, mo
 
 
 def chunks(size: int, number: int) -> bytes:
-    """A body of one protein, whose chunks but the first are blanks."""
+    """A chunked body with one protein in the first chunk and blanks in the others."""
     chunk = b"%x\r\n" % size + size * b" " + b"\r\n"
     return CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"6\r\n>a\nMKT\r\n" + number * chunk
 
@@ -144,7 +144,7 @@ def test_what_is_not_http_is_refused_in_the_form_of_other_refusals(serving: Serv
 
 
 def test_serves_proxy_makes_its_connections_by_this_protocol(monkeypatch):
-    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", "")  # put back after the test
+    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", "")  # restored after the test
     assert [middleware.cls for middleware in middlewares()] == [Door]
     config = uvicorn.Config(lambda: None)
     config.load()

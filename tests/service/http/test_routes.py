@@ -1,4 +1,4 @@
-"""docs/design.md lists the files of a new route, docs/service.md the routes that there are."""
+"""docs/design.md lists the files of a new route, docs/service.md all routes."""
 
 import asyncio
 from unittest.mock import AsyncMock
@@ -26,7 +26,7 @@ def test_the_pages_list_the_files_of_a_route_every_route_and_every_output():
 
 def test_wide_searches_rest_only_while_other_requests_are_being_answered(monkeypatch):
     rests = []
-    times = iter([0.0, 1.0, 3.0, 4.0])  # of three starts, and of the end after which it rests
+    times = iter([0.0, 1.0, 3.0, 4.0])  # times of three starts and of the last end
     monkeypatch.setattr(common.time, "perf_counter", lambda: next(times))
     monkeypatch.setattr(common.asyncio, "sleep", AsyncMock(side_effect=rests.append))
 

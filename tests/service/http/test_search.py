@@ -29,7 +29,7 @@ SEQUENCES = random_sequences([20, 40, 9], seed=11)
 
 
 def found(answer: httpx.Response) -> list[list[tuple[str, float]]]:
-    """Ids and scores of each."""
+    """Ids and scores of the hits per query."""
     assert answer.status_code == 200, answer.text
     return [[(hit["id"], hit["score"]) for hit in item["neighbours"]] for item in answer.json()["data"]]
 
@@ -83,7 +83,7 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
         ({"sequences": ["MKT"] * 30, "top_k": 1000}, 413, "30,000 neighbours, more than 20,000"),
     ]:
         assert words in problem(client.post("/v1/search", json=body), status)
-    # A model that was replaced by another since.
+    # The model has been replaced since.
     reply = serving.run(serving.index_replica.run(np.ones((1, 32), np.float32), 3, "of another", "me"))
     assert reply.refused == "model" and "of another model than the served one" in reply.detail
     served = ServedIndex(name="proteins", source=str(serving.index))
@@ -127,7 +127,7 @@ def test_a_truncated_index_is_refused_at_once(serving: Serving, tmp_path: Path, 
         wanted = found(searched(client))
     lost_and_found(IndexReplica(served, "esm", "1"))
     os.truncate(part, 0)
-    # Serve starts it after a crash; a first one, at the start or at SIGHUP, refuses.
+    # Serve restarts a replica after a crash; the first replica after a start or SIGHUP refuses instead.
     lost_and_found(IndexReplica(served, "esm", "1"))
     os.truncate(part, 0)
     kept.clear()

@@ -1,4 +1,4 @@
-"""Every item gets its own result, batches keep to their budget and age, and nothing is computed in vain."""
+"""Every item gets its own result, batches respect token budget and maximum wait, and no result is computed in vain."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ def item(number: int, tokens: int = 3) -> Item:
 
 
 class Computed:
-    """Batches in their order; while ``closed`` no batch ends. The result of an item is its payload."""
+    """Records batches in their order; until ``open`` is set, no batch ends. The result of an item is its payload."""
 
     def __init__(self) -> None:
         self.batches: list[list[Item]] = []
@@ -43,7 +43,7 @@ class Computed:
 
 
 async def begun(*requests: Awaitable[Any]) -> list[asyncio.Task[Any]]:
-    """The requests, once each has been queued."""
+    """Start the requests; return their tasks once each request has been queued."""
     tasks = [asyncio.create_task(request) for request in requests]  # type: ignore[arg-type]
     await asyncio.sleep(0)
     return tasks
@@ -135,7 +135,7 @@ def test_a_cancelled_item_is_not_computed_unless_another_waits_for_it():
         await asyncio.sleep(0)
         computed.open.set()
         await stays
-        await batcher.submit([item(1)])  # asked for again, it is computed
+        await batcher.submit([item(1)])  # it is computed when requested again
 
     assert batched(use).payloads == [[-1], [2], [1]]
 
@@ -146,10 +146,10 @@ def test_too_much_waiting_is_refused_with_the_time_to_come_back():
         with pytest.raises(OverloadedError) as refused:
             await batcher.submit([item(101, 6)])
         assert 1 <= refused.value.retry_after_s <= 60
-        equal = batcher.submit([item(100, 15)])  # costs nothing more
+        equal = batcher.submit([item(100, 15)])  # shares the result: no further tokens
         computed.open.set()
         await asyncio.gather(waits, equal)
-        assert len(await batcher.submit([item(number) for number in range(50)])) == 50  # alone it may be of any size
+        assert len(await batcher.submit([item(number) for number in range(50)])) == 50  # alone: any size
 
     assert [101] not in batched(use, queue_tokens=15).payloads
 
@@ -159,7 +159,7 @@ def test_a_slow_models_queue_is_bounded_by_the_time_to_compute_it():
         batcher.totals.tokens, batcher.totals.computing_s = 100 * BUDGET, 100.0
         assert batcher.room_tokens == 5 * BUDGET
         batcher.totals.computing_s = 10_000.0
-        assert batcher.room_tokens == 2 * BUDGET  # or its batches would not be full
+        assert batcher.room_tokens == 2 * BUDGET  # otherwise batches would not be full
         (waits,) = await begun(batcher.submit([item(100, 2 * BUDGET - 1)], "first"))
         with pytest.raises(OverloadedError):
             await batcher.submit([item(101, 2 * BUDGET)], "second")
@@ -172,7 +172,7 @@ def test_a_slow_models_queue_is_bounded_by_the_time_to_compute_it():
 def test_a_small_request_next_to_the_largest_is_in_the_next_batch():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         large = await begun(batcher.submit([item(number) for number in range(500)], "large"))
-        # The last is one of the large request's, whose own turn is far off.
+        # The last item belongs to the large request, whose virtual time is far ahead.
         small = await begun(*(batcher.submit([item(number, 4)], f"small {number}") for number in (1000, 1001, 499)))
         computed.open.set()
         await asyncio.gather(*large, *small)
@@ -190,7 +190,7 @@ def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
         results = await asyncio.gather(*flood, return_exceptions=True)
         assert len(await other) == 1
         refused = sum(isinstance(result, OverloadedError) for result in results)
-        assert refused == 50 - 24 // 3  # 3 of the 30 tokens are left to who comes next, 3 are another's
+        assert refused == 50 - 24 // 3  # of 30 tokens, 3 stay reserved for a next caller, and 3 are another's
 
     async def leave(batcher: TokenBatcher, computed: Computed) -> None:
         (large,) = await begun(batcher.submit([item(number) for number in range(500)], "large"))

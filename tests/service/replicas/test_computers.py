@@ -28,7 +28,7 @@ def offline(folder: Path) -> Model:
 
 @functools.cache
 def alone(folder: Path, output: str, sequence: str) -> np.ndarray:
-    """The offline model's, of one sequence by itself, maybe with a mask."""
+    """The offline model's output for one sequence, maybe with a mask."""
     (wanted,) = offline(folder).outputs([output])
     (batch,) = run(offline(folder), [sequence], [wanted])
     return batch.arrays[output][0] if wanted.per == "protein" else batch.arrays[output]
@@ -87,7 +87,7 @@ def test_embeds_cache_is_read(serving: Serving, tmp_path: Path):
     run_job(request(tmp_path, outputs=["mean", "residues"], cache=tmp_path / "cache", cache_gb=1))
     model = ServedModel(name="esm", source=str(folder), cache=str(tmp_path / "cache"), **PRECISION)
     served = Computer(model, "cpu")
-    served._model.rows = None  # type: ignore[method-assign,assignment]  # what is cached needs no model
+    served._model.rows = None  # type: ignore[method-assign,assignment]  # cached results need no model
     for output in ("mean", "residues"):
         (values,) = served.compute(served.items(output, [sequence]))
         near(values, alone(folder, output, sequence))

@@ -1,4 +1,4 @@
-"""Alignment with a store from the command line."""
+"""The command ``align``, which aligns queries with a store."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ KEEP_ALL = ["--align.evalue", "inf", "--align.hits", "3"]
 
 @pytest.fixture
 def files(command, tmp_path) -> list[object]:
-    """Queries and a store of them and others."""
+    """Queries, and a store of the queries and other sequences."""
     sequences = random_sequences([120] * 30)
     names = [f"p{number}" for number in range(30)]
     fasta = write_proteins(tmp_path / "all.fasta", sequences, names)

@@ -27,7 +27,7 @@ def model(artifacts) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch) -> None:
-    """Tests of the report draw them."""
+    """Skip plots: the tests of the report draw them."""
     monkeypatch.setattr("esmeray.inference.classify.report._draw", lambda *_: [])
 
 
@@ -38,7 +38,7 @@ def proteins(tmp_path) -> Path:
 
 @pytest.fixture
 def evaluate(command, tmp_path, monkeypatch) -> Callable[..., tuple[str, dict]]:
-    """Evaluate a model; what is printed, and the evaluation in the folder of this name."""
+    """Function that evaluates a model to a folder; returns the printed text and the evaluation."""
     monkeypatch.chdir(tmp_path)
 
     def call(model: Path, folder: str, *options: object) -> tuple[str, dict]:
@@ -68,7 +68,7 @@ def write_checkpoint(config: Config, store_checksum: str) -> None:
 
 
 def records_of(lengths: list[int]) -> list[str]:
-    """Records of FASTA with a label for each residue."""
+    """FASTA records with a label per residue."""
     sequences = random_sequences(lengths, 5)
     return [f">p{n} {('CEH' * 20)[: len(text)]}\n{text}\n" for n, text in enumerate(sequences)]
 
@@ -131,7 +131,7 @@ def test_cropped_residues_do_not_count(evaluate, tmp_path):
     config = classifier_config("per_residue", max_length=20, crop="ends", labels=HEADER)
     model = export_tiny(tmp_path / "model", config)
     letters = ClassifierPipeline.load(model, device="cpu").predict(sequences).labels()
-    # What is predicted is right, and what is cropped is of another class in the file.
+    # All predictions are right, and the cropped residues have another class in the file.
     truth = [text.replace("?", "H") for text in letters]
     assert "?" in letters[0] and set(letters[0]) != {"?", "H"}
     Path("a.fasta").write_text("".join(f">p{n} {truth[n]}\n{text}\n" for n, text in enumerate(sequences)))
@@ -184,7 +184,7 @@ def test_without_a_file_the_records_are_those_that_the_run_held_out(command, eva
     assert "majority class" in of_file["baselines"], "fitted on what the run was trained on"
     outcome = command(*EVALUATE, model, "--evaluate.part", "test")
     assert outcome.code == 3 and "no test" in outcome.err
-    write_checkpoint(config, "0" * 64)  # data that changed since training are not scored as what the run held out
+    write_checkpoint(config, "0" * 64)  # data that changed after training are not scored as held-out data
     outcome = command(*EVALUATE, model, "--evaluate.output", "changed")
     assert outcome.code == 6 and "was trained on" in outcome.err and "not on its current version" in outcome.err
     assert not Path("changed").exists()

@@ -1,4 +1,4 @@
-"""``esmeray data structures``: a file is read by what is in it, or refused in one line, and nothing stays."""
+"""``esmeray data structures`` detects a file's format by its content, or refuses it in one line and leaves no files."""
 
 import gzip
 import io

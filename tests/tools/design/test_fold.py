@@ -1,4 +1,4 @@
-"""``esmeray design fold``: a model that is not there is refused before anything is started."""
+"""``esmeray design fold`` refuses a missing model before it starts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``esmeray design generate``, ``score`` and ``evaluate``: files to designs, and what is refused."""
+"""``esmeray design generate``, ``score`` and ``evaluate``: designs for structure files, and refusals."""
 
 import csv
 import json
@@ -49,9 +49,9 @@ def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Pa
 
 @pytest.fixture
 def generated(here: Path, command, tmp_path: Path, monkeypatch) -> Callable[[str], tuple[Outcome, dict[str, str]]]:
-    """Generate by these options; what is said, and the designs by their headers."""
+    """Function that generates with these options; returns the outcome and the designs by header."""
 
-    # Drawing letters takes longer than all else; inference/design/test_report.py looks at the picture.
+    # Skip the logo, which takes most of the time; inference/design/test_report.py tests it.
     monkeypatch.setattr("esmeray.inference.design.report.draw_logo", lambda path, *_: path.touch())
 
     def call(options: str) -> tuple[Outcome, dict[str, str]]:
@@ -81,7 +81,7 @@ def test_designs_keep_fixed_residues_and_leave_out_omitted_ones(here, generated,
 
 
 def test_residues_are_fixed_by_the_numbers_of_the_file(generated, tmp_path):
-    # Residues 10 to 12 are not in the file, so that 16 is the thirteenth.
+    # Residues 10 to 12 are missing in the file, so residue 16 is the thirteenth.
     lines = [line for line in pdb_lines(FOLDS[0]) if int(line[22:26]) not in (10, 11, 12)]
     path = write_pdb(tmp_path / "gaps.pdb", lines)
     outcome, designs = generated(f"--structures {path} --fix 8-14,A:16,A:#1 --steps 2 --temperature 1")

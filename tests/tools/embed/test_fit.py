@@ -1,4 +1,4 @@
-"""A model that is fitted to labelled proteins places others by their relatives, and is refused where it can't be."""
+"""A model fitted to labelled proteins embeds other proteins near their relatives; unsuitable labels are refused."""
 
 import json
 from pathlib import Path

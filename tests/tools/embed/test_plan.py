@@ -1,4 +1,4 @@
-"""``embed plan``: a table and its JSON, by the arithmetic that docs/embeddings.md gives."""
+"""``embed plan`` prints a table or JSON with the arithmetic in docs/embeddings.md."""
 
 import json
 
@@ -15,10 +15,10 @@ def test_a_plan_is_a_table_and_a_file_by_the_documented_arithmetic(command, tmp_
     assert million["hours"] == pytest.approx(1e6 * 332 / 50_000 / 3600)
     assert million["money"] == pytest.approx(million["hours"] * 2 * 3)
     assert million["vector_bytes"] == 1e6 * 320 * 4
-    assert billion["memory_bytes"] == 64e9  # one bit a value and 24 bytes: what one DiskANN index of 10^9 takes
-    # Of a million 4,000 clusters, of more 39 vectors each of a sample of 256 MiB.
+    assert billion["memory_bytes"] == 64e9  # one bit per value and 24 bytes, like a DiskANN index of 10^9
+    # A million vectors have 4,000 clusters; more vectors have a cluster per 39 vectors of a 256 MiB sample.
     assert billion["queries_per_s"] == pytest.approx(million["queries_per_s"] / (1000 * 4000 / (2**28 // 1280 // 39)))
-    assert command(words).code == 2  # it is there
+    assert command(words).code == 2  # the output exists
     command.done(f"{words} --overwrite --plan.index exact --plan.output residues")
     exact = json.loads(path.read_text())["rows"][0]
     assert (exact["memory_bytes"], exact["index_bytes"]) == (1e6 * 320 * 4, 1e6 * 320 * 6)
@@ -30,7 +30,7 @@ def test_the_rate_is_the_peak_of_the_gpu_by_the_operations_of_a_token(command, t
     command.done(
         f"embed plan --plan.model esm2_t33_650M --plan.gpu h100 --plan.assume.mfu 0.5 --plan.json_output {path}"
     )
-    weights = 33 * 12 * 1280**2  # of the layers' products; embeddings are looked up
+    weights = 33 * 12 * 1280**2  # linear layers only: embeddings are lookups
     flops = 2 * weights + 4 * 33 * 1280 * 500
     assert json.loads(path.read_text())["tokens_per_s"] == pytest.approx(0.5 * 989.4e12 / flops, rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Metrics of relatives equal what is worked out by hand, and conformal thresholds hold on exchangeable queries."""
+"""Homology metrics equal values computed by hand, and conformal thresholds hold on exchangeable queries."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ LABELS = {
     "foreign4": "c.1.1.1",
 }
 RANKED = ["q", "family1", "superfamily1", "fold1", "foreign1", "family2", "foreign2", "superfamily2", "foreign3"]
-"""The list of the query q: foreign4 is not in it."""
+"""Hits of the query q, in order; foreign4 is missing."""
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def evaluated(command, source: str) -> dict:
 
 
 def test_hits_are_counted_as_progres_counts_them(command, labels):
-    """Before foreign1: q and family1 of three in the family, one of two in the superfamily, the one of the fold."""
+    """Before foreign1: 2 of 3 in the family (q and family1), 1 of 2 in the superfamily, and 1 of 1 in the fold."""
     Path("hits.tsv").write_text("".join(f"q\t{target}\t90.0\n" for target in RANKED))
     levels = evaluated(command, "hits.tsv")
     assert levels["family"]["sensitivity"] == pytest.approx(2 / 3)
     assert levels["family"]["sensitivity_of_others"] == pytest.approx(1 / 2)
     assert levels["superfamily"]["sensitivity"] == pytest.approx(1 / 2)
     assert levels["fold"]["sensitivity"] == 1
-    # Of four foreign ones family1 stands before all, family2 before three, superfamily2 before two.
+    # family1 ranks before all four foreign sequences, family2 before three, superfamily2 before two.
     assert levels["family"]["auc"] == pytest.approx((4 + 3) / 8)
     assert levels["superfamily"]["auc"] == pytest.approx((4 + 2) / 8)
     assert levels["family"]["top_1"] == levels["fold"]["top_5"] == 1
@@ -89,7 +89,7 @@ def test_ranks_of_relatives_equal_the_hits_of_a_search(command, labels):
 
 
 def made_up(random: np.random.Generator, queries: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Hits of queries of all kinds: with many relatives or none, near or far; true ones score higher on average."""
+    """Simulated hits of queries with many or no relatives, near or far; true hits have higher scores on average."""
     hits = []
     for _ in range(queries):
         is_false_K = random.random(10) < random.random()
@@ -109,14 +109,14 @@ def test_false_share_of_exchangeable_queries_is_at_most_the_rate():
             shares.append((is_false_K & reached_K).sum() / max(1, reached_K.sum()))
             kept.append(reached_K.mean())
             p_values.append(float(calibration.p_values(scores_K[is_false_K].max(initial=-np.inf))))
-    # 2,000 queries, whose mean has a standard error below 0.01.
+    # The mean over 2,000 queries has a standard error below 0.01.
     assert np.mean(shares) <= 0.2 + 0.02 and np.mean(kept) > 0.1
     assert (np.array(p_values) <= 0.1).mean() <= 0.1 + 0.02
 
 
 def test_threshold_is_the_lowest_that_keeps_the_rate():
     hits = [(np.array([0.9, 0.5, 0.4, 0.1]), np.array([False, False, True, True]))] * 9
-    # Nine shares of 1/3 and one of 1 make 0.4; with the last hit nine of 1/2 make 0.55.
+    # Nine shares of 1/3 and one of 1 have the mean 0.4; with the last hit, nine of 1/2 give 0.55.
     assert calibrate(hits, 0.4).threshold == 0.4
     assert calibrate(hits, 0.39).threshold == 0.5
     assert calibrate(hits, 0.09).threshold == np.inf
@@ -128,7 +128,7 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
     random = np.random.default_rng(1)
     names = [f"p{number}" for number in range(60)]
     centres = random.normal(size=(6, 8))
-    # Two groups are near each other, so that some of the nearest are false.
+    # Two groups are near each other, so some nearest hits are false.
     centres[1] = centres[0] + 0.3 * random.normal(size=8)
     vectors = (np.repeat(centres, 10, axis=0) + 0.4 * random.normal(size=(60, 8))).astype(np.float32)
     make_embeddings(labels / "vectors", vectors, names)
@@ -151,7 +151,7 @@ def test_search_keeps_hits_above_the_calibrated_threshold(command, labels):
 
 
 def fitted_vectors(folder: Path, learnt: list[str]) -> Path:
-    """Vectors in the order of RANKED by a model that was fitted to the sequences of ``learnt`` and to two others."""
+    """Write vectors whose hits have the order of RANKED; the model was fitted to ``learnt`` and two other sequences."""
     angles = [number / 10 for number in range(len(RANKED))]
     sequences = {name: "MK" + "A" * number for number, name in enumerate(RANKED)}
     return make_embeddings(
@@ -167,7 +167,7 @@ def test_metrics_are_given_with_and_without_the_proteins_of_the_training(command
     fitted_vectors(labels / "vectors", ["family1", "foreign1"])
     assert evaluated(command, "vectors")["family"]["sensitivity"] == pytest.approx(2 / 3)
     result = json.loads(Path("result.json").read_text())
-    # Without foreign1 family2 is the first of the list, and without family1 the only one of the family.
+    # Without foreign1, family2 is the first hit; without family1, it is the only family member.
     assert result["proteins_in_training"] == 2
     assert result["levels_without_training"]["family"]["sensitivity"]["value"] == 1
     evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --overwrite"

@@ -1,4 +1,4 @@
-"""The command embed: what it prints, and what it refuses before anything is computed."""
+"""``embed run``: its output, and refusals before it computes."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.tools.conftest import next_words
 
 @pytest.fixture
 def given(artifacts: Artifacts, tmp_path: Path, tmp_path_factory, monkeypatch) -> list[str]:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # ignore clusters on this machine
     model = artifacts.encoder
     fasta = write_proteins(tmp_path / "proteins.fasta", random_sequences([9, 30, 9]))
     options = (

@@ -38,11 +38,11 @@ def test_hits_without_an_index_are_those_of_an_exact_one(command, here, metric):
     found = hits(here / "h.tsv")
     ranked = [(f"p{query}", rank + 1, f"p{row}") for (query, rank), row in np.ndenumerate(rows)]
     assert [hit[:3] for hit in found] == ranked
-    np.testing.assert_allclose([hit[3] for hit in found], scores.ravel(), rtol=1e-5)  # of six digits
+    np.testing.assert_allclose([hit[3] for hit in found], scores.ravel(), rtol=1e-5)  # scores have six digits
 
 
 def test_without_queries_no_protein_finds_itself(command, here):
-    make_embeddings(here / "equal", np.ones((5, 4), dtype=np.float32))  # each is as near as itself
+    make_embeddings(here / "equal", np.ones((5, 4), dtype=np.float32))  # all vectors are tied
     make_embeddings(here / "small", random_vectors(3, 8))
     found = {}
     for database, number in {"database": 400, "equal": 10, "small": 6}.items():
@@ -64,7 +64,7 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
         command.done(f"embed search {index}.index --search.output {index}_own.tsv --search.top_k 3{probes}")
     assert (here / "exact.tsv").read_text() == (here / "folder.tsv").read_text()
     assert (here / "exact_own.tsv").read_text() == (here / "own.tsv").read_text()
-    # All lists are probed, and of 200 rows 100 are scored again; int8 rounds.
+    # All lists are probed, and 100 of 200 rows are scored again; int8 rounds.
     for name, exact in ("small", "folder"), ("small_own", "own"):
         pairs = [{(hit[0], hit[2]) for hit in hits(here / f"{file}.tsv")} for file in (name, exact)]
         assert len(pairs[0] & pairs[1]) > 0.95 * len(pairs[1])
@@ -86,7 +86,7 @@ def test_an_index_with_vectors_as_queries_needs_no_transformers(command, here):
 
 
 def test_sequences_are_embedded_by_the_model_of_the_index(command, tmp_path, tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # one that runs here would be used
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path_factory.mktemp("no-cluster")))  # ignore clusters on this machine
     monkeypatch.chdir(tmp_path)
     small_model_folder(tmp_path / "model")
     sequences = random_sequences([30, 9, 44, 17, 21])

@@ -1,4 +1,4 @@
-"""The evaluation of predicted terms from the command line."""
+"""``function evaluate``, which evaluates predicted terms."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ OPTIONS = ["--evaluate.unknown", "ignore", "--evaluate.draws", "50"]
 
 @pytest.fixture
 def files(tmp_path) -> list[str]:
-    """Predictions, truth and ontology as arguments."""
+    """Command line arguments for predictions, truth and ontology."""
     folder = generate(tmp_path / "case", 4).folder
     options = f"--evaluate.truth {folder / 'truth.tsv'} --evaluate.ontology {folder / 'terms.obo'}"
     return [str(folder / "predictions" / "some.tsv"), *options.split()]
@@ -75,7 +75,7 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
 
 
 FIELD = {
-    # Predictions, truth, ontology: proteins of the molecular functions, Fmax, and what is left out of the truth.
+    # Predictions, truth and ontology; expected: proteins with molecular functions, Fmax, omitted rows of the truth.
     ("pred.tsv", "truth.tsv", "go.obo"): (2, 1.0, ""),
     ("pred.tsv", "truth.tsv", "nonl.obo"): (2, 1.0, ""),
     ("pred.tsv", "wide.tsv", "go.obo"): (2, 1.0, ""),
@@ -121,7 +121,7 @@ OFFICIAL = [
 ]
 BEST = {"fmax": "f", "fmax_micro": "f_micro", "smin": "s", "fmax_w": "f_w", "fmax_micro_w": "f_micro_w"}
 WRITTEN = 5.0001e-4
-"""The expected files have three digits."""
+"""Absolute tolerance: the expected files have three digits."""
 
 
 @pytest.mark.parametrize(("expected", "predictions", "options"), OFFICIAL)

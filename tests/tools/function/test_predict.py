@@ -1,4 +1,4 @@
-"""Training and predicting functions from the command line."""
+"""``train`` and ``function predict`` for protein functions."""
 
 import json
 import os
@@ -30,7 +30,7 @@ PARTS = ("naive", "neighbours", "network", "blend", "homology")
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """Blocks of few proteins, and no pictures, which others draw."""
+    """Use small blocks of proteins, and skip plots, which other tests draw."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prediction, "_BLOCK", 8)
         patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
@@ -43,12 +43,12 @@ def trained(artifacts) -> Path:
 
 
 def prediction_of(run: Path, source: Path, output: Path, *options: object) -> list[object]:
-    """The words of the command."""
+    """Command line arguments of ``function predict``."""
     return ["function", "predict", run, "--predict.input", source, "--predict.output", output, *options]
 
 
 def content(run: Path) -> dict[str, bytes]:
-    """Files that predictions depend on; a store has its time of making, a card its metrics' digits alone."""
+    """Files that predictions depend on; the store (creation time) and the card (rounded metrics) are left out."""
     names = ["export/classifier.safetensors", "function/blend.json", "function/vectors.npy", "function/validation.txt"]
     names += [f"function/ranker_{aspect}.npz" for aspect in NAMESPACES]
     return {name: (run / name).read_bytes() for name in names}
@@ -144,7 +144,7 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
 
 
 def test_embeddings_are_computed_or_read_from_a_store(tmp_path, command, monkeypatch):
-    """A model of random weights: its vectors, also of the proteins to predict, come from the embedder."""
+    """The model has random weights; the embedder computes its vectors, also for the proteins to predict."""
     prefix = "--model.terms.embeddings."
     model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
     few = ["--data.sample.records", 60, "--data.sample.families", 12, "--training.max_steps", 2]

@@ -1,4 +1,4 @@
-"""Mutants from the command line."""
+"""The commands ``mutations scan``, ``score``, ``fit`` and ``predict``."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ def read(path: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def mutations(command, here):
-    """Call a subcommand on a model with the settings that all have."""
+    """Function that calls a subcommand on a model with the common settings."""
 
     def call(subcommand: str, model: str, *options: object, refused: tuple[int, str] | None = None):
         words = re.sub(r"--(?!overwrite)", f"--{subcommand}.", " ".join(map(str, options)))
@@ -138,7 +138,7 @@ def test_a_scan_is_the_scores_of_all_singles_with_a_picture(mutations):
 
 
 def test_a_fitted_model_is_evaluated_exported_and_predicts(mutations, capsys):
-    mutations("scan", "model1", "--output scan")  # its scores are what is to be learnt
+    mutations("scan", "model1", "--output scan")  # its scores are the values to learn
     rows = [(row["mutant"], row["score"]) for row in read("scan/mutants.csv")]
     write("measured.csv", [*rows[::2], (rows[1][0], "")], "mutant", "score")
     options = "--features embeddings --sizes 60"
@@ -187,11 +187,11 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     found = read("both_scores.csv")
     assert [(row["protein"], row["mutant"]) for row in found] == [row[:2] for row in rows]
     assert [line.split()[1] for line in outcome.out.splitlines() if line.startswith("| ")][2:] == ["a", "b", "mean"]
-    # Without a FASTA file, as ProteinGym's, whose tables have whole sequences.
+    # ProteinGym's tables need no FASTA file: they have whole sequences.
     mutations("score", "model0", "--table assays --sequence none --output gym.csv", options)
     gym = read("gym.csv")
     assert [{key: row[key] for key in found[0]} for row in gym] == found
-    assert [row["mutated_sequence"] for row in gym][-len(whole) :] == whole  # every column is kept
+    assert [row["mutated_sequence"] for row in gym][-len(whole) :] == whole  # all columns are kept
     write("a.csv", [row[1:2] for row in rows if row[0] == "a"], "mutant")
     mutations("score", "model0", "--table a.csv --output a_scores.csv")
     ours = [float(row["score"]) for row in found if row["protein"] == "a"]
@@ -203,12 +203,12 @@ def test_many_proteins_share_a_command_and_its_metrics(mutations, command):
     mutations("score", "model0", "--table c.csv --sequence both.fasta --output c_scores.csv", refused=refused)
     Path("ids.fasta").write_text(f">sp|P12345|A_HUMAN\n{WILD}\n>sp|P12346|B_HUMAN\n{other}\n")
     ids = {"a": "P12345", "b": "P12346.1"}
-    # An index without a name, as pandas writes it, is a column, too.
+    # An unnamed index, as written by pandas, is a column, too.
     write("ids.csv", [(n, ids[protein], text) for n, (protein, text, _) in enumerate(rows)], "", "protein", "mutant")
     mutations("score", "model0", "--table ids.csv --sequence ids.fasta --output ids_scores.csv")
     assert [row["score"] for row in read("ids_scores.csv")] == [row["score"] for row in found]
     assert [row[""] for row in read("ids_scores.csv")] == [str(n) for n in range(len(rows))]
-    # The first row need not show the wild type.
+    # The wild type is found even if the first row does not show it.
     write("assays/a.csv", [(name(0, "*"), 0, ""), (name(1, "W"), 1, WILD[0] + "W" + WILD[2:])], *GYM)
     outcome = mutations("score", "model0", "--table assays --sequence none --output stops.csv", options)
     assert "  1 row without a score: a stop\n" in outcome.out
@@ -284,7 +284,7 @@ def test_a_campaign_finds_more_than_chance(mutations, monkeypatch):
 
 
 def noise(replicates: int, seed: int = 0) -> list[tuple[str, float, float]]:
-    """Singles of pure noise, which replicates repeat."""
+    """Single mutants with random values, repeated as replicates."""
     random = np.random.default_rng(seed)
     singles = [(n, letter) for n in range(12) for letter in AMINO_ACIDS[::2] if letter != WILD[n]]
     values = random.normal(size=(len(singles), 2))
@@ -296,7 +296,7 @@ def noise(replicates: int, seed: int = 0) -> list[tuple[str, float, float]]:
 
 
 def respelled(text: str, number: int) -> str:
-    """A single mutant in other words."""
+    """A single mutant in another notation."""
     wild, position, new = text[0], text[1:-1], text[-1]
     names = {letter: NAME_OF[letter] for letter in AMINO_ACIDS}
     other = f"{WILD[0] if position != str(FIRST) else WILD[1]}{FIRST if position != str(FIRST) else FIRST + 1}"
@@ -331,7 +331,7 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
     assert len(evaluation) == 3
     for key, part in evaluation.items():
         assert part["records"] == size and abs(part["metrics"]["spearman"]) < 0.3, key
-    # Equal to one measurement of each, also in the widths of intervals: all were measured equally often.
+    # Equal to a fit on one measurement per mutant, also in interval widths: all were measured equally often.
     means = {}
     for text, score, prior in rows:
         means.setdefault((text, prior), []).append(score)
@@ -350,7 +350,7 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
 
 def test_a_group_is_on_one_side_of_every_fold(mutations):
     rows = noise(1)
-    # A group has one value: whoever saw a member knows the others.
+    # All members of a group have the same value: a training member would reveal the others.
     groups = [f"g{n % 24}" for n in range(len(rows))]
     values = np.random.default_rng(1).normal(size=24)
     table = [(text, values[n % 24], values[n % 24], groups[n]) for n, (text, *_) in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""``esmeray profile devices``, on a machine without a GPU."""
+"""``esmeray profile devices`` on a machine without a GPU."""
 
 import json
 from pathlib import Path

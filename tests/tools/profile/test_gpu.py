@@ -1,4 +1,4 @@
-"""``esmeray profile gpu``: a line a part with what to do, and two real steps that train."""
+"""``esmeray profile gpu`` prints a line per component with advice, and trains two real steps."""
 
 import sys
 
@@ -24,7 +24,7 @@ def raising(number: int):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """A machine without a GPU and without a driver."""
+    """Simulate a machine without a GPU and without a driver."""
     monkeypatch.setattr(pynvml, "nvmlInit", raising(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -32,7 +32,7 @@ def no_gpu(monkeypatch):
 
 @pytest.fixture
 def driver(no_gpu, monkeypatch):
-    """A driver of CUDA 12.4 with two GPUs that torch can't use."""
+    """Simulate a driver for CUDA 12.4 with two GPUs that torch can't use."""
     answers = {
         "nvmlInit": None,
         "nvmlShutdown": None,
@@ -53,7 +53,7 @@ def few_parts(monkeypatch):
 
 
 def lines_of(out: str) -> dict[str, tuple[str, str]]:
-    """Part -> (verdict, the rest)."""
+    """Verdict and remaining text by component."""
     return {line[:15].strip(): (line[15:24].strip(), line[24:]) for line in out.splitlines()}
 
 
@@ -115,7 +115,7 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(command, monkey
     assert lines["NVML"] == ("ok", "driver 550.54, runs CUDA up to 12.4, 2 GPUs (NVIDIA H200)")
     verdict, text = lines["CUDA"]
     assert verdict == "mismatch" and seen in text and remedy in text
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # what the user hides is none, unless torch can't use it anyway
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # hidden GPUs do not count, unless torch can't use them anyway
     verdict, text = lines_of(command.done("profile gpu").out)["CUDA"]
     hidden = "CUDA_VISIBLE_DEVICES='-1' hides 2 GPUs (NVIDIA H200)"
     assert build is None or (verdict == "missing" and text.startswith(hidden))

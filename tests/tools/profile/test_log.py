@@ -1,4 +1,4 @@
-"""``esmeray profile log``: a picture and a diagnosis, or one line that names what the log lacks."""
+"""``esmeray profile log`` writes a plot and a diagnosis, or names the missing columns in one line."""
 
 import json
 

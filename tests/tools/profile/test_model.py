@@ -1,4 +1,4 @@
-"""``esmeray profile model``: stages, operators, batch sizes, advice and the files of a trace, of any kind of model."""
+"""``esmeray profile model`` reports stages, operators, batch sizes, advice and a trace for any kind of model."""
 
 import csv
 import json
@@ -22,12 +22,12 @@ NUMBERS = {"esmeray.json", "profile.json", "report.txt"}
 TRACE = {"stacks.txt", "trace.json"}
 BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
 QUICK = ("--profile.batches", 3, "--profile.device", "cpu")
-QUICK += ("--profile.precision", "fp32")  # a processor without bf16 takes minutes for the products that measure it
+QUICK += ("--profile.precision", "fp32")  # a CPU without bf16 takes minutes to measure matmuls
 
 
 @pytest.fixture(scope="module")
 def folder(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of embeddings, a classifier, and proteins for each."""
+    """Folder with an embedding model, a classifier, and proteins for both."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "model").symlink_to(artifacts.encoder)
     (folder / "classifier").symlink_to(artifacts.classifier)
@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profiled(command, folder: Path, tmp_path: Path) -> Callable:
-    """Profile a model of the folder; returns the outcome and the profile."""
+    """Function that profiles a model of the folder; returns the outcome and the profile."""
 
     def call(model: str, *options: object, proteins: str = "proteins.fasta"):
         given = ("--data.source", folder / proteins, "--profile.output", tmp_path / "out", *QUICK, *options)
@@ -103,7 +103,7 @@ def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, mon
     without_stacks(monkeypatch)
     windows = ("--profile.long", "window", "--profile.max_length", 40, "--profile.layers", 0, -1)
     outcome, profile = profiled("model", "--profile.steps", "stages", *windows, proteins="labelled.fasta")
-    assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # of crops it is one
+    assert outcome.code == 0 and profile["batches"] == 3, outcome.err  # with crops it would be one
     assert profile["stages"]["read"]["share"] > 0 and "batch_sizes" not in profile
     batches = ("--profile.steps", "batch_sizes", "--profile.batch_sizes", 3, "--overwrite")
     outcome, profile = profiled("classifier", *batches)

@@ -1,4 +1,4 @@
-"""``esmeray serve key`` adds the hash of a key to a file that its owner alone reads, and prints the key once."""
+"""``esmeray serve key`` adds the hash of a key to a file readable only by its owner, and prints the key once."""
 
 from pathlib import Path
 

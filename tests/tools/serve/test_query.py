@@ -1,4 +1,4 @@
-"""query writes what the service answers, and refuses to replace what it did not make."""
+"""``serve query`` writes the service's answers, and refuses to replace files that it did not write."""
 
 from pathlib import Path
 

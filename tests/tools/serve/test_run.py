@@ -1,4 +1,4 @@
-"""serve checks its settings before anything starts, and prints them."""
+"""``serve run`` checks its settings before it starts, and prints them."""
 
 import yaml
 from ray.serve.schema import ApplicationStatusOverview

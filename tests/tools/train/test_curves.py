@@ -1,4 +1,4 @@
-"""``train curves``: the losses of several runs in one picture."""
+"""``train curves`` plots the losses of several runs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``train plan``: one screen, its JSON, and refusals of one line."""
+"""``train plan`` prints a table of one screen or JSON, or refuses in one line."""
 
 import json
 
@@ -13,7 +13,7 @@ def test_a_plan_is_one_screen_and_a_file(command, tmp_path):
     scaled = json.loads(path.read_text())
     assert f"{scaled['tokens_per_s']:,.0f} tokens/s" in outcome.out and scaled["binds"] == "compute"
     assert scaled["settings"]["gpus"] == 64
-    assert command(words).code == 2  # it is there
+    assert command(words).code == 2  # the output exists
     assert command(f"{words} --overwrite").code == 0
 
 

@@ -1,4 +1,4 @@
-"""``watch``: the state of a run, once or until it ends, and nothing that disturbs it."""
+"""``train status`` shows the state of a run, once or until the run ends, without disturbing it."""
 
 import socket
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_following_waits_for_a_run_until_its_end(command, tmp_path, monkeypatch)
     def go_on() -> Iterator[None]:
         yield
         run.path.mkdir()
-        run.lock.write_text(f"1 on {socket.gethostname()}")  # as a killed process leaves it
+        run.lock.write_text(f"1 on {socket.gethostname()}")  # the state after a kill
         run.config.write_text("run: {name: later}\n")
         yield
         append(run.metrics, train(5, 0))

@@ -1,4 +1,4 @@
-"""Shards cut for one number of workers and again for another hold what was cut."""
+"""Resharding to other numbers of workers, also repeatedly, preserves the content of shards."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def values_of(name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
 
 
 def written_by_one(stage: int, groups: list[dict[str, torch.Size]], gap: int) -> dict:
-    """The shard of one worker that DeepSpeed would have written; ``gap`` elements lie between parameters."""
+    """The shard of one worker as written by DeepSpeed, with ``gap`` elements between parameters."""
     gaps = [[gap] * (len(shapes) - 1) + [0] for shapes in groups]
     flat: list[dict[str, torch.Tensor]] = []
     for shapes, between in zip(groups, gaps, strict=True):

@@ -43,7 +43,7 @@ def train_step(engine: TrainingEngine, spoil: bool = False):
     ("precision", "optimizer", "task"), [("fp32", "adamw", "autoencoder"), ("bf16", "muon", "masked_lm")]
 )
 def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, precision, optimizer, task, monkeypatch):
-    """With training's own batches: none looks for targets, reads a value or copies one from the host."""
+    """Use training's own batches: no operator finds nonzeros, reads a value or copies a value from the host."""
     from deepspeed.accelerator import get_accelerator
 
     store = make_store(tmp_path, [(f"protein{index}", sequence) for index, sequence in enumerate(SEQUENCES)])
@@ -56,7 +56,7 @@ def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, pre
         step = next(batches.epoch(0))
     monkeypatch.setattr(get_accelerator(), "synchronize", lambda *_: pytest.fail("DeepSpeed waits for the device"))
     with Operators() as operators:
-        for _ in range(3):  # DeepSpeed's timers start with the third
+        for _ in range(3):  # DeepSpeed's timers start in the third step
             for batch in step:
                 engine.backward(engine(batch).loss_sum, 1)
             engine.step(1e-3)

@@ -1,4 +1,4 @@
-"""Memory that runs out on one worker, alone or of two: batches are split, and nothing else changes."""
+"""Out of memory, with one worker or on one of two: batches are split, and results stay the same."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +27,10 @@ from tests.training.runs import (
 pytestmark = pytest.mark.slow
 
 FITS_TOKENS = 150
-"""Of batches of up to 256."""
+"""Maximum number of tokens that fit; batches have up to 256."""
 ENGINES = [(0, "fp32", False), (0, "bf16", False), (1, "bf16", False), (2, "fp32", True)]
 ENGINES_OF_TWO = [(1, "fp32", False), (2, "bf16", True)]
-"""ZeRO stage, precision, and whether the optimizer is offloaded."""
+"""Engines of two workers: ZeRO stage, precision, and whether the optimizer is offloaded."""
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
@@ -39,11 +39,11 @@ def out_of_memory() -> torch.OutOfMemoryError:
 
 @contextmanager
 def forward_needs_memory(from_call: int = 3) -> Iterator[list[int]]:
-    """From this training batch on, large ones do not fit; gives the sizes that are computed from then on."""
+    """Large batches run out of memory from a training batch on; yield the sizes that are computed from then on."""
     honest, calls, sizes = TrainingEngine.__call__, [], []
 
     def call(self, batch):
-        output = honest(self, batch)  # as far as memory lasts: what it took is let go
+        output = honest(self, batch)  # computed first, as in a pass that fails late; its memory is freed
         if torch.is_grad_enabled():
             calls.append(1)
             if len(calls) >= from_call:
@@ -58,7 +58,7 @@ def forward_needs_memory(from_call: int = 3) -> Iterator[list[int]]:
 
 @contextmanager
 def second_backward_needs_memory() -> Iterator[None]:
-    """The second backward pass fails in the middle, when some gradients are there."""
+    """The second backward pass fails in the middle, after some gradients have been computed."""
     honest, calls = TrainingEngine.backward, []
 
     def backward(self, loss_sum, global_targets):
@@ -81,7 +81,7 @@ def second_backward_needs_memory() -> Iterator[None]:
 
 @contextmanager
 def backward_needs_memory_after(passes: int) -> Iterator[None]:
-    """Memory runs out where others have joined already in a collective of that pass."""
+    """Run out of memory in a backward pass while other workers already wait in one of its collectives."""
     honest, calls = TrainingEngine.backward, []
 
     def backward(self, loss_sum, global_targets):
@@ -108,7 +108,7 @@ def config_with(engine: tuple[int, str, bool], folder: Path, **changes: Any) -> 
 
 
 def taken_in_parts(config: Config) -> Config:
-    """The run with every batch in two parts from the start."""
+    """A run that splits every batch into two micro-batches from the start."""
     run_folder(config).path.mkdir(parents=True)
     run_folder(config).memory_guard.write_text('{"parts": 2}')
     return config
@@ -135,7 +135,7 @@ def test_out_of_memory_in_a_forward_pass_changes_no_loss(process_group, store_pa
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_broken_backward_pass_leaves_nothing_behind(process_group, engine, store_path, tmp_path):
-    """To the last bit what a run gives that takes every batch in two parts from the start."""
+    """The result is bitwise equal to a run that splits every batch into two micro-batches from the start."""
     in_parts, guarded = taken_in_parts(config_with(engine, tmp_path / "parts")), config_with(engine, tmp_path / "guard")
     train(in_parts, store_path)
     with second_backward_needs_memory():

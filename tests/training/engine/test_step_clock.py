@@ -32,7 +32,7 @@ def test_phases_and_data_wait_sum_to_the_step_time(now):
 
 
 class FakeEvent:
-    """A CUDA event on a device that passes events only when it is let."""
+    """A CUDA event on a simulated device, which reaches events only when the test lets it."""
 
     device_s = 0.0
     passed_s = -1.0

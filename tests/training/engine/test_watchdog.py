@@ -1,4 +1,4 @@
-"""A process without progress ends in time with its stacks saved; one with progress lives."""
+"""A process without progress ends in time and saves its stacks; a process with progress continues."""
 
 import signal
 import subprocess
@@ -29,7 +29,7 @@ print("hangs", flush=True)
 
 
 def test_watchdog_ends_a_hung_worker_and_logs_its_stack(tmp_path):
-    """Also one that holds the GIL; both hang at the same time."""
+    """One worker waits, another holds the GIL; both hang at the same time to save time."""
     hung = []
     for name, hang in {"waits": "time.sleep(600)", "holds the GIL": "ctypes.PyDLL(None).sleep(600)"}.items():
         (folder := tmp_path / name).mkdir()

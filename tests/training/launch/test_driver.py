@@ -114,7 +114,7 @@ def test_finished_run_is_recognized_after_moved_data_or_changed_defaults(finishe
     by_default = {"max_steps": 2, "warmup_steps": None}
     config = settings(tmp_path / "runs", finished.data.source[0], training=by_default)
     run = run_folder(config)
-    # The default of the warm-up was a hundred steps, however few the run had.
+    # The former default of the warm-up was 100 steps, even for shorter runs.
     run.config.write_text(run.config.read_text().replace("warmup_steps: 1\n", "warmup_steps: 100\n"))
     assert command(config) == 0
     assert "run tiny is finished" in capsys.readouterr().out

@@ -31,7 +31,7 @@ from tests.training.runs import finish as train_from_data
 from tests.training.waits_for_steps import allowed_steps
 
 TIMEOUT_S = 600
-"""A step takes long on a machine that others keep busy."""
+"""Seconds to wait for a step, which may take long on a busy machine."""
 FEW_STEPS = {
     "batch": {"global_tokens": 1024},
     "training": {"max_steps": 20, "evaluate_every_steps": 10},
@@ -85,7 +85,7 @@ def allow(config: Config, steps: int, process: subprocess.Popen) -> None:
 
 
 class Interrupted(NamedTuple):
-    """A run on a local cluster that a signal ended, the processes that it had, and its end."""
+    """A run on a local cluster that a signal ended, with its processes and its outcome."""
 
     config: Config
     home: Path
@@ -129,7 +129,7 @@ def interrupted(tmp_path_factory) -> Interrupted:
 
 @pytest.fixture(scope="module")
 def followed(interrupted) -> tuple[Config, str]:
-    """That run, resumed on a cluster that gets a node and loses it; what its driver printed."""
+    """The interrupted run, resumed on a cluster that gains and loses a node; and the driver's output."""
     config = interrupted.config
     watched = ["--training.gpu_log_interval", "1", "--monitoring.alerts.memory_percent", "1"]  # which any machine uses
     options = ["--wandb.mode", "offline", *watched]
@@ -143,7 +143,7 @@ def followed(interrupted) -> tuple[Config, str]:
         wait_for(lambda: bool(events(config, "resized")), process)
         allow(config, 12, process)
         cluster.lose(cluster.nodes[1])
-        # Who is left gets no step further than the collective that the other is missing from.
+        # The remaining worker waits in a collective for the lost one, and takes no further step.
         allow(config, 20, process)
         output = finish(process)
     assert process.returncode == 0, output
@@ -151,7 +151,7 @@ def followed(interrupted) -> tuple[Config, str]:
 
 
 def test_signal_to_a_local_cluster_saves_and_ends_all_processes(interrupted):
-    """No one else can use the cluster: it has a token that it leaves nowhere."""
+    """Other users cannot use the cluster: its token is not written to disk."""
     assert interrupted.seconds < 30
     assert interrupted.exit_code == 128 + signal.SIGTERM, interrupted.output
     for line in "stopping and saving a checkpoint", "ray get-auth-token --generate":

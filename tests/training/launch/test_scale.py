@@ -1,4 +1,4 @@
-"""Laws of the formulas, and plans compared with published runs."""
+"""Properties of the formulas, and plans compared with published runs."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ WITHIN = 0.2
 
 
 def transformer(layers: int, hidden_size: int, context: int) -> scale.Work:
-    """A model of the size of ESM-2's layers, as FLOPs are counted in esmeray/model/cost/flops.py."""
+    """Costs of a model with ESM-2's layers; FLOPs as in esmeray/model/cost/flops.py."""
     weights = 12 * layers * hidden_size**2
     attention_flops = 12.0 * layers * hidden_size * context
     return scale.Work(ParameterCount(weights, weights, 0), layers, hidden_size, 6.0 * weights, attention_flops)
@@ -29,7 +29,7 @@ def test_more_gpus_never_train_fewer_tokens_a_second(stage, interconnect):
     plan = PlanSection(gpu="h100", stage=stage, interconnect=interconnect)
     work, device = transformer(33, 1280, 430), device_of(plan)
     counts = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
-    # Two nodes are slower than one where their network is: each side of it is a law of its own.
+    # The steps are compared within one node and across nodes separately: the slower network makes a jump between.
     within, beyond = ([n for n in counts if (n <= plan.gpus_per_node) is one] for one in (True, False))
     for chosen in (within, beyond):
         rates = [n / sum(scale.step_parts(work, plan, device, n, 8192, 4).values()) for n in chosen]
@@ -60,7 +60,7 @@ def test_activations_are_what_autograd_keeps_of_a_layer():
         backbone = section.backbone.model_copy(update={"layers": layers})
         model = build_model(section.model_copy(update={"backbone": backbone}), seed=0)
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        stored: dict[int, tuple[int, torch.Tensor]] = {}  # the tensor too, so that no place is taken twice
+        stored: dict[int, tuple[int, torch.Tensor]] = {}  # keeps the tensors alive, so that no address is reused
 
         def keep(tensor, weights=weights, stored=stored):
             storage = tensor.untyped_storage()
@@ -116,7 +116,7 @@ def test_bionemos_esm2_3b_on_256_a100(compiled):
     ("layers", "hidden_size", "gpus", "sequences", "seconds"), [(24, 640, 16, 256, 0.461), (32, 960, 32, 128, 0.525)]
 )
 def test_bionemos_amplify_on_h100(layers, hidden_size, gpus, sequences, seconds):
-    """Seconds of a step of 512 tokens a sequence (github.com/NVIDIA/bionemo-framework, docs/docs/models/amplify.md)."""
+    """Seconds per step, 512 tokens per sequence (github.com/NVIDIA/bionemo-framework, docs/docs/models/amplify.md)."""
     plan, work = PlanSection(gpus=gpus, gpu="h100", compile=False), transformer(layers, hidden_size, 512)
     step = scale.step_parts(work, plan, device_of(plan), gpus, 512 * sequences, 1)
     assert sum(step.values()) == pytest.approx(seconds, rel=WITHIN)
@@ -139,5 +139,5 @@ def test_llama_3s_interruptions_and_effective_time():
     assert 54 * 86400 / scaled["mtbf_s"] == pytest.approx(466, rel=WITHIN)
     assert 54 * 86400 / scaled["mtbf_s"] == pytest.approx(419, rel=WITHIN)
     assert 0.9 < 1 - scaled["lost_share"] < 1
-    # BLOOM: one or two failures of a GPU a week on 384 A100 (huggingface.co/blog/bloom-megatron-deepspeed).
+    # BLOOM: one or two GPU failures per week on 384 A100 (huggingface.co/blog/bloom-megatron-deepspeed).
     assert 1 < 7 * 24 * 384 / scale.MTBF_GPU_HOURS < 2

@@ -1,7 +1,7 @@
-"""A run whose number of workers changes is the run that never changed: from 2 to 3 workers, under every stage.
+"""A run that changes from 2 to 3 workers equals an unchanged run, under every DeepSpeed stage.
 
-Three batches a step: one of two workers takes one that counts for nothing. Cuts for all other numbers:
-tests/training/checkpoints/test_resharding.py.
+A step has three batches, so one of two workers takes an empty batch. tests/training/checkpoints/test_resharding.py
+tests other numbers of workers.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from tests.training.runs import (
 )
 
 RUNS = ["stage 0", "muon 2", "layout 3", "dropout 1"]
-"""Of DeepSpeed's stages, with what depends on how parameters are cut, or on chance."""
+"""Settings that depend on the sharding of parameters or on randomness, with a DeepSpeed stage each."""
 LOST_UNDER = (2, 3)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def turn_of(name: str, folder: Path, store_path: str) -> Turn:
-    """A run on its store, under the stage that ends its name; ``layout``: with settings that shards depend on."""
+    """A run with the stage at the end of its name; ``layout``: with settings that change the shards' layout."""
     changes = {
         "deepspeed": {"stage": int(name[-1])},
         "model": {"task": "masked_lm"},
@@ -60,7 +60,7 @@ def faults(nan_in: set[int], lost_in: int, rank: int) -> Iterator[None]:
 
 
 def rewound(stage: int, folder: Path, store_path: str, nan_in: set[int], lost_in: int = 0) -> Turn:
-    """A run that rewinds after two steps in a row that were not finite."""
+    """A run that rewinds after two consecutive steps with a loss that is not finite."""
     config = turn_of(f"stage {stage}", folder, store_path).config
     training = config.training.model_copy(update={"max_nonfinite_steps": 2, "on_divergence": "rewind"})
     config = config.model_copy(update={"training": training})
@@ -69,9 +69,9 @@ def rewound(stage: int, folder: Path, store_path: str, nan_in: set[int], lost_in
 
 @pytest.fixture(scope="module")
 def trained(worker_group, store_path, tmp_path_factory) -> dict[str, dict[str, Config]]:
-    """The runs by name: with one worker, with two, with changing numbers, and with a worker or its shard lost.
+    """Runs by name: with one worker, two workers, changing numbers, and a lost worker or shard.
 
-    Each number of workers once, for all runs: a group of them takes seconds to start.
+    All runs share the worker groups, which take seconds to start.
     """
     root = tmp_path_factory.mktemp("trained")
 
@@ -101,7 +101,7 @@ def test_run_with_changing_numbers_of_workers_is_the_one_that_kept_them(trained,
     changing = trained["changing"][name]
     assert [event["workers"] for event in events(changing, "resumed")] == [3]
     assert len(train_losses(changing)) == 6
-    # AdamW divides a gradient by its own size, so that rounding shows where it is near 0.
+    # AdamW divides a gradient by its own magnitude, so rounding becomes visible if the gradient is near 0.
     assert_same_to_rounding(changing, trained["two"][name], atol=2e-4 if name == "dropout 1" else 1e-5)
 
 
@@ -115,7 +115,7 @@ def test_bf16_run_with_changing_workers_differs_by_rounding_only(trained):
     one, two, changing = (train_losses(trained[kind]["bf16 2"]) for kind in ("one", "two", "changing"))
     assert len(changing) == len(two) == 6
     difference = max(abs(one[step] - two[step]) for step in two)
-    # Both are the rounding of sums in another order, of one size on any machine but not in one order.
+    # Both differences come from the order of sums: their size is similar on any machine, but either may be larger.
     assert max(abs(changing[step] - two[step]) for step in two) <= 2 * difference
 
 

@@ -31,7 +31,7 @@ class Engine:
 
     device, can_discard = torch.device("cpu"), True
 
-    module = None  # no model whose loss is of a whole step
+    module = None  # no model with a loss over a whole step
 
     def __init__(self, forward_fits=1000, backward_fits=1000, world_size=1, reduces="never"):
         self.forward_fits, self.backward_fits, self.world_size = forward_fits, backward_fits, world_size
@@ -65,7 +65,7 @@ class Engine:
 
 
 class Others:
-    """A control group in which another worker runs out of memory before some of the times that it is asked."""
+    """A control group whose other worker reports out of memory at some of the calls."""
 
     def __init__(self, *runs_out: int):
         self.runs_out, self.asked = runs_out, 0
@@ -89,17 +89,17 @@ STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
 def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
     engine, others = Engine(world_size=2, reduces=reduces), Others(runs_out)
     sums = stepper_of(engine, tmp_path, others).forward_backward(step_of(batch_of(8, 8), batch_of(16)), 32)
-    assert engine.passes[-2:] == [16, 16]  # as many as the others take, with one that counts for nothing
+    assert engine.passes[-2:] == [16, 16]  # as many passes as the other workers, with one empty batch
     if reduces != "never" or runs_out == 1:
         assert engine.passes == [8, 8, 16, 16]
-        assert float(sums.own["loss"]) == 3 * 16  # the stand-in's loss has no targets in real models
+        assert float(sums.own["loss"]) == 3 * 16  # real models have no loss for a batch without targets
 
 
 @pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])
 def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduces, asked, tmp_path):
     engine, others = Engine(world_size=2, reduces=reduces), Others()
     stepper_of(engine, tmp_path, others).forward_backward(STEP, 32)
-    engine.all_reduce()  # of the update
+    engine.all_reduce()  # the collective of the update
     assert others.asked == asked
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture(scope="module")
 def stopped(process_group, store_path, tmp_path_factory):
-    """The same run, stopped with asynchronous checkpoints at steps 2, 4 and 6 of 8."""
+    """The undisturbed run, stopped with asynchronous checkpoints at steps 2, 4 and 6 of 8."""
     checkpoint = {"every_steps": 2, "keep_last": 3, "asynchronous": True}
     config = tiny_config(tmp_path_factory.mktemp("stopped"), checkpoint=checkpoint)
     stop_after(config, store_path, 6)
@@ -162,7 +162,7 @@ def vouch_for(folder, path) -> None:
 
 
 def log_late(monkeypatch) -> None:
-    """Have results of steps logged a step later, as on a GPU."""
+    """Log the results of steps a step later, as on a GPU."""
     monkeypatch.setattr(worker, "StepResults", lambda *arguments, late: StepResults(*arguments, late=True))
 
 
@@ -188,7 +188,7 @@ def test_nan_step_is_skipped_and_counted_with_late_results(undisturbed, store_pa
 def test_rewound_run_equals_a_run_without_the_discarded_steps(
     store_path, tmp_path, monkeypatch, stage, late, spoiled, at
 ):
-    """Also those that were finite: steps 5 and 6, or 7."""
+    """Finite steps after the checkpoint are discarded, too: steps 5 and 6, or 7."""
     changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4, "asynchronous": True}}
     training = {"max_steps": 12, "max_nonfinite_steps": 2, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
@@ -231,7 +231,7 @@ def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_pat
 
 @pytest.mark.cuda
 def test_no_step_of_training_waits_for_the_device(store_path, tmp_path, monkeypatch):
-    """To be run by itself (-m cuda): DeepSpeed stays on the device of the first test of a process."""
+    """Run it alone (-m cuda): DeepSpeed stays on the device of the first test of a process."""
 
     def guarded(method):
         def call(*arguments):
@@ -290,7 +290,7 @@ def test_masked_lm_run_is_exported_timed_and_sampled(masked_lm):
     *_, last = (json.loads(line) for line in (run.monitoring / "worker-00000.jsonl").read_text().splitlines())
     assert (last["kind"], last["step"]) == ("sample", 4)
     assert last["metrics"]["throughput/worker/0/step_s"] == record["step_s"]
-    assert record["checkpoint_s"] == 0  # the one after the last step is in no record
+    assert record["checkpoint_s"] == 0  # no record has the checkpoint after the last step
 
 
 def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_path, tmp_path, monkeypatch):
@@ -300,7 +300,7 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
     trained = load_file(run_folder(masked_lm).export / "model.safetensors")
     for task, prefix in (("masked_lm", ""), ("autoencoder", "esm.")):
         config = tiny_config(tmp_path, model={"task": task, "backbone": backbone})
-        measured = task_plan(config.data, config.model).measure(Path(store_path))  # as the driver does
+        measured = task_plan(config.data, config.model).measure(Path(store_path))  # as in the driver
         assert measured.parameters.total > 0
         network = build_model(config.model, seed=1).network()
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
