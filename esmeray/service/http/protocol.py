@@ -9,7 +9,7 @@ import uuid
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from esmeray.service.http.door import LARGE_HEAD, LINGER_S, MAX_HEAD_BYTES
+from esmeray.service.http.door import LARGE_HEAD, MAX_HEAD_BYTES
 from esmeray.service.http.refusals import RefusalError
 
 HEAD_S = 20.0
@@ -18,6 +18,8 @@ PARSED_BYTES = 8192
 """Bytes parsed at a time. Parsing stops while a request waits for the answer to an earlier one."""
 FREE_CHUNKS, MEAN_CHUNK_BYTES = 1000, 32
 """Minimum size of a body's chunks on average; the first FREE_CHUNKS may be empty. Each chunk costs the proxy 1 µs."""
+DISCARDING_S, PAUSE_S = 1.0, 0.001
+"""Seconds that a refused connection is read, and between two reads. Reading 122 MB faster would delay others."""
 MALFORMED = RefusalError(400, "this is not HTTP/1.1")
 SMALL_CHUNKS = RefusalError(400, f"the body's chunks have fewer than {MEAN_CHUNK_BYTES} bytes on average; send larger")
 
@@ -73,8 +75,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.pending_bytes = self.missing_bytes = 0
         self.pipeline.clear()  # otherwise these requests would still be answered
         self.flow.resume_reading()
-        self.transport.set_protocol(asyncio.Protocol())
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self.transport.set_protocol(_Discarding(self.transport, self.loop))
+        self.loop.call_later(DISCARDING_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(MALFORMED)
@@ -102,3 +104,18 @@ class LimitedProtocol(HttpToolsProtocol):
         # uvicorn ends this timeout at the first byte of a head, which could then take forever.
         if not self.pending_bytes:
             super()._unset_keepalive_if_required()
+
+
+class _Discarding(asyncio.Protocol):
+    """Protocol of a refused connection: discards what arrives, at most 256 kB per PAUSE_S."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.pause_reading()
+        self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
