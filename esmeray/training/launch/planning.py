@@ -91,9 +91,10 @@ def check_warm_up(training: TrainingSection, total_steps: int) -> None:
     """Raise ConfigError if the warm-up is as long as the run."""
     if (warmup_steps := training.warmup_steps or 0) >= total_steps:
         end = "max_steps" if training.max_steps else "epochs"
+        default = ", or give --training.warmup_steps none to use a tenth of the steps"
         raise ConfigError(
             f"training.warmup_steps ({warmup_steps}) must be less than the {total_steps} steps of "
-            f"training.{end}: lower it, or give --training.warmup_steps none to use a tenth of the steps"
+            f"training.{end}: lower it{'' if training.schedule == 'wsd' else default}"
         )
 
 
