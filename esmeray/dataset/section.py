@@ -269,17 +269,14 @@ class DataSection(Section):
 
 
 class TokenizerSection(Section):
-    """Tokenizer of proteins or texts."""
+    """Tokenizer of proteins or texts. A trained backbone has its own; with random weights it is the ESM alphabet for
+    proteins, and trained for texts."""
 
-    source: str = "auto"
-    """auto: the tokenizer of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and
-    'train' for text. train: byte-pair encoding of the training texts. Otherwise a local folder or a hub name."""
-    vocabulary_size: Tokens = 4096
-    """Number of tokens that 'train' creates, including special ones; fewer if there are not enough texts."""
+    vocabulary_size: Annotated[int, Field(ge=258, le=2**24)] = 4096
+    """Tokens of the byte-pair encoding that is trained on the texts if the backbone has random weights. It includes the
+    256 bytes and two special tokens, and has fewer if there are not enough texts."""
     content: Literal["protein", "text"] = "protein"
     """protein: residues, checked and upper-cased as in all stores; text: any Unicode."""
-    spaced: bool | Literal["auto"] = "auto"
-    """Put blanks between residues, as ProtBERT needs. auto: if the vocabulary requires it."""
 
 
 class BatchSection(Section):

@@ -48,6 +48,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "RetrievalSection": {"bootstrap": 1000},
     "SearchSection": {"prune_margin": 0.15},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "TokenizerSection": {"source": "auto", "spaced": "auto"},
     "TrainingSection": {
         "checksum_every_steps": None,
         "cudnn_benchmark": False,
