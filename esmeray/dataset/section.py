@@ -147,6 +147,10 @@ class LabelsSection(Section):
                 f"group_column needs split hash or stratified, not {self.split}: remove one",
             ),
             (
+                len(set(self.label_columns)) < len(self.label_columns),
+                f"label_columns: {', '.join(self.label_columns)}: a column is listed twice; remove one",
+            ),
+            (
                 len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"),
                 f"label_columns: several columns need kind regression or multilabel, not {self.kind}",
             ),
@@ -225,8 +229,6 @@ class PredictionsSection(Section):
     """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
     workers: PositiveInt = 1
     """Number of actors that predict structures during training, with a GPU each if the cluster has GPUs."""
-    tokens: PositiveInt = 1024
-    """Maximum residues of a batch of predictions."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":

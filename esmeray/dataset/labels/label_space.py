@@ -23,9 +23,6 @@ from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 
 MAPPINGS_FILE = "label_mappings.json"
 
-DECISION_THRESHOLD = 0.5
-"""A label of a multilabel target is predicted if its probability is above this."""
-
 UNKNOWN_LETTERS = LabelsSection().unknown_letters
 """Default letters of residues without a known label."""
 
@@ -37,7 +34,7 @@ _SHOWN = 8
 
 def predicted_positive(probabilities: Any) -> Any:
     """Return True for each predicted label of a multilabel target, in the shape of the probabilities."""
-    return probabilities > DECISION_THRESHOLD
+    return probabilities > 0.5
 
 
 class UnseenLabelError(DataError):
@@ -93,12 +90,9 @@ class LabelSpace:
         # Sorted, so that numbers don't depend on the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
-            what = f"is {names[0]!r} in all" if names else "is missing in all"
-            what += (
-                f" (data.labels.unknown_letters {unknown_letters!r} count as unknown)" if kind == "per_residue" else ""
-            )
+            what = f"is {names[0]!r}" if names else "is missing"
             raise DataError(
-                f"the label {what} {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
+                f"the label {what} in all {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or check that data.labels names the right column or "
                 "field"
             )

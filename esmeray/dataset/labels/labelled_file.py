@@ -176,9 +176,6 @@ def read_labelled(
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
     """Raise ConfigError for settings that are wrong for all files."""
-    for column in labels.label_columns:
-        if labels.label_columns.count(column) > 1:
-            raise ConfigError(f"data.labels.label_columns: {column!r} is listed twice; remove one")
     if labels.header_pattern is not None:
         header_pattern(labels)
     if labels.kind == "per_residue" and tokenizer.content != "protein":

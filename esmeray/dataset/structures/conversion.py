@@ -217,12 +217,10 @@ def read_files(
             refused += error.problems
         done += path.stat().st_size
         progress(ConversionProgress(done, total, len(structures)))
+    if len(refused) > 1:
+        refused.insert(0, f"{counted(len(refused), 'file{s}')} refused; the first {min(len(refused), _SHOWN)} follow")
     if refused:
-        shown = refused[:_SHOWN]
-        heading = (
-            [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)} follow"]
-        )
-        raise DataError(*heading, *shown)
+        raise DataError(*refused[: _SHOWN + 1])
     return structures
 
 
