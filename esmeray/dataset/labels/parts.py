@@ -8,6 +8,7 @@ per residue; 0 replaces the letter by one that means unknown.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -165,7 +166,7 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
 
 
 class LabelledSource:
-    """Labelled files, or the embedded sample, read from start to end on each iteration.
+    """Labelled files, or the embedded sample, read once from start to end.
 
     ``residue_labels`` replace labels in FASTA headers. ``finished`` describes the files that have been read so far.
     """
@@ -202,7 +203,6 @@ class LabelledSource:
         Raises DataError if a file can't be read or a row has no text or no id; ConfigError if the settings don't locate
         the labels or are for another kind of file.
         """
-        self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
             sample = self._sample
             records = (
@@ -329,72 +329,106 @@ class LabelledSource:
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
-        # NA may be a message or a name, but never a protein.
-        is_text = self._content == "text"
-        kept_texts = settings.not_missing if is_text else []
+        rows_read = 0
         for first_row, columns in table.parts():
-            texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
-            empty = [index for index, text in enumerate(texts) if is_missing(text, kept_texts)]
-            if empty and settings.empty_texts == "error":
-                raise DataError(
-                    f"{path}, row {first_row + empty[0]}: column {settings.text_column!r} is empty"
-                    f"{table.note(settings.text_column, empty[0], _KEEPS if is_text else '')}; complete or remove the "
-                    "row, or give --data.labels.empty_texts skip"
-                )
-            indices = sorted(set(range(len(texts))).difference(empty))
+            texts = _texts(path, first_row, columns[settings.text_column])
+            rows_read += len(texts)
+            rows = self._rows_with_text(path, table, first_row, texts)
             # Count rows as in the file, including those left out, so that messages and ids refer to the same row.
-            numbers = [first_row + index for index in indices]
-            ids = (
-                [b"row%d" % (self._rows_before + number) for number in numbers]
-                if settings.id_column is None
-                else [self._id(path, table, first_row, index, columns) for index in indices]
-            )
-            encoded = [self._encoded(texts[index]) for index in indices]
-            kept = {name: [values[index] for index in indices] for name, values in columns.items()}
+            numbers = [first_row + row for row in rows]
+            ids = self._ids(path, table, first_row, rows, columns)
+            sequences = [self._encoded(texts[row]) for row in rows]
             lines = Lines.of(ids)  # the whole header is the id, which may have blanks
-            records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
-            splits = kept.get(settings.split_column or "")
-            # FLIP's column, if it exists and no setting uses it for something else.
-            validation: Any = next((kept[name] for name in kept if table.wanted[name] is None), repeat(None))
+            records = Records(
+                headers=lines,
+                ids=lines,
+                residues=b"".join(sequences),
+                lengths=lengths_of(sequences),
+                id_hashes=hashes_of(ids),
+                hashes=hashes_of(sequences),
+            )
+            kept = {name: [values[row] for row in rows] for name, values in columns.items()}
             yield LabelledPart(
                 batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 numbers=numbers,
-                labels=(
-                    list(zip(*(kept[name] for name in settings.label_columns), strict=True))
-                    if self._with_labels
-                    else None
-                ),
+                labels=self._labels(kept),
                 weights=kept.get(settings.weight_column or ""),
-                splits=None if splits is None else list(zip(splits, validation, strict=False)),
+                splits=_splits(table, settings.split_column, kept),
                 groups=kept.get(settings.group_column or ""),
-                missing=lambda index, rows=indices: (  # type: ignore[misc]
-                    "label missing in column "
-                    + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
-                ),
-                num_empty=len(empty),
+                missing=partial(self._without_label, table, rows),
+                num_empty=len(texts) - len(rows),
             )
-        self._rows_before += first_row + len(texts) - 1
+        self._rows_before += rows_read
 
-    def _id(self, path: Path, table: Table, first_row: int, index: int, columns: Columns) -> bytes:
-        column = self._settings.id_column or ""
-        text = _text(path, first_row + index, columns[column][index]).strip()
-        if not text or "\n" in text or "\r" in text:
-            raise DataError(
-                f"{path}, row {first_row + index}: the id in column {column!r} is empty or contains a line "
-                f"break{table.note(column, index, _KEEPS)}; fix the id, or remove data.labels.id_column"
-            )
-        return text.encode("utf-8")
+    def _rows_with_text(self, path: Path, table: Table, first_row: int, texts: Sequence[str]) -> list[int]:
+        """Return the rows of a part that have a text. Raises DataError for others, unless the settings skip them."""
+        # NA may be a message or a name, but never a protein.
+        is_text = self._content == "text"
+        kept_texts = self._settings.not_missing if is_text else []
+        rows = []
+        for row, text in enumerate(texts):
+            if not is_missing(text, kept_texts):
+                rows.append(row)
+            elif self._settings.empty_texts == "error":
+                column = self._settings.text_column
+                note = table.note(column, row, _KEEPS if is_text else "")
+                raise DataError(
+                    f"{path}, row {first_row + row}: column {column!r} is empty{note}; complete or remove the row, or "
+                    "give --data.labels.empty_texts skip"
+                )
+        return rows
+
+    def _ids(self, path: Path, table: Table, first_row: int, rows: list[int], columns: Columns) -> list[bytes]:
+        column = self._settings.id_column
+        if column is None:
+            return [b"row%d" % (self._rows_before + first_row + row) for row in rows]
+        ids = []
+        texts = _texts(path, first_row, columns[column])
+        for row in rows:
+            text = texts[row].strip()
+            if not text or "\n" in text or "\r" in text:
+                raise DataError(
+                    f"{path}, row {first_row + row}: the id in column {column!r} is empty or contains a line "
+                    f"break{table.note(column, row, _KEEPS)}; fix the id, or remove data.labels.id_column"
+                )
+            ids.append(text.encode("utf-8"))
+        return ids
 
     def _encoded(self, text: str) -> bytes:
         # One byte per residue, so that positions stay correct; non-letters are refused later like any bad character.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
+    def _labels(self, columns: Columns) -> list[tuple[Any, ...]] | None:
+        if not self._with_labels:
+            return None
+        return list(zip(*(columns[name] for name in self._settings.label_columns), strict=True))
 
-def _text(path: Path, row: int, value: Any) -> str:
-    try:
-        return text_of(value)
-    except ValueError as error:
-        raise DataError(f"{path}, row {row}: {error}") from error
+    def _without_label(self, table: Table, rows: list[int], index: int) -> str:
+        """Return the message for a record without a label."""
+        notes = [f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in self._settings.label_columns]
+        return f"label missing in column {', '.join(notes)}"
+
+
+def _splits(table: Table, split_column: str | None, columns: Columns) -> list[tuple[Any, Any]] | None:
+    """Return the values of the split column and of FLIP's column, which no setting uses for something else."""
+    if split_column not in columns:
+        return None
+    flip: Iterable[Any] = repeat(None)
+    for name, values in columns.items():
+        if table.wanted[name] is None:
+            flip = values
+            break
+    return list(zip(columns[split_column], flip, strict=False))
+
+
+def _texts(path: Path, first_row: int, values: Sequence[Any]) -> list[str]:
+    texts = []
+    for row, value in enumerate(values, first_row):
+        try:
+            texts.append(text_of(value))
+        except ValueError as error:
+            raise DataError(f"{path}, row {row}: {error}") from error
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,9 +175,20 @@ def test_a_group_of_records_is_never_divided(tmp_path, split):
     assert "missing.csv, row 4: the group is missing" in refusal(data_of(missing, **settings), tmp_path / "other")
 
 
-def test_groups_are_for_splits_that_draw():
-    with pytest.raises(ValueError, match="group_column needs split hash or stratified, not column"):
-        LabelsSection(split="column", split_column="part", group_column="cluster")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels_file": "l.fasta"}, "labels_file needs kind per_residue, not multiclass"),
+        ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: a, a: a column is listed twice"),
+        (
+            {"split": "column", "split_column": "part", "group_column": "cluster"},
+            "group_column needs split hash or stratified, not column",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LabelsSection(**settings)
 
 
 RESIDUES = {"share": 0.0, "kind": "per_residue"}

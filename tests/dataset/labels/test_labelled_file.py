@@ -455,7 +455,6 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
             "data.labels.weight_column applies to tables, but in.fasta is read as",
         ),
         (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns applies to tables"),
-        ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' is listed twice"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),
     ],
 )
