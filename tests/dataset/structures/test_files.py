@@ -35,13 +35,12 @@ def test_missing_oxygens_are_placed_where_they_were(tmp_path: Path):
 def test_an_incomplete_residue_keeps_its_letter(tmp_path: Path):
     coordinates = FOLD.coordinates.copy()
     coordinates[5, 0] = np.nan
-    lines = pdb_lines(replace(FOLD, coordinates=coordinates))
-    lines = [line for line in lines if int(line[22:26]) not in (10, 11)]
+    lines = [line for line in pdb_lines(replace(FOLD, coordinates=coordinates)) if line[22:26] not in ("  10", "  11")]
     lines = [line[:30] + "     nan" + line[38:] if line[22:26] == "  15" else line for line in lines]
     (found,), counts = read(write_pdb(tmp_path / "fold.pdb", lines))
     assert found.residues == FOLD.residues[:9] + FOLD.residues[11:]
-    assert np.isnan(found.coordinates).any((1, 2)).nonzero()[0].tolist() == [5, 12]
-    assert np.isnan(found.coordinates[5]).all() and (counts.incomplete_residues, counts.breaks) == (2, 5)
+    assert np.isnan(found.coordinates).all((1, 2)).nonzero()[0].tolist() == [5, 12]
+    assert (counts.incomplete_residues, counts.breaks) == (2, 5)
 
 
 def test_chains_are_chosen_by_rule(tmp_path: Path):
@@ -87,30 +86,6 @@ def test_a_residue_that_no_dictionary_has_is_read_as_x(tmp_path: Path):
     (found,), counts = read(write_pdb(tmp_path / "fold.pdb", [*lines, ion]))
     assert found.residues == FOLD.residues[:8] + "X" + FOLD.residues[9:]
     assert (counts.unknown_residues, counts.modified_residues, counts.breaks) == (1, 0, 0)
-
-
-def test_a_b_factor_is_a_confidence_in_predictions_alone(tmp_path: Path):
-    titles = {"CRYSTAL STRUCTURE OF A PREDICTED HYDROLASE": 100, "ALPHAFOLD MONOMER V2.0 PREDICTION FOR X": 50}
-    for title, confidence in titles.items():
-        path = write_pdb(tmp_path / "fold.pdb", [f"TITLE     {title}", *pdb_lines(FOLD)])
-        assert read(path)[0][0].confidence[0] == confidence
-
-
-def test_many_chains_are_read(tmp_path: Path):
-    from biotite import structure
-    from biotite.structure.io import pdb, pdbx
-
-    path = write_pdb(tmp_path / "fold.pdb", pdb_lines(FOLD))
-    chains = []
-    for number in range(130):
-        chains.append(pdb.PDBFile.read(path).get_structure(model=1)[:40] if not number else chains[0].copy())
-        chains[-1].chain_id[:] = f"C{number}"
-    file = pdbx.CIFFile()
-    pdbx.set_structure(file, structure.concatenate(chains))
-    file.write(tmp_path / "many.cif")
-    assert len(read(tmp_path / "many.cif")[0]) == 130
-    with pytest.raises(DataError, match="130 chains, more than the maximum of 127"):
-        read(tmp_path / "many.cif", chains="complex")
 
 
 @pytest.mark.parametrize("suffix", [".pdb", ".cif"])
@@ -197,16 +172,6 @@ def test_real_backbones_are_rebuilt_from_their_ca(shared_data: Path):
     assert n < 0.25 and ca == 0 and c < 0.3 and o < 0.95, (n, c, o)
     bonds = np.linalg.norm(found[:, [1, 2, 2]] - found[:, [0, 1, 3]], axis=-1)  # N-CA, CA-C, C-O
     np.testing.assert_allclose(np.nanmean(bonds, axis=0), (1.46, 1.52, 1.23), atol=0.02)
-
-
-def test_ends_and_breaks_are_completed_like_the_middle():
-    ideal = folds(1)[0].coordinates
-    gap = np.concatenate([ideal[:20], ideal[22:]])
-    found = completed(gap[:, 1])
-    assert np.isfinite(found).all() and (rmsd(found, gap)[[0, 2, 3]] < (0.3, 0.4, 1.1)).all()
-    np.testing.assert_array_equal(found[20:], completed(ideal[22:, 1]))
-    steps = np.linalg.norm(found[1:, 0] - found[:-1, 2], axis=-1)
-    assert steps[19] > 2.5 and (np.delete(steps, 19) < 1.6).all()
 
 
 def test_what_has_too_few_neighbours_stays_unknown():

@@ -39,11 +39,6 @@ def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
     return [[*tokenizer.prefix, *piece.tolist(), *tokenizer.suffix] for piece in pieces]
 
 
-def as_published(kind: str, sequence: str) -> str:
-    """Spell a sequence as the model cards of ProtTrans do before they tokenize it."""
-    return " ".join(re.sub(r"[UZOB]", "X", sequence.upper())) if kind.startswith("prot_") else sequence
-
-
 def decoded(tokenizer: HuggingFaceTokenizer, ids_T: np.ndarray) -> str:
     return tokenizer._backend.decode(ids_T.tolist(), skip_special_tokens=False)
 
@@ -63,8 +58,11 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
     folder = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
     ours = load(folder, content="text" if is_text else "protein")
     long = "".join(np.random.default_rng(0).choice(list(STORE_ALPHABET), 2000))
-    no_residues = ["MK*T", "MKé", "M-K", "", *(["mkv"] if kind.startswith("prot_") else [])]
+    # The model cards of ProtTrans spell a sequence in upper case with blanks, and X for rare residues.
+    is_spelled = kind.startswith("prot_")
+    no_residues = ["MK*T", "MKé", "M-K", "", *["mkv"] * is_spelled]
     texts = [*TEXTS, "", "[SEP] </s> <|endoftext|>"] if is_text else [*PROTEINS, long, *no_residues]
+    spelled = [" ".join(re.sub(r"[UZOB]", "X", text.upper())) if is_spelled else text for text in texts]
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "config.json").write_text((folder / "config.json").read_text())
     ours.save(tmp_path / "to")
@@ -76,8 +74,7 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
         assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]] and not ours.spaced
         return
     for theirs in (AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path / "to")):
-        expected = [theirs(text if is_text else as_published(kind, text))["input_ids"] for text in texts]
-        assert whole(ours, texts) == expected
+        assert whole(ours, texts) == [theirs(text)["input_ids"] for text in spelled]
     assert is_text or ours.pad == theirs.pad_token_id
 
 
@@ -163,13 +160,11 @@ def test_a_trained_tokenizer_is_found_again(tmp_path):
 
 def test_a_damaged_or_missing_tokenizer_is_refused(tmp_path):
     folder = prot_bert(tmp_path / "damaged")
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
     (folder / "vocab.txt").unlink()
-    with pytest.raises(ConfigError, match="can't be read") as refusal:
-        load(folder)
-    assert "\n" not in str(refusal.value)
-    (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="has no tokenizer"):
+        load(folder)
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    with pytest.raises(ConfigError, match=r"can't be read[^\n]*$"):
         load(folder)
 
 
@@ -185,15 +180,14 @@ def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
 
 
 def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"folder .* not found"):
+    with pytest.raises(ConfigError, match="folder /nowhere/at/all not found"):
         load("/nowhere/at/all")
     with pytest.raises(ConfigError, match="is neither a folder nor a hub name"):
         open_tokenizer("prot_bert")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ResourceError, match=r"model\.backbone\.source: .* hub can't be reached") as refusal:
+    with pytest.raises(ResourceError, match=r"^model\.backbone\.source: [^\n]* hub can't be reached[^\n]*$"):
         load("esmeray-tests/not-there")
-    assert "\n" not in str(refusal.value)
     # A URL that the hub's client refuses with its own error.
     monkeypatch.setenv("HTTPS_PROXY", "http://host:port")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: httpx.Client())
@@ -254,17 +248,12 @@ def test_any_reading_of_a_vocabulary_that_knows_the_amino_acids_is_found(tmp_pat
 
 
 def write_bert(folder: Path, words: list[str], lower_case: bool | None, *, as_json: bool) -> None:
-    (folder / "config.json").write_text('{"model_type": "bert"}')
     own = {} if lower_case is None else {"do_lower_case": lower_case}
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n\n")
     if as_json:
-        roles = {
-            f"{role}_token": word
-            for word in words
-            for role in SPECIAL
-            if word.strip("[]<>").lower().replace("eos", "sep") == role
-        }
-        vocabulary = {word: index for index, word in enumerate(words)}
-        BertTokenizer(vocabulary, **{"unk_token": None, **roles, **own}).save_pretrained(folder)
-    else:
-        (folder / "vocab.txt").write_text("\n".join(words) + "\n\n")
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))
+        (folder / "vocab.txt").unlink()
+        names = {word.strip("[]<>").lower().replace("eos", "sep"): word for word in words}
+        roles = {f"{role}_token": names.get(role) for role in SPECIAL}
+        BertTokenizer({word: index for index, word in enumerate(words)}, **roles, **own).save_pretrained(folder)
