@@ -6,7 +6,7 @@ Shape legend: N records, C label columns.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class LabelledRecords:
         labels_source: the files that hold only labels and masks.
         doubt: reason why the labels seem misread and must not be trained on, or None. It does not apply to a trained
             model, which knows its own names.
-        origins: each record's file and its number in the file, from 1; the file is None for the sample.
+        origins: each record's file and its number in the file, from 1; None for records of the sample.
     """
 
     ids: list[str]
@@ -89,7 +89,7 @@ class LabelledRecords:
     source: list[SourceFile] | SampleSource
     held_out_source: list[SourceFile]
     labels_source: list[SourceFile]
-    origins: list[tuple[Path | None, int]]
+    origins: list[tuple[Path, int] | None]
     groups: list[str] | None = None
     doubt: str | None = None
 
@@ -98,8 +98,8 @@ class LabelledRecords:
 
     def place(self, index: int) -> str:
         """Return id, file and row (or line) of a record, for a message."""
-        path, number = self.origins[index]
-        where = f" ({place_in_file(path, number)})" if path else ""
+        origin = self.origins[index]
+        where = f" ({place_in_file(*origin)})" if origin else ""
         return f"record {self.ids[index]!r}{where}"
 
 
@@ -148,8 +148,8 @@ def read_labelled(
     reader = _Reader(source, len(paths), ingesting, labels, counts)
     reader.read(progress)
     if not reader.ids:
-        first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
-        raise DataError(f"no records left after data.ingest and data.labels were applied{first}")
+        left_out = "; ".join(counts.lines())
+        raise DataError(f"no records left after data.ingest and data.labels were applied: {left_out}")
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # By now every sequence has looked up its labels.
     if residue_labels is not None:
@@ -210,10 +210,9 @@ class _Reader:
         self.weights: list[float] = []
         self.parts: list[str] = []
         self.groups: list[str] = []
-        self.origins: list[tuple[Path | None, int]] = []
+        self.origins: list[tuple[Path, int] | None] = []
         self._ingest = ingest
         self.counts = counts
-        self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training
         self._settings = settings
@@ -222,15 +221,14 @@ class _Reader:
     def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
         for file, taken, block in self._source.cleaned(self._ingest):
-            path = self._source.paths[file] if file >= 0 else None
             if block is not None:
-                self._take(taken, block, path, "training" if file < self._num_training else "validation")
+                self._take(taken, block, "training" if file < self._num_training else "validation")
             # Limited, because a file may grow while it is read.
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
-    def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
+    def _take(self, taken: LabelledPart, block: CleanBlock, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         # Labels of dropped records are not validated: they may be as bad as their sequences.
         for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
@@ -242,7 +240,7 @@ class _Reader:
                 self._take_columns(taken, index, part_of_file)
             self.ids.append(record_id.decode("utf-8"))
             self.texts.append(text)
-            self.origins.append((path, taken.numbers[index]))
+            self.origins.append(taken.origin(index))
 
     def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:
@@ -303,7 +301,4 @@ class _Reader:
             problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
             self._ingest.faults.add("record{s} without a label", taken.batch, index, problem)
             return
-        if self.first_without_label is None:
-            # Deferred: finding the line reads the file again, which is needed only for an error.
-            self.first_without_label = lambda: f"{taken.batch.location(index)}: {problem}"
         self.counts.records_skipped_missing_label += 1

@@ -39,7 +39,6 @@ class LabelledPart(NamedTuple):
 
     Attributes:
         batch: ids and texts.
-        numbers: number of each record in its file, from 1.
         labels: values of the label columns, per record; None if labels are not read.
         weights, groups: one value per record; None if there is no such column.
         splits: values (split, validation) of the split column and of FLIP's column; None without a split column.
@@ -48,13 +47,18 @@ class LabelledPart(NamedTuple):
     """
 
     batch: RecordBatch
-    numbers: Sequence[int]
     labels: Sequence[Sequence[Any]] | None = None
     weights: list[Any] | None = None
     splits: list[Any] | None = None
     groups: list[Any] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
+
+    def origin(self, index: int) -> tuple[Path, int] | None:
+        """Return a record's file and its number in the file, from 1; None for the sample."""
+        if isinstance(self.batch, _LabelledRows):
+            return self.batch.path, self.batch.numbers[index]
+        return self.batch.origin(index)
 
 
 def place_in_file(path: Path, number: int) -> str:
@@ -210,7 +214,7 @@ class LabelledSource:
                 if self._content == "protein"
                 else message_records(sample.records, sample.seed)
             )
-            parts = self._numbered(sample_batches(records), _SAMPLE_PATTERN)
+            parts = self._fasta_parts(sample_batches(records), _SAMPLE_PATTERN)
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
@@ -219,7 +223,7 @@ class LabelledSource:
             else:
                 self._refuse_columns(path)
                 self._opened = fasta = FastaSource([str(path)], self._max_residues, self._counts)
-                parts = self._numbered(fasta.batches())
+                parts = self._fasta_parts(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
             self._opened = None
@@ -244,29 +248,29 @@ class LabelledSource:
             sample=self._sample,
             max_residues=self._max_residues,
         )
-        for file, labelled_part in again:
-            for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
+        for _, labelled_part in again:
+            for index, encoded in enumerate(labelled_part.batch.records.ids.split()):
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in locations:
-                    locations[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
+                    origin = labelled_part.origin(index)
+                    locations[record_id] = place_in_file(*origin) if origin else "the sample"
             if len(locations) == len(ids):
                 break  # a fault further on in the files is not the topic here
         return locations
 
-    def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
+    def _fasta_parts(
+        self, batches: Iterable[RecordBatch], default_pattern: str | None = None
+    ) -> Iterator[LabelledPart]:
         """Yield FASTA records with labels from their headers or from ``residue_labels``."""
-        number = 1
         for batch in batches:
-            numbers = range(number, number + len(batch))
             if not self._with_labels:
-                yield LabelledPart(batch, numbers)
+                yield LabelledPart(batch)
             elif self._residue_labels is not None:
-                yield self._with_residue_labels(batch, numbers, self._residue_labels)
+                yield self._with_residue_labels(batch, self._residue_labels)
             else:
-                yield self._headers_read(batch, numbers, default_pattern)
-            number += len(batch)
+                yield self._headers_read(batch, default_pattern)
 
-    def _headers_read(self, batch: RecordBatch, numbers: range, default_pattern: str | None) -> LabelledPart:
+    def _headers_read(self, batch: RecordBatch, default_pattern: str | None) -> LabelledPart:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
@@ -275,7 +279,6 @@ class LabelledSource:
         setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
-            numbers,
             labels=[(label,) for label in labels],
             missing=lambda index: (
                 f"data.labels.{setting} matches no label in the header {headers[index]!r}"
@@ -283,12 +286,11 @@ class LabelledSource:
             ),
         )
 
-    def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
+    def _with_residue_labels(self, batch: RecordBatch, residue_labels: ResidueLabels) -> LabelledPart:
         entries = [residue_labels.get(record_id.decode("ascii")) for record_id in batch.records.ids.split()]
         has_parts = self._settings.split_column is not None
         return LabelledPart(
             batch,
-            numbers,
             labels=[(entry and entry.letters,) for entry in entries],
             splits=[entry and entry.split for entry in entries] if has_parts else None,
             missing=lambda _: f"{self._settings.labels_file} has no labels for this id",
@@ -350,7 +352,6 @@ class LabelledSource:
             kept = {name: [values[row] for row in rows] for name, values in columns.items()}
             yield LabelledPart(
                 batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
-                numbers=numbers,
                 labels=self._labels(kept),
                 weights=kept.get(settings.weight_column or ""),
                 splits=_splits(table, settings.split_column, kept),
