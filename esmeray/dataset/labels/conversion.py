@@ -43,6 +43,7 @@ from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.run_folder.job import differences
 
 _KIND = MANIFEST_FILE, "labelled store"
 
@@ -265,7 +266,6 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: built with other files in data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: built with another data.labels.labels_file or mask_file; {remedy}")
-    settings = _settings(data, tokenizer)
-    for key in sorted(settings.keys() | manifest.settings.keys()):
-        if settings.get(key) != manifest.settings.get(key):
-            raise DataError(f"{labelled.path}: built with another {key} ({manifest.settings.get(key)}); {remedy}")
+    changes = differences(manifest.settings, _settings(data, tokenizer))
+    if changes:
+        raise DataError(f"{labelled.path}: built with other settings ({changes[0]}); {remedy}")

@@ -48,9 +48,9 @@ class LabelledPart(NamedTuple):
 
     batch: RecordBatch
     labels: Sequence[Sequence[Any]] | None = None
-    weights: list[Any] | None = None
+    weights: Sequence[Any] | None = None
     splits: list[Any] | None = None
-    groups: list[Any] | None = None
+    groups: Sequence[Any] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
 
@@ -349,7 +349,7 @@ class LabelledSource:
                 id_hashes=hashes_of(ids),
                 hashes=hashes_of(sequences),
             )
-            kept = {name: [values[row] for row in rows] for name, values in columns.items()}
+            kept: Columns = {name: [values[row] for row in rows] for name, values in columns.items()}
             yield LabelledPart(
                 batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 labels=self._labels(kept),
@@ -414,12 +414,8 @@ def _splits(table: Table, split_column: str | None, columns: Columns) -> list[tu
     """Return the values of the split column and of FLIP's column, which no setting uses for something else."""
     if split_column not in columns:
         return None
-    flip: Iterable[Any] = repeat(None)
-    for name, values in columns.items():
-        if table.wanted[name] is None:
-            flip = values
-            break
-    return list(zip(columns[split_column], flip, strict=False))
+    flip = (values for name, values in columns.items() if table.wanted[name] is None)
+    return list(zip(columns[split_column], next(flip, repeat(None)), strict=False))
 
 
 def _texts(path: Path, first_row: int, values: Sequence[Any]) -> list[str]:

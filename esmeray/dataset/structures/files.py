@@ -104,10 +104,9 @@ def _chosen(path: Path, rule: str, names: list[str]) -> list[str]:
     """Return the names of the chains that the setting ``chains`` selects."""
     if rule == "complex" and len(names) > _MAX_CHAINS:
         raise DataError(f"{path}: {len(names)} chains, more than the maximum of {_MAX_CHAINS}")
-    if rule in ("each", "complex"):
-        return names
-    if rule == "first":
-        return names[:1]
+    by_rule = {"each": names, "complex": names, "first": names[:1]}
+    if rule in by_rule:
+        return by_rule[rule]
     chosen = list(map(str.strip, rule.split(",")))
     missing = [name for name in chosen if name not in names]
     if missing:

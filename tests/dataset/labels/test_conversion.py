@@ -135,7 +135,9 @@ def test_a_named_store_must_be_made_of_the_source_with_the_settings(tmp_path, ta
     files = {"split": "files", "validation_source": [str(held_out)]}
     store = tmp_path / "store"
     assert made(data_of(table, store=store, **files), tmp_path).path == store
-    with pytest.raises(DataError, match=r"built with another labels .*choose another data\.store"):
+    with pytest.raises(
+        DataError, match=r"built with other settings \(labels\.missing_labels was 'error', .*choose another data\.store"
+    ):
         made(data_of(table, store=store, **files, missing_labels="skip"), tmp_path)
     with pytest.raises(DataError, match=r"built from .*in\.csv, not from the current .*valid\.csv"):
         made(data_of(held_out, store=store, **files), tmp_path)
