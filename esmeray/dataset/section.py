@@ -87,8 +87,6 @@ class LabelsSection(Section):
     separator: str = Field(default=";", min_length=1)
     """Separator of names in a multilabel column or header. Lists in JSON or Python syntax, e.g. ["a", "b"], are
     recognized with any separator."""
-    weight_column: str | None = None
-    """Table: column with the weight of each record in the loss."""
     split: Literal["hash", "stratified", "column", "files"] = "hash"
     """Method of the training/validation split. hash: data.validation_share of distinct sequences, by a hash;
     stratified: that share of each class; column: by split_column; files: validation_source is held out."""
@@ -200,8 +198,6 @@ class StructuresSection(Section):
     chains: str = "each"
     """Chains of a file. each: one record per protein chain; first: the first chain; complex: all chains as one record;
     or names of chains, e.g. A,B: one record per named chain."""
-    min_residues: PositiveInt = 10
-    """Minimum number of residues with coordinates; shorter chains are left out and counted."""
     ca_only: CaOnly = "error"
     """Chains with CA atoms only. error: refuse; skip: leave out, counted; complete: place N, C and O."""
     predicted: bool | Literal["auto"] = "auto"

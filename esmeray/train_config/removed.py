@@ -25,6 +25,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "peak_tflops": None,
     },
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
+    "LabelsSection": {"weight_column": None},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
     "MutantTableSection": {"bootstrap": 1000},
@@ -47,7 +48,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": [], "tokens": 1024},
     "RetrievalSection": {"bootstrap": 1000},
     "SearchSection": {"prune_margin": 0.15},
-    "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000, "min_residues": 10},
     "TokenizerSection": {"source": "auto", "spaced": "auto"},
     "TrainingSection": {
         "checksum_every_steps": None,

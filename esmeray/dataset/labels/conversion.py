@@ -113,11 +113,6 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
         not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
         counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
-    if records.weights is not None and not records.weights[parts_N == 0].any():
-        raise DataError(
-            f"{records.place(0)}: all training records have weight 0, so there is nothing to train on; give at "
-            "least one a positive weight"
-        )
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
     source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
     ingested = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
@@ -132,8 +127,6 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown[:, 0]}
         else:
             tensors["targets"] = targets
-        if records.weights is not None:
-            tensors["weights"] = records.weights
         checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
         # After the checksum, which is independent of the dtype on disk.
         if space.kind == "per_residue":

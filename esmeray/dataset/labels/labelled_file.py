@@ -1,4 +1,4 @@
-"""Read labelled files (FASTA, CSV, TSV, Parquet) into memory: ids, texts, labels, weights and held-out parts.
+"""Read labelled files (FASTA, CSV, TSV, Parquet) into memory: ids, texts, labels and held-out parts.
 
 Records of a table without an id column are named row1, row2 ...
 
@@ -27,7 +27,7 @@ from esmeray.dataset.labels.parts import (
     header_pattern,
     place_in_file,
 )
-from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, split_part, weight
+from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, split_part
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
@@ -70,7 +70,6 @@ class LabelledRecords:
         texts: sequences in the letters of the store's alphabet, or texts as they are in the file.
         labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN for a
             missing number; or None.
-        weights: (N,) float32 or None.
         parts: training, validation or test, per record, or None.
         groups: name of each record's group, which a split keeps together, or None.
         held_out_source: the files that are held out as validation.
@@ -83,7 +82,6 @@ class LabelledRecords:
     ids: list[str]
     texts: list[str]
     labels: list[str] | list[list[str]] | NDArray[np.float32] | None
-    weights: NDArray[np.float32] | None
     parts: list[str] | None
     counts: LabelledCounts
     source: list[SourceFile] | SampleSource
@@ -162,7 +160,6 @@ def read_labelled(
         ids=reader.ids,
         texts=reader.texts,
         labels=values,
-        weights=np.array(reader.weights, dtype=np.float32) if reader.weights else None,
         parts=reader.parts if has_parts else None,
         counts=reader.counts,
         source=sample_source(embedded) if embedded else source.finished[: len(paths)],
@@ -194,7 +191,7 @@ def is_labelled_name(path: Path) -> bool:
 
 
 class _Reader:
-    """Collects the kept records: ids, texts, labels, weights, parts and origins."""
+    """Collects the kept records: ids, texts, labels, parts and origins."""
 
     def __init__(
         self,
@@ -207,7 +204,6 @@ class _Reader:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.labels: list[Label] = []
-        self.weights: list[float] = []
         self.parts: list[str] = []
         self.groups: list[str] = []
         self.origins: list[tuple[Path, int] | None] = []
@@ -244,8 +240,6 @@ class _Reader:
 
     def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:
-            if taken.weights is not None:
-                self.weights.append(weight(taken.weights[index]))
             if taken.groups is not None:
                 self.groups.append(group(taken.groups[index]))
             name = part_of_file if taken.splits is None else split_part(*taken.splits[index])
@@ -255,7 +249,7 @@ class _Reader:
             )
         except ValueError as error:
             # Read on after the fault. The lists differ in length from here on, but they are discarded at the end.
-            self._ingest.faults.add("record{s} with an invalid weight, split or group", taken.batch, index, str(error))
+            self._ingest.faults.add("record{s} with an invalid split or group", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """Return a record's label, or None to leave it out. Per-residue labels are as long as the sequence."""

@@ -40,7 +40,7 @@ class LabelledPart(NamedTuple):
     Attributes:
         batch: ids and texts.
         labels: values of the label columns, per record; None if labels are not read.
-        weights, groups: one value per record; None if there is no such column.
+        groups: name of each record's group; None if there is no such column.
         splits: values (split, validation) of the split column and of FLIP's column; None without a split column.
         missing: returns the message for the record at an index if it has no label.
         num_empty: number of rows that were left out because they have no text.
@@ -48,7 +48,6 @@ class LabelledPart(NamedTuple):
 
     batch: RecordBatch
     labels: Sequence[Sequence[Any]] | None = None
-    weights: Sequence[Any] | None = None
     splits: list[Any] | None = None
     groups: Sequence[Any] | None = None
     missing: Callable[[int], str] = str
@@ -301,7 +300,6 @@ class LabelledSource:
         if not self._with_labels:
             return
         for name, is_set in (
-            ("weight_column", settings.weight_column is not None),
             ("split_column", settings.split_column is not None and not self._residue_labels),
             ("group_column", settings.group_column is not None),
             ("label_columns", len(settings.label_columns) > 1),
@@ -320,8 +318,7 @@ class LabelledSource:
         columns = [("text_column", settings.text_column), ("id_column", settings.id_column)]
         if self._with_labels:
             columns += [("label_columns", column) for column in settings.label_columns]
-            columns += [("weight_column", settings.weight_column), ("split_column", settings.split_column)]
-            columns.append(("group_column", settings.group_column))
+            columns += [("split_column", settings.split_column), ("group_column", settings.group_column)]
         wanted: dict[str, str] = {}
         for setting, column in columns:
             if column is not None:
@@ -353,7 +350,6 @@ class LabelledSource:
             yield LabelledPart(
                 batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
                 labels=self._labels(kept),
-                weights=kept.get(settings.weight_column or ""),
                 splits=_splits(table, settings.split_column, kept),
                 groups=kept.get(settings.group_column or ""),
                 missing=partial(self._without_label, table, rows),

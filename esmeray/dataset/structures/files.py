@@ -75,7 +75,9 @@ _Read: TypeAlias = tuple[int, Any, bool]
 """Number of models, atoms of the first model, and whether it is a prediction."""
 
 
-def read_structures(path: Path, section: StructuresSection, counts: StructureCounts) -> list[Structure]:
+def read_structures(
+    path: Path, section: StructuresSection, counts: StructureCounts, min_residues: int
+) -> list[Structure]:
     """Return the selected chains of a file and update ``counts``. Raises DataError with file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
@@ -87,11 +89,11 @@ def read_structures(path: Path, section: StructuresSection, counts: StructureCou
     # Read all chains: rules refer to protein chains, and messages list all.
     chains: dict[str, Structure] = {}
     for name in dict.fromkeys(map(str, atoms.chain_id)):
-        chain = chain_of(atoms, name, path, section, counts)
+        chain = chain_of(atoms, name, path, section, counts, min_residues)
         if chain is not None:
             chains[name] = chain
     if not chains:
-        raise DataError(f"{path}: no protein chain with at least {section.min_residues} residues that have N, CA and C")
+        raise DataError(f"{path}: no protein chain with at least {min_residues} residues that have N, CA and C")
     names = _chosen(path, section.chains, list(chains))
     counts.chains += len(names)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_MAX_ID_LENGTH].replace(" ", "_")

@@ -73,7 +73,7 @@ def read_texts(
     records = read_labelled(sources, labels, tokenizer, data.ingest)
     targets = _targets(records, labels, space)
     per_residue = space.kind == "per_residue"
-    texts = LabelledTexts(records.ids, records.texts, targets, records.weights, _left_out(records.counts), per_residue)
+    texts = LabelledTexts(records.ids, records.texts, targets, None, _left_out(records.counts), per_residue)
     chosen = np.ones(len(texts.ids), dtype=bool)
     if part != "all":
         chosen &= np.array([name == part for name in records.parts or []], dtype=bool)

@@ -46,20 +46,19 @@ def test_real_proteins_split_by_files_leave_out_unseen_classes(tmp_path, shared_
     assert names == [direct.labels[index].rpartition("-")[0] for index in some]
 
 
-def test_a_hash_splits_sequences_and_a_column_splits_in_three_with_weights(tmp_path, table):
+def test_a_hash_splits_sequences_and_a_column_splits_in_three(tmp_path, table):
     labelled = made(data_of(table, share=0.4), tmp_path)
     training, validation = split_records(labelled.store.sequence_hashes, 0.4)
     assert (labelled.training.tolist(), labelled.validation.tolist()) == (training.tolist(), validation.tolist())
     assert labelled.training.dtype == np.int64 and labelled.test.size == 0
     assert (labelled.counts.training, labelled.manifest.counts.validation) == (training.size, validation.size)
     parts = ["test", "train", "Valid", "training", " test "]
-    rows = [*zip(PROTEINS, "xyxxy", parts, "12345", strict=False)]
-    path = write_table(tmp_path / "in.csv", ("sequence", "label", "part", "w"), *rows, ("MKV", "y", "dev", "6"))
-    labelled = made(data_of(path, split="column", split_column="part", weight_column="w"), tmp_path)
+    rows = [*zip(PROTEINS, "xyxxy", parts, strict=False)]
+    path = write_table(tmp_path / "in.csv", ("sequence", "label", "part"), *rows, ("MKV", "y", "dev"))
+    labelled = made(data_of(path, split="column", split_column="part"), tmp_path)
     held_out = labelled.validation.tolist(), labelled.test.tolist()
     assert (labelled.training.tolist(), held_out) == ([1, 3], ([2, 5], [0, 4]))
-    assert len(labelled) == 6 and labelled.weights.tolist() == [1, 2, 3, 4, 5, 6]
-    assert labelled.counts.held_out_also_in_training == 1
+    assert (len(labelled), labelled.weights, labelled.counts.held_out_also_in_training) == (6, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,6 @@ def test_targets_of_every_kind_come_back(tmp_path, kind, columns, rows, targets)
     labelled = made(data_of(path, share=0.0, kind=kind, label_columns=columns), tmp_path)
     assert labelled.targets[:].tolist() == targets
     assert labelled.targets[:].dtype == (np.float32 if kind in ("multilabel", "regression") else np.int64)
-    assert labelled.weights is None
     if kind == "per_residue":
         assert labelled.residue_targets(1).tolist() == targets[2:5]
 
@@ -203,7 +201,6 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
         (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0,5", "1", "2,25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
-        ("00", {"weight_column": "label", "share": 0.0, "kind": "regression"}, "weight 0"),
         (("test", "val"), {"split": "column", "split_column": "label"}, "no training records; write 'train'"),
         ("12", {"kind": "regression", "split": "stratified"}, "stratified needs one class per record"),
     ],

@@ -46,12 +46,12 @@ def refusal(*sources: Path, error: type[Exception] = DataError, **settings) -> s
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
-def test_a_table_gives_ids_texts_labels_and_weights_in_order(tmp_path, suffix):
-    rows = [("name", "sequence", "w", "label"), ("b c", " MKV ", "1", "x"), ("a", "mkl", "0.5", " y ")]
+def test_a_table_gives_ids_texts_and_labels_in_order(tmp_path, suffix):
+    rows = [("name", "sequence", "label"), ("b c", " MKV ", "x"), ("a", "mkl", " y ")]
     path = write_table(tmp_path / f"in{suffix}", *rows)
-    records = read(path, id_column="name", weight_column="w")
+    records = read(path, id_column="name")
     assert (records.ids, records.texts, records.labels) == (["b c", "a"], ["MKV", "MKL"], ["x", "y"])
-    assert (records.weights.tolist(), records.weights.dtype, records.parts) == ([1.0, 0.5], np.float32, None)
+    assert records.parts is None
     assert counted(records) == {"records_upper_cased": 1}
     assert records.place(1) == f"record 'a' ({path}, row 2)"
 
@@ -136,9 +136,9 @@ def test_a_workbook_is_refused_whatever_its_name(tmp_path, name):
 def test_files_to_be_labelled_need_no_labels(tmp_path):
     fasta = write_fasta(tmp_path / "in.fasta", [("row1", "MK"), ("row2", "ML")])
     for path in (fasta, write_table(tmp_path / "in.csv", ("sequence",), ("MK",), ("ML",))):
-        records = read(path, with_labels=False, weight_column="w", split="column", split_column="s")
+        records = read(path, with_labels=False, group_column="g", split="hash", split_column="s")
         assert (records.ids, records.texts) == (["row1", "row2"], ["MK", "ML"])
-        assert (records.labels, records.weights, records.parts) == (None, None, None)
+        assert (records.labels, records.groups, records.parts) == (None, None, None)
 
 
 def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
@@ -330,8 +330,6 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
         assert line.startswith(f"{path}, line {where}")
 
 
-WEIGHT = {"weight_column": "label"}
-OTHERS = {"weight_column": "sequence", "text_column": "label"}
 BY_LABEL = {"split": "column", "split_column": "label"}
 TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
 TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
@@ -340,7 +338,7 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
 @pytest.mark.parametrize(
     ("settings", "rows", "message"),
     [
-        ({"weight_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_column"),
+        ({"group_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.group_column"),
         ({}, ["MK x", " x"], "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give --data"),
         (
             {},
@@ -391,8 +389,6 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (SETS, ["MK [0,1,0]"], "row 1: 0s and 1s are not a list of names"),
         (SETS, ['MK {"a":1}'], "row 1: expected text, found dict"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
-        (WEIGHT, ["MK 1", "ML -2"], "row 2: invalid weight '-2'; give a finite number of at least 0"),
-        (OTHERS, ["1 MK", "-1.#IND ML"], "row 2: invalid weight ''; give a finite number"),
         (BY_LABEL, ["MK holdout"], "row 1: unknown split 'holdout'; use"),
         (
             {"missing_labels": "skip"},
@@ -447,8 +443,8 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
         ({"header_pattern": "(x"}, "header_pattern '(x' is not a regular expression: missing )"),
         ({"header_pattern": "x"}, "header_pattern 'x' has no group: put (?P<label>...)"),
         (
-            {"header_field": 1, "weight_column": "w"},
-            "data.labels.weight_column applies to tables, but in.fasta is read as",
+            {"header_field": 1, "group_column": "w"},
+            "data.labels.group_column applies to tables, but in.fasta is read as",
         ),
         (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns applies to tables"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),

@@ -118,7 +118,7 @@ def read_all(content: str | bytes, name: str = "x", **given: object) -> tuple[li
     with TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode("latin-1"))
-        return read_structures(path, EACH.model_copy(update={"min_residues": 1, **given}), counts), counts
+        return read_structures(path, EACH.model_copy(update=given), counts, min_residues=1), counts
 
 
 def read(content: str | bytes, **given: object) -> tuple[Structure, StructureCounts]:

@@ -18,9 +18,9 @@ from tests.structures import EACH, folds, pdb_lines, write_models, write_pdb
 FOLD = folds(1)[0]
 
 
-def read(path: Path, **settings: object) -> tuple[list[Structure], StructureCounts]:
+def read(path: Path, min_residues: int = 10, **settings: object) -> tuple[list[Structure], StructureCounts]:
     counts = StructureCounts()
-    return read_structures(path, EACH.model_copy(update=settings), counts), counts
+    return read_structures(path, EACH.model_copy(update=settings), counts, min_residues), counts
 
 
 def test_missing_oxygens_are_placed_where_they_were(tmp_path: Path):
@@ -144,10 +144,7 @@ def rmsd(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def test_real_backbones_are_rebuilt_from_their_ca(shared_data: Path):
     pairs = []
     for path in sorted((shared_data / "structures" / "test").glob("*.pdb.gz"))[::4]:
-        pairs += [
-            (completed(each.coordinates[:, 1]), each.coordinates)
-            for each in read_structures(path, EACH, StructureCounts())
-        ]
+        pairs += [(completed(each.coordinates[:, 1]), each.coordinates) for each in read(path)[0]]
     found, wanted = (np.concatenate(each) for each in zip(*pairs, strict=True))
     n, ca, c, o = rmsd(found, wanted)
     assert len(found) > 3000 and np.isfinite(found).all((1, 2)).mean() > 0.98
