@@ -109,7 +109,7 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
     if space.kind == "per_residue":
-        letters = Counter("".join(map(str, records.labels or [])))
+        letters = Counter("".join(map(str, records.labels)))
         counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
         not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
         counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
@@ -186,7 +186,6 @@ def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
     """Encode all labels. Records with a label that no training record has are marked as left out in ``parts_N``."""
-    assert records.labels is not None
     # Try the fast way first: nearly always, all labels are known.
     try:
         return space.encode(records.labels, unknown_letters=data.labels.unknown_letters)

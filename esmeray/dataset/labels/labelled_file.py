@@ -69,7 +69,7 @@ class LabelledRecords:
     Attributes:
         texts: sequences in the letters of the store's alphabet, or texts as they are in the file.
         labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN for a
-            missing number; or None.
+            missing number.
         parts: training, validation or test, per record, or None.
         groups: name of each record's group, which a split keeps together, or None.
         held_out_source: the files that are held out as validation.
@@ -81,7 +81,7 @@ class LabelledRecords:
 
     ids: list[str]
     texts: list[str]
-    labels: list[str] | list[list[str]] | NDArray[np.float32] | None
+    labels: list[str] | list[list[str]] | NDArray[np.float32]
     parts: list[str] | None
     counts: LabelledCounts
     source: list[SourceFile] | SampleSource
@@ -107,12 +107,11 @@ def read_labelled(
     tokenizer: TokenizerSection,
     ingest: IngestSection,
     *,
-    with_labels: bool = True,
     held_out_sources: Sequence[str] = (),
     sample: SampleSection | None = None,
     progress: ProgressCallback = no_progress,
 ) -> LabelledRecords:
-    """Read labelled files, or, without ``with_labels``, files to be labelled.
+    """Read labelled files.
 
     ``sources`` are files, folders and globs: tables are recognized by suffix, all other files are read as FASTA. Or
     'sample' for an embedded sample, of proteins or texts according to ``tokenizer.content``. Records of
@@ -127,17 +126,15 @@ def read_labelled(
     held_out = find_labelled_files(held_out_sources)
     counts = LabelledCounts()  # shared by all readers, for one report
     # Read in full first, because sequences look up their labels by id, in an order of their own.
-    residue_labels = (
-        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
-        if with_labels and labels.labels_file is not None
-        else None
-    )
+    residue_labels = None
+    if labels.labels_file is not None:
+        residue_labels = ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
     # Held-out files come last in the same source, because ids must be unique across all files.
     source = LabelledSource(
         paths + held_out,
         labels,
         tokenizer.content,
-        with_labels=with_labels,
+        with_labels=True,
         sample=embedded,
         residue_labels=residue_labels,
         max_residues=ingest.max_residues,
@@ -152,9 +149,9 @@ def read_labelled(
     # By now every sequence has looked up its labels.
     if residue_labels is not None:
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
-    has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
-    values: Any = reader.labels if with_labels else None
-    if reader.labels and isinstance(reader.labels[0], tuple):
+    has_parts = bool(held_out) or labels.split_column is not None
+    values: Any = reader.labels
+    if isinstance(reader.labels[0], tuple):
         values = np.array(reader.labels, dtype=np.float32)
     return LabelledRecords(
         ids=reader.ids,
@@ -228,12 +225,11 @@ class _Reader:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         # Labels of dropped records are not validated: they may be as bad as their sequences.
         for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
-            if taken.labels is not None:
-                label = self._label_of(taken, taken.labels[index], index, len(text))
-                if label is None:
-                    continue
-                self.labels.append(label)
-                self._take_columns(taken, index, part_of_file)
+            label = self._label_of(taken, taken.labels[index], index, len(text))
+            if label is None:
+                continue
+            self.labels.append(label)
+            self._take_columns(taken, index, part_of_file)
             self.ids.append(record_id.decode("utf-8"))
             self.texts.append(text)
             self.origins.append(taken.origin(index))

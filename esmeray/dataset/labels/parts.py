@@ -39,7 +39,7 @@ class LabelledPart(NamedTuple):
 
     Attributes:
         batch: ids and texts.
-        labels: values of the label columns, per record; None if labels are not read.
+        labels: values of the label columns, per record; empty if labels are not read.
         groups: name of each record's group; None if there is no such column.
         splits: values (split, validation) of the split column and of FLIP's column; None without a split column.
         missing: returns the message for the record at an index if it has no label.
@@ -47,7 +47,7 @@ class LabelledPart(NamedTuple):
     """
 
     batch: RecordBatch
-    labels: Sequence[Sequence[Any]] | None = None
+    labels: Sequence[Sequence[Any]] = ()
     splits: list[Any] | None = None
     groups: Sequence[Any] | None = None
     missing: Callable[[int], str] = str
@@ -395,9 +395,9 @@ class LabelledSource:
         # One byte per residue, so that positions stay correct; non-letters are refused later like any bad character.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
-    def _labels(self, columns: Columns) -> list[tuple[Any, ...]] | None:
+    def _labels(self, columns: Columns) -> list[tuple[Any, ...]]:
         if not self._with_labels:
-            return None
+            return []
         return list(zip(*(columns[name] for name in self._settings.label_columns), strict=True))
 
     def _without_label(self, table: Table, rows: list[int], index: int) -> str:

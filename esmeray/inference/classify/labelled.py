@@ -30,7 +30,8 @@ from esmeray.dataset.labels.labelled_file import (
 )
 from esmeray.dataset.labels.parts import LabelledSource
 from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
-from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, TokenizerSection
+from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, SampleSection, TokenizerSection
+from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.ingest import Ingest
 from esmeray.dataset.targets import has_target
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
@@ -180,7 +181,6 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
             f"data.labels.label_columns: the model has {', '.join(space.names)} in this order, not "
             f"{', '.join(labels.label_columns)}"
         )
-    assert records.labels is not None
     try:
         return space.encode(
             records.labels, ignore_unseen=labels.unseen_labels == "skip", unknown_letters=labels.unknown_letters
@@ -219,7 +219,7 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Records to predict from files, folders and globs, in their order.
+    """Records to predict from files, folders and globs, in their order, or of the embedded sample.
 
     They are checked as in training (:mod:`esmeray.dataset.store.ingest`).
 
@@ -229,11 +229,13 @@ class TextStream:
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
     ) -> None:
+        is_sample = sources == [SAMPLE]
         self._source = LabelledSource(
-            find_labelled_files(sources),
+            [] if is_sample else find_labelled_files(sources),
             labels,
             tokenizer.content,
             with_labels=False,
+            sample=SampleSection() if is_sample else None,
             max_residues=ingest.max_residues,
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)

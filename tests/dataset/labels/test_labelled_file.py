@@ -15,21 +15,19 @@ from esmeray.dataset import table as tables
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
 from esmeray.dataset.labels.values import label_reader
 from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
+from esmeray.inference.classify.labelled import TextStream
 from tests.dataset.stores import data_of, made, write_fasta, write_table, zipped
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}
 
 
-def read(
-    *sources: Path, content: str = "protein", with_labels: bool = True, held_out: tuple[Path, ...] = (), **settings
-) -> LabelledRecords:
+def read(*sources: Path, content: str = "protein", held_out: tuple[Path, ...] = (), **settings) -> LabelledRecords:
     return read_labelled(
         [str(source) for source in sources],
         LabelsSection(**{name: value for name, value in settings.items() if name not in INGEST}),
         TokenizerSection(content=content),
         IngestSection(**{name: value for name, value in settings.items() if name in INGEST}),
-        with_labels=with_labels,
         held_out_sources=[str(path) for path in held_out],
     )
 
@@ -136,9 +134,9 @@ def test_a_workbook_is_refused_whatever_its_name(tmp_path, name):
 def test_files_to_be_labelled_need_no_labels(tmp_path):
     fasta = write_fasta(tmp_path / "in.fasta", [("row1", "MK"), ("row2", "ML")])
     for path in (fasta, write_table(tmp_path / "in.csv", ("sequence",), ("MK",), ("ML",))):
-        records = read(path, with_labels=False, group_column="g", split="hash", split_column="s")
-        assert (records.ids, records.texts) == (["row1", "row2"], ["MK", "ML"])
-        assert (records.labels, records.groups, records.parts) == (None, None, None)
+        stream = TextStream([str(path)], LabelsSection(group_column="g"), TokenizerSection(), IngestSection())
+        ((ids, texts, share),) = stream.parts(10)
+        assert (ids, texts, share) == (["row1", "row2"], ["MK", "ML"], 1.0)
 
 
 def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
