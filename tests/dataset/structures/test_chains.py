@@ -144,19 +144,21 @@ def conformers(draw) -> tuple[list[Atom], str, float]:
         own += [Atom("CB", kind, 3, (9, 9, number), identifier, occupancy)] * draw(st.integers(0, 3))
         alternates.append((kind, occupancy, {atom.name for atom in own}, own))
     common = [atom for atom in residue(2, three) if atom.name in shared]
-    backbones = []
-    for number, (kind, occupancy, names, own) in enumerate(alternates):
-        given = [1.0 if name in shared else occupancy for name in NAMES[:3] if name in names or name in shared]
-        if own:
-            backbones.append((len(given), sum(given) / max(1, len(given)), -number, kind))
-    if not backbones:
-        return residue(2, three), three, 0.0
-    _, _, number, kind = max((size, round(mean, 6), number, kind) for size, mean, number, kind in backbones)
     atoms = [atom for *_, own in alternates for atom in own]
     if draw(st.booleans()):  # interleaved by atom, as in the PDB's files
         order = {name: index for index, name in enumerate((*NAMES, "CB"))}
         atoms.sort(key=lambda atom: order[atom.name])
-    return [*common, *atoms], kind, 1.0 - number if "CA" not in shared else 0.0
+    backbones = []
+    for number, (kind, occupancy, names, own) in enumerate(alternates):
+        given = [1.0 if name in shared else occupancy for name in NAMES[:3] if name in names or name in shared]
+        if own:
+            # The first in the file on a tie.
+            mean = round(sum(given) / max(1, len(given)), 6)
+            backbones.append((len(given), mean, -atoms.index(own[0]), number, kind))
+    if not backbones:
+        return residue(2, three), three, 0.0
+    *_, number, kind = max(backbones)
+    return [*common, *atoms], kind, 1.0 + number if "CA" not in shared else 0.0
 
 
 @settings(max_examples=120, deadline=None)

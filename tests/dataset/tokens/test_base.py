@@ -39,10 +39,6 @@ def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
     return [[*tokenizer.prefix, *piece.tolist(), *tokenizer.suffix] for piece in pieces]
 
 
-def decoded(tokenizer: HuggingFaceTokenizer, ids_T: np.ndarray) -> str:
-    return tokenizer._backend.decode(ids_T.tolist(), skip_special_tokens=False)
-
-
 def load(backbone: object, folder: Path = Path("unused"), **section: Any) -> SequenceTokenizer:
     return load_tokenizer(TokenizerSection(**section), str(backbone), lambda: TEXTS * 5, folder)
 
@@ -113,7 +109,8 @@ def test_random_weights_get_esms_tokenizer_or_a_trained_one(tmp_path):
 @given(st.text() | st.sampled_from(["<|endoftext|>", "a<|pad|>b", "\x00\x7f\u200b", "\r\n\t ", "e\u0301"]))
 def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
     ids_T, lengths_N = trained.encode([text])
-    assert decoded(trained, ids_T) == unicodedata.normalize("NFC", text)
+    decoded = trained._backend.decode(ids_T.tolist(), skip_special_tokens=False)
+    assert decoded == unicodedata.normalize("NFC", text)
     assert trained.encode(["money"])[1][0] < len("money"), "what is frequent is learnt"
     assert trained.unknown is None and lengths_N.tolist() == [ids_T.size]
     assert not {trained.pad, *trained.suffix} & set(ids_T.tolist()), "special tokens in a text are text"
