@@ -211,8 +211,8 @@ class StructuresSection(Section):
 
 
 class PredictionsSection(Section):
-    """Predicted structures for sequences without one. If ``model`` is set, Ray actors predict them during training, in
-    the order in which training needs them."""
+    """Predicted structures for sequences without one. If ``model`` is set, a Ray actor predicts them during training,
+    in the order in which training needs them, on a GPU if the cluster has GPUs."""
 
     folder: Annotated[str | None, PATH] = None
     """Folder of predictions, as written by 'esmeray design fold'."""
@@ -223,8 +223,6 @@ class PredictionsSection(Section):
     """Folder or hub name of the predictor's weights. none: no predictions during training."""
     predictor: str = "esmfold"
     """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
-    workers: PositiveInt = 1
-    """Number of actors that predict structures during training, with a GPU each if the cluster has GPUs."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":

@@ -22,7 +22,7 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import find_files
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, check_names
 from esmeray.dataset.labels.labelled_file import (
     LabelledRecords,
     check_label_settings,
@@ -186,17 +186,15 @@ def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
     """Encode all labels. Records with a label that no training record has are marked as left out in ``parts_N``."""
-    # Try the fast way first: nearly always, all labels are known.
-    try:
-        return space.encode(records.labels, unknown_letters=data.labels.unknown_letters)
-    except UnseenLabelError as error:
-        if data.labels.unseen_labels == "error":
-            raise DataError(
-                f"{records.place(error.index)}: the label {error.label!r} occurs only in held-out records; add "
-                "training records with it, or give --data.labels.unseen_labels skip"
-                + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
-            ) from error
-    targets = space.encode(records.labels, ignore_unseen=True, unknown_letters=data.labels.unknown_letters)
+    targets, unseen = space.encode(records.labels, data.labels.unknown_letters)
+    if unseen is None:
+        return targets
+    if data.labels.unseen_labels == "error":
+        raise DataError(
+            f"{records.place(unseen.index)}: the label {unseen.name!r} occurs only in held-out records; add training "
+            "records with it, or give --data.labels.unseen_labels skip"
+            + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
+        )
     if space.kind != "per_residue":
         left_out_N = targets.unknown[:, 0] if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT

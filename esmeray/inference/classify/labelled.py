@@ -20,7 +20,7 @@ from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import files_ignored
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
-from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
+from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import (
     LabelledCounts,
     LabelledRecords,
@@ -181,15 +181,13 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
             f"data.labels.label_columns: the model has {', '.join(space.names)} in this order, not "
             f"{', '.join(labels.label_columns)}"
         )
-    try:
-        return space.encode(
-            records.labels, ignore_unseen=labels.unseen_labels == "skip", unknown_letters=labels.unknown_letters
-        )[:]
-    except UnseenLabelError as error:
+    targets, unseen = space.encode(records.labels, labels.unknown_letters)
+    if unseen is not None and labels.unseen_labels == "error":
         raise DataError(
-            f"{records.place(error.index)}: the model does not know the label {error.label!r}; fix it, or give "
+            f"{records.place(unseen.index)}: the model does not know the label {unseen.name!r}; fix it, or give "
             "--data.labels.unseen_labels skip"
-        ) from error
+        )
+    return targets[:]
 
 
 def _left_out(counts: LabelledCounts) -> dict[str, int]:

@@ -63,7 +63,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
     )
     ended = threading.Event()
     # No cores are reserved: the predictor shares the ones of training.
-    workers = actors(settings, section.workers, 0, ended=ended)
+    workers = actors(settings, 1, 0, ended=ended)
     folder = cache / workers.loaded
 
     def work() -> None:
