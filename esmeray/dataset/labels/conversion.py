@@ -152,10 +152,6 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
     parts_N = np.zeros(len(records), dtype=np.uint8)
     if records.parts is not None:
         parts_N[:] = [PARTS.index(name) for name in records.parts]
-        if not (parts_N == 0).any():
-            raise DataError(
-                f"{data.source[0]}: no training records; write 'train' in column {data.labels.split_column!r}"
-            )
         return parts_N
     # All records of a distinct sequence or of a group stay on one side.
     units_N = hashes_N

@@ -9,7 +9,6 @@ Shape legend: N texts, T tokens of all texts.
 
 import copy
 import hashlib
-import importlib.util
 import itertools
 import json
 import string
@@ -231,15 +230,9 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
 def _auto_tokenizer(folder: Path, reader: str = "AutoTokenizer", **settings: Any) -> Any:
     import transformers
 
-    files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
-    if not files:
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARY_FILES):
         raise ConfigError(
             f"{SOURCE_KEY}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)"
-        )
-    if all(name.endswith(".model") for name in files) and importlib.util.find_spec("sentencepiece") is None:
-        raise ConfigError(
-            f"{SOURCE_KEY}: {folder / files[0]} needs the package sentencepiece; run pip install sentencepiece, or "
-            f"give a folder with a {TOKENIZER_FILE}"
         )
     # A flipped bit may leave a readable tokenizer with other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):

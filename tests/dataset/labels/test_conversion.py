@@ -201,7 +201,11 @@ RESIDUES = {"share": 0.0, "kind": "per_residue"}
         (("0.5", "1", "2.25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0,5", "1", "2,25"), {"share": 0.0}, "set data.labels.kind to regression"),
         (("0.5", "1", "2.25"), {"split": "stratified"}, "kind multiclass are decimal numbers (0.5, 1, 2.25)"),
-        (("test", "val"), {"split": "column", "split_column": "label"}, "no training records; write 'train'"),
+        (
+            ("test", "val"),
+            {"split": "column", "split_column": "label"},
+            "the label is missing in all 0 training records",
+        ),
         ("12", {"kind": "regression", "split": "stratified"}, "stratified needs one class per record"),
     ],
 )
