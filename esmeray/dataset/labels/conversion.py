@@ -187,7 +187,7 @@ def _encoded(
         return targets
     if data.labels.unseen_labels == "error":
         raise DataError(
-            f"{records.place(unseen.index)}: the label {unseen.name!r} occurs only in held-out records; add training "
+            f"{records.place(unseen.record)}: the label {unseen.name!r} occurs only in held-out records; add training "
             "records with it, or give --data.labels.unseen_labels skip"
             + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
         )

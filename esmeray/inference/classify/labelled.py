@@ -184,7 +184,7 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
     targets, unseen = space.encode(records.labels, labels.unknown_letters)
     if unseen is not None and labels.unseen_labels == "error":
         raise DataError(
-            f"{records.place(unseen.index)}: the model does not know the label {unseen.name!r}; fix it, or give "
+            f"{records.place(unseen.record)}: the model does not know the label {unseen.name!r}; fix it, or give "
             "--data.labels.unseen_labels skip"
         )
     return targets[:]
