@@ -41,7 +41,7 @@ class UnseenLabel(NamedTuple):
     """A label that is not in the label space, and the index of its record in the input."""
 
     name: str
-    index: int
+    record: int
 
 
 @dataclass(frozen=True)
