@@ -182,7 +182,11 @@ def fit_mutants(
         section = _with_wild_type(section, sequence, folder)
         if not is_file:
             section = section.model_copy(update={"table": _written(table, folder)})
-        mutants = read_mutants(section, folder, "fit", section.numbers("fit"), groups=section.groups)
+        numbers = {
+            section.measured_column: "fit.measured_column",
+            section.zero_shot_column: "fit.zero_shot_column",
+        }
+        mutants = read_mutants(section, folder, "fit", numbers, groups=section.groups)
         from esmeray.inference.mutations.fitted import export, fit_table  # here: it loads torch
 
         fitted, evaluations = fit_table(None if model is None else Path(model), mutants, section, folder)
@@ -221,14 +225,11 @@ def propose(
         with unfinished(section.output, f"mutations propose by {model}") as folder:
             import pandas as pd
 
-            from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch
+            from esmeray.inference.mutations.fitted import open_fitted  # here: they load torch
             from esmeray.inference.mutations.proposal import Proposer
             from esmeray.inference.mutations.table import write_scores
 
-            fitted = read_fitted(str(model))
-            if fitted is None:
-                raise ConfigError(f"model {model}: is not a fitted model; fit one with 'esmeray mutations fit'")
-            proposer = Proposer(fitted, section, folder)
+            proposer = Proposer(open_fitted(model), section, folder)
             plate = pd.DataFrame(proposer.plate())
             with made_file(section.output, PROPOSED_BY, overwrite) as building:
                 write_scores(building, section.output.name, plate)

@@ -1,9 +1,8 @@
-"""Simulate campaigns on a measured assay, and compare the share of the best mutants found with baselines.
+"""Simulate campaigns on the mutants of a fitted model, and compare the share of the best ones found with baselines.
 
 Shape legend: N mutants of the assay, R rounds.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from esmeray.common.figure_style import BLUE, GREY, ORANGE, legend, picture, style_steps
 from esmeray.common.progress import record_bar
 from esmeray.inference.classify.report import table_lines
+from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
 from esmeray.inference.mutations.proposal import choose
 from esmeray.inference.mutations.section import MutationCampaignSection
@@ -28,9 +28,10 @@ TOP_SHARE = 0.01
 _COLOURS = {PROPOSALS: BLUE, PRIOR: ORANGE, RANDOM: GREY}
 
 
-def campaigns(parts: Sequence[Measured], section: MutationCampaignSection) -> pd.DataFrame:
+def campaigns(fitted: Fitted, section: MutationCampaignSection) -> pd.DataFrame:
     """Table with a row per protein, strategy, repeat and round: the share of the best mutants found so far."""
     rows = []
+    parts = [part.data(fitted.section.first_position) for part in fitted.proteins]
     runs = [(part, repeat) for part in parts for repeat in range(REPEATS)]
     with record_bar("campaigns") as bar:
         for done, (part, repeat) in enumerate(runs):

@@ -19,16 +19,15 @@ from pydantic import BaseModel, Field
 
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.sequence_list import checked_text, checked_texts, clean_list
 from esmeray.inference.models.source import find_model
-from esmeray.inference.mutations.features import Features, Inputs
+from esmeray.inference.mutations.features import Inputs
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, Weights, learn
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
-from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
+from esmeray.inference.mutations.section import MutationFitSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, by_row, distinct, read_variants
 from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
 from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
@@ -47,7 +46,7 @@ Columns: TypeAlias = Mapping[str, Floats]
 
 
 def inputs_of(
-    section: MutationLearningSection, variants: Sequence[Variant], open_scorer: Callable[[], Scorer], columns: Columns
+    section: MutationFitSection, variants: Sequence[Variant], open_scorer: Callable[[], Scorer], columns: Columns
 ) -> Inputs:
     """Compute the inputs of all proteins' mutants at once. A model is opened only if embeddings or scores need it."""
     column = section.zero_shot_column
@@ -80,22 +79,15 @@ class FittedProtein(BaseModel, extra="forbid", frozen=True):
     weights: Weights
     embeddings: Any = Field(default=None, exclude=True)
 
-    def posterior(self, protein: Protein) -> tuple[Posterior, Callable[[Sequence[Mutant], Inputs], Features]]:
-        """Build the process, and a function that computes the features of mutants from their inputs."""
+    def data(self, first_position: int) -> Measured:
+        """Rebuild the measured mutants and their features; ``first_position`` is the numbering of the fit."""
+        protein = Protein(self.sequence, first_position, self.name)
         mutants = [*map(protein.read, self.mutants)]
-        own = Inputs(np.array(self.scores), self.embeddings)
-        sites = _are_substitutions(mutants)
-        features = own.features(protein, mutants, own, sites)
-        with record_bar("measured mutants") as bar:
-            process = Posterior(
-                features,
-                np.array(self.measured),
-                self.weights,
-                lambda done: bar(done / len(mutants), done),
-                # Models of earlier versions have no replicates.
-                np.array(self.replicates or [1] * len(mutants)),
-            )
-        return process, lambda others, inputs: inputs.features(protein, others, own, sites)
+        inputs = Inputs(np.array(self.scores), self.embeddings)
+        features = inputs.features(protein, mutants, inputs, _are_substitutions(mutants))
+        # Models of earlier versions have no replicates.
+        replicates_N = np.array(self.replicates or [1] * len(mutants))
+        return Measured(protein, mutants, inputs, features, np.array(self.measured), replicates_N)
 
 
 class Fitted(BaseModel, extra="forbid", frozen=True):
@@ -144,9 +136,20 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         inputs = self.inputs(variants, section, folder, columns)
         predicted = Prediction.unknown(len(variants))
         for protein, rows in groups.items():
-            process, features = parts[protein].posterior(protein)
-            predicted.put(rows, process.predict(features([variants[row].mutant for row in rows], inputs.of(rows))))
+            part = parts[protein]
+            data = part.data(self.section.first_position)
+            process = Posterior(data.features, data.values, part.weights, data.replicates)
+            features = data.encode([variants[row].mutant for row in rows], inputs.of(rows))
+            predicted.put(rows, process.predict(features))
         return predicted
+
+
+def open_fitted(model: str | Path) -> Fitted:
+    """Read a fitted model. Raises ConfigError for another kind of model."""
+    fitted = read_fitted(str(model))
+    if fitted is None:
+        raise ConfigError(f"model {model}: is not a fitted model; fit one with 'esmeray mutations fit'")
+    return fitted
 
 
 def read_fitted(source: str) -> Fitted | None:
@@ -277,7 +280,7 @@ def fit_table(
 
 
 def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: Path | None
+    table: MutantTable, section: MutationFitSection, open_scorer: Callable[[], Scorer], source: Path | None
 ) -> list[Measured]:
     """Collect the mutants of each protein that have a value in each column.
 

@@ -10,7 +10,7 @@ With more mutants than ``_INDUCING`` the process uses that number of inducing po
 Shape legend: N mutants, M inducing points, P weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -96,7 +96,6 @@ class Posterior:
         features: features of N mutants.
         measured_N: values of the mutants, each the mean of its measurements.
         weights: kernel weights; learnt if None.
-        advance: called with the number of processed mutants.
         replicates_N: number of measurements per mutant; 1 by default.
     """
 
@@ -105,7 +104,6 @@ class Posterior:
         features: Features,
         measured_N: Floats,
         weights: Weights | None = None,
-        advance: Callable[[int], None] = lambda _: None,
         replicates_N: Floats | None = None,
     ) -> None:
         size = len(measured_N)
@@ -126,7 +124,6 @@ class Posterior:
             weighted_NM = basis_NM * self._replicates_N[rows, None]
             precision_MM += weighted_NM.T @ basis_NM
             sums_M += weighted_NM.T @ targets_N[rows]
-            advance(rows.stop)
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
         self._coefficients_M = self._solved(sums_M, twice=True)
         self._rest = self._fit_rest(features, targets_N) if size > _INDUCING and "site" in features.parts else None

@@ -90,7 +90,9 @@ class Proposer:
             first, _, last = text.partition("-")
             self._excluded |= {*range(int(first), int(last or first) + 1)}
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
-        self._process, self._encode = self._part.posterior(self._protein)
+        data = self._part.data(fitted.section.first_position)
+        self._encode = data.encode
+        self._process = Posterior(data.features, data.values, self._part.weights, data.replicates)
 
     def plate(self) -> dict[str, Any]:
         """Columns of the mutants to measure, in the fit's input format, with their predictions.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision, Section
 
 Folds = Literal["random", "modulo", "contiguous", "rest"]
 
@@ -77,8 +77,8 @@ class MutationScanSection(MutationsSection):
     """Additional models; the score is the mean over all models."""
 
 
-class MutationLearningSection(MutantTableSection):
-    """Measured mutants, features, and how the model runs."""
+class MutationFitSection(MutantTableSection):
+    """Measured mutants, features, evaluation, and how the model runs."""
 
     output: Path
     """Folder to create for the results."""
@@ -92,18 +92,6 @@ class MutationLearningSection(MutantTableSection):
     """Column of zero-shot scores, which replace the model's. With features one_hot no model is needed."""
     seed: NonNegativeInt = 0
     """Random seed of folds, draws and resamplings."""
-
-    def numbers(self, command: str) -> dict[str | None, str]:
-        """Numeric columns, and the option that a message names if a column is missing."""
-        return {
-            self.measured_column: f"{command}.measured_column",
-            self.zero_shot_column: f"{command}.zero_shot_column",
-        }
-
-
-class MutationFitSection(MutationLearningSection):
-    """Measured mutants, features, evaluation, and how the model runs."""
-
     folds: list[Folds] = Field(default=[])
     """Kinds of five-fold cross-validation: random mutants, mutated positions in turn (modulo), or segments of positions
     (contiguous). rest: no folds; each size is drawn once and predicts the other mutants. Default: the first three, or
@@ -147,12 +135,16 @@ class MutationProposeSection(ComputeSection):
     """Random seed of the draws."""
 
 
-class MutationCampaignSection(MutationLearningSection):
-    """A measured assay, rounds to simulate, and how the model runs."""
+class MutationCampaignSection(Section):
+    """Rounds of proposals to simulate."""
 
+    output: Path
+    """Folder to create for the results."""
     rounds: PositiveInt = 5
     """Number of plates to measure, one after the other."""
     number: PositiveInt = 96
     """Number of mutants per plate."""
     strategy: Strategy = "ucb"
     """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
+    seed: NonNegativeInt = 0
+    """Random seed of the random choice and of posterior samples."""

@@ -31,7 +31,7 @@ Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 
 class Measured(NamedTuple):
-    """Distinct mutants of a protein with their inputs and features.
+    """Distinct measured mutants of a protein with their inputs and features.
 
     Attributes:
         values: (N,) means over measurements.
@@ -45,7 +45,11 @@ class Measured(NamedTuple):
     features: Features
     values: NDArray[np.float64]
     replicates: NDArray[np.float64]
-    groups: NDArray[np.int64] | None
+    groups: NDArray[np.int64] | None = None
+
+    def encode(self, mutants: Sequence[Mutant], inputs: Inputs) -> Features:
+        """Compute the features of other mutants of the protein from their inputs."""
+        return inputs.features(self.protein, mutants, self.inputs, "site" in self.features.parts)
 
 
 def folds(

@@ -59,7 +59,7 @@ def mutations(command, here):
     def call(subcommand: str, model: str, *options: object, refused: tuple[int, str] | None = None):
         words = re.sub(r"--(?!overwrite)", f"--{subcommand}.", " ".join(map(str, options)))
         own = f"--{subcommand}.sequence wild.fasta --{subcommand}.first_position {FIRST} --{subcommand}.precision fp32"
-        line = f"mutations {subcommand} {model} {'' if subcommand == 'propose' else own} {words}"
+        line = f"mutations {subcommand} {model} {'' if subcommand in ('propose', 'campaign') else own} {words}"
         return command.done(line) if refused is None else command.refused(*refused, line)
 
     return call
@@ -275,8 +275,8 @@ def test_a_campaign_finds_more_than_chance(mutations, monkeypatch):
     values = [by_position[n] + 0.3 * random.normal() for n, _ in singles]
     rows = [(name(*pair), value, value + random.normal()) for pair, value in zip(singles, values, strict=True)]
     write("assay.csv", rows, "mutant", "score", "published")
-    options = "--zero_shot_column published --features one_hot --rounds 3 --number 20"
-    outcome = mutations("campaign", "nowhere/at_all", "--table assay.csv --output campaign", options)
+    mutations("fit", "", "--table assay.csv --output fitted --zero_shot_column published --features one_hot")
+    outcome = mutations("campaign", "fitted", "--output campaign --rounds 3 --number 20")
     found = {(row["way"], row["round"], row["repeat"]): float(row["found"]) for row in read("campaign/campaign.csv")}
     ours, chance = found["proposals", "3", "0"], found["random", "3", "0"]
     assert len(found) == 3 * 3 * 3 and ours > max(2 * chance, 0.6) and "| proposals" in outcome.out
@@ -340,7 +340,7 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
     mutations("fit", "", "--table once.csv --output once --folds random rest --sizes 40", FIT)
     for key, part in json.loads(Path("once/evaluation.json").read_text()).items():
         assert part["metrics"] == pytest.approx(evaluation[key]["metrics"], abs=0.02), key
-    outcome = mutations("campaign", "", tables, f"--output campaign --rounds 2 --number {size // 2 + 1}", FIT)
+    outcome = mutations("campaign", "fitted", f"--output campaign --rounds 2 --number {size // 2 + 1}")
     found = [float(row["found"]) for row in read("campaign/campaign.csv") if row["round"] == "2"]
     assert found and {*found} == {1.0}, "two plates of half of the mutants have them all"
     for model in ("model0",):
