@@ -52,7 +52,6 @@ STAND_INS = {
 QUICK = {
     "design evaluate": ["--evaluate.steps", "2"],
     "design generate": ["--generate.steps", "2", "--generate.number", "1"],
-    "function evaluate": ["--evaluate.draws", "10"],
     "mutations campaign": ["--campaign.rounds", "2"],
     "mutations propose": ["--propose.number", "4"],
     "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from esmeray.dataset.section import GafDate
 from esmeray.train_config.natures import PATH, PATH_OR_NAME
-from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+from esmeray.train_config.section import PositiveInt, Section
 
 COMPOSITION = "composition"
 MAX_TERMS = 1500
@@ -77,10 +77,6 @@ class EvaluationSection(Section):
     """Evaluate terms without parents; values weighted by information accretion always include them."""
     step: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """First threshold and step between thresholds, between 0 and 1."""
-    draws: NonNegativeInt = 1000
-    """Number of bootstrap draws of proteins for the intervals; 0 for no intervals."""
-    seed: NonNegativeInt = 0
-    """Seed of the bootstrap draws."""
 
 
 class EvaluateTermsSection(EvaluationSection):

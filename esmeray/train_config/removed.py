@@ -27,7 +27,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
-    "MutantTableSection": {"bootstrap": 1000},
+    "MutantTableSection": {"bootstrap": 1000, "more_tables": [], "not_missing": []},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
     "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},

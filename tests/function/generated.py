@@ -78,11 +78,11 @@ def evaluated(case: Case) -> dict[str, Evaluation]:
     ontology, truth, predictions = read(case)
     accretion = read_accretion(case.folder / "accretion.tsv", ontology, "ignore") if case.accretion else {}
     how = {"norm": case.norm, "propagation": case.propagation, "orphans": case.orphans, "step": case.step}
-    settings = EvaluationSection(**how, draws=0)
+    settings = EvaluationSection(**how)
     found = {}
     for name, scores in predictions.items():
         aspect, weights_V = ontology.aspects[name], accretion.get(name)
-        found[name] = evaluate_functions(aspect, truth[name], scores, accretion_V=weights_V, settings=settings)
+        found[name] = evaluate_functions(aspect, truth[name], scores, accretion_V=weights_V, settings=settings, draws=0)
     return {name: evaluation for name, evaluation in found.items() if evaluation.metrics}
 
 

@@ -54,8 +54,8 @@ def test_real_predictions_give_what_cafaeval_gave(shared_data, tmp_path, name, o
     lines = (folder / expected / "evaluation_all.tsv").read_text().splitlines()
     for path in (folder / "predictions").iterdir():
         scores = read_scores(path, terms, {aspect: truth[aspect].proteins}, unknown="ignore")[aspect]
-        settings = EvaluationSection(orphans=orphans, draws=0)
-        found = evaluate_functions(terms.aspects[aspect], truth[aspect], scores, settings=settings)
+        settings = EvaluationSection(orphans=orphans)
+        found = evaluate_functions(terms.aspects[aspect], truth[aspect], scores, settings=settings, draws=0)
         own = [line for line in lines if line.startswith(("filename", path.name.removesuffix(".gz")))]
         (tmp_path / "some.tsv").write_text("\n".join(own))
         assert_equal(table({aspect: found}), columns(tmp_path / "some.tsv"), 5.0001e-4)  # written with three digits
@@ -77,8 +77,8 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path, norm):
     terms_V = random.random(len(aspect.terms)) < 0.7
     known = Annotations(truth.proteins[::2], csr_array(known_NV[::2]))
     known_NV[1::2] = False
-    settings = EvaluationSection(step=0.1, draws=20, norm=norm)
-    found = evaluate_functions(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings)
+    settings = EvaluationSection(step=0.1, norm=norm)
+    found = evaluate_functions(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings, draws=20)
 
     judged_NV = ~known_NV & terms_V
     actual_NV = truth.terms.toarray() & judged_NV
@@ -105,13 +105,13 @@ def test_known_annotations_and_other_terms_count_for_nobody(tmp_path, norm):
 
 def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
     aspect, truth, scores = small(tmp_path)
-    found = evaluate_functions(aspect, truth, scores, settings=EvaluationSection(draws=200, seed=1))
+    found = evaluate_functions(aspect, truth, scores, draws=200)
     random = np.random.default_rng(5)
     values = []
     for _ in range(200):
         drawn = random.integers(len(truth.proteins), size=len(truth.proteins))
         again = Annotations(tuple(map(str, drawn)), truth.terms[drawn])
-        values.append(evaluate_functions(aspect, again, scores[drawn], settings=EvaluationSection(draws=0)).metrics)
+        values.append(evaluate_functions(aspect, again, scores[drawn], draws=0).metrics)
     for name in ("fmax", "smin", "fmax_micro"):
         low, high = np.percentile([metrics[name].value for metrics in values], [2.5, 97.5])
         assert found.metrics[name].interval == pytest.approx((low, high), abs=0.25 * (high - low))
@@ -125,16 +125,15 @@ def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
 def test_areas_of_a_perfect_ranking_are_1_and_of_a_bad_one_less(tmp_path, known):
     aspect, truth, _ = small(tmp_path)
     annotated_NV = truth.terms.toarray()
-    settings = EvaluationSection(draws=20)
     nothing = None if known is None else Annotations((), csr_array((0, len(aspect.terms)), dtype=bool))
     for high, low in ((1, 0), (0.9, 0.1), (0.011, 0.001)):
         scores = csr_array(np.where(annotated_NV, high, low).astype(float))
-        metrics = evaluate_functions(aspect, truth, scores, known=nothing, settings=settings).metrics
+        metrics = evaluate_functions(aspect, truth, scores, known=nothing, draws=20).metrics
         for name in ("aupr", "aupr_micro"):
             assert metrics[name].value == pytest.approx(1)
             assert metrics[name].interval == pytest.approx((1, 1))
     reversed_scores = csr_array(np.where(annotated_NV, 0.1, 0.9))
-    assert evaluate_functions(aspect, truth, reversed_scores, settings=settings).metrics["aupr_micro"].value < 0.6
+    assert evaluate_functions(aspect, truth, reversed_scores, draws=0).metrics["aupr_micro"].value < 0.6
 
 
 WRONG = {
@@ -160,7 +159,7 @@ def test_memory_grows_with_the_proteins_and_never_with_proteins_by_terms(tmp_pat
     truth = Annotations(tuple(map(str, range(1000))), (annotated > 0) @ aspect.ancestors)
     aspect.steps  # noqa: B018 - made once
     tracemalloc.start()
-    evaluate_functions(aspect, truth, csr_array(scores), settings=EvaluationSection(draws=20))
+    evaluate_functions(aspect, truth, csr_array(scores), draws=20)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 1000 * 4000 * 8 / 2

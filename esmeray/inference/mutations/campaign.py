@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from esmeray.common.figure_style import BLUE, GREY, ORANGE, legend, picture, style_steps
 from esmeray.common.progress import record_bar
 from esmeray.inference.classify.report import table_lines
+from esmeray.inference.mutations.features import Measured
 from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
 from esmeray.inference.mutations.proposal import choose
 from esmeray.inference.mutations.section import MutationCampaignSection
-from esmeray.inference.mutations.validation import Measured
 
 PROPOSALS = "proposals"
 PRIOR = "greedy by the zero-shot score"

@@ -33,14 +33,12 @@ class MutationsSection(ComputeSection):
 
 
 class MutantTableSection(MutationsSection):
-    """Table of mutants, and their wild type."""
+    """Tables of mutants, and their wild type."""
 
-    table: Path
-    """CSV, TSV or Parquet file of mutants, or a folder with one such file per protein, e.g. ProteinGym's. Tables in a
-    folder that have a column mutated_sequence need no FASTA file.
+    table: list[Path] = Field(min_length=1)
+    """CSV, TSV or Parquet files of mutants with the same columns, e.g. of several plates; or a folder with one such
+    file per protein, e.g. ProteinGym's. Tables in a folder that have a column mutated_sequence need no FASTA file.
     """
-    more_tables: list[Path] = Field(default=[])
-    """Additional tables with the same columns, e.g. plates measured later."""
     mutant_column: str | None = None
     """Column of mutants in the table, e.g. A24G, A24G:C25D or p.Ala24Gly. Default: the first that the table has of
     mutant, hgvs_pro, variant, mutation, mutations, mutants, variants and aa_substitutions.
@@ -51,8 +49,11 @@ class MutantTableSection(MutationsSection):
     """Handling of mutants that are missing or don't match the wild type. error: reject the table; empty: leave the
     score empty and count them. Stops, deletions and other mutants without a score are always left empty and counted.
     """
-    not_missing: list[str] = Field(default=[])
-    """Texts that are values, although tables use them for missing values, e.g. NA (neuraminidase)."""
+
+    @property
+    def source(self) -> str:
+        """Paths of the tables, for messages."""
+        return " and ".join(map(str, self.table))
 
 
 class MutationScoreSection(MutantTableSection):
@@ -69,12 +70,10 @@ class MutationScoreSection(MutantTableSection):
 
 
 class MutationScanSection(MutationsSection):
-    """Wild type, scores of all its single mutants, and how the models run."""
+    """Wild type, scores of all its single mutants, and how the model runs."""
 
     output: Path
     """Folder to create for the results."""
-    more_models: list[str] = Field(default=[])
-    """Additional models; the score is the mean over all models."""
 
 
 class MutationFitSection(MutantTableSection):
@@ -104,15 +103,22 @@ class MutationFitSection(MutantTableSection):
     mutants. For folds random and rest.
     """
 
+    @property
+    def needs_model(self) -> bool:
+        """Return whether a model computes the features or the zero-shot scores."""
+        return self.features == "embeddings" or self.zero_shot_column is None
+
 
 Strategy = Literal["ei", "ucb", "thompson"]
 
 
-class MutationProposeSection(ComputeSection):
-    """Mutants to measure next, and how the model runs."""
+class MutationProposeSection(Section):
+    """Mutants to measure next."""
 
     output: Path
     """CSV file to write."""
+    device: str | None = None
+    """Device of the model's computation: cpu, cuda, cuda:1 ... Default: CUDA if available."""
     number: PositiveInt = 96
     """Number of mutants to propose. Default: 96, one plate."""
     strategy: Strategy = "ucb"

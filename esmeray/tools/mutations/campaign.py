@@ -1,6 +1,6 @@
 """Simulate rounds of proposals on a measured assay, compared with the zero-shot score and with random choice.
 
-The mutants and their values are those of a model made by esmeray mutations fit. In each round the mutants that esmeray
+A model made by esmeray mutations fit has the measured mutants. In each round the mutants that esmeray
 mutations propose would choose get their measured values, and the weights are learnt again. The first round has the
 zero-shot score only. The metric is the share of the best mutants that is found. Writes a folder: campaign.csv with
 every round, campaign.png and report.md.

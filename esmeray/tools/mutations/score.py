@@ -62,16 +62,16 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # Problems of the table are reported before torch is loaded.
-        table = read_mutants(score, folder, "score", numbers, every_column=True)
+        table = read_mutants(score, score.sequence, folder, "score", numbers, every_column=True)
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
         name = "model_score" if "score" in taken else "score"
         if name in taken:
             raise ConfigError(
-                f"{score.table}: already has columns score and model_score, which the output adds; rename one"
+                f"{score.source}: already has columns score and model_score, which the output adds; rename one"
             )
-        from esmeray.inference.mutations.fitted import predictions_of
+        from esmeray.inference.mutations.fitted import predict
 
-        predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
+        predicted = [predict(source, table.variants, score, folder, table.numbers) for source in sources]
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
         new = {name: scores_N}
         if len(predicted) > 1:  # with one model they equal the mean

@@ -13,7 +13,7 @@ from tests.function.generated import generate
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = ["--evaluate.unknown", "ignore", "--evaluate.draws", "50"]
+OPTIONS = ["--evaluate.unknown", "ignore"]
 
 
 @pytest.fixture
@@ -31,7 +31,6 @@ def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
     names = {"evaluation.json", "curves.tsv", "curves.png", "esmeray.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert found["settings"]["draws"] == 50
     with (tmp_path / "out" / "curves.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     for aspect, one in found["aspects"].items():
@@ -53,10 +52,9 @@ def test_known_annotations_are_left_out(command, files, tmp_path):
     assert "smin_w" in outcome.out
     aspects = read_ontology(Path(files[-1])).aspects
     (tmp_path / "terms.txt").write_text("\n".join(aspects["molecular_function"].terms))
-    alone = ["--evaluate.terms", tmp_path / "terms.txt", "--evaluate.draws", 0, "--evaluate.orphans", "false"]
+    alone = ["--evaluate.terms", tmp_path / "terms.txt", "--evaluate.orphans", "false"]
     outcome = command.done("function", "evaluate", *files, *OPTIONS, *alone)
     assert len(aspects) > 1 and outcome.out.count("with predictions") == 1
-    assert " to " not in outcome.out, "without draws there are no intervals"
 
 
 def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
@@ -97,7 +95,7 @@ FIELD = {
 def test_files_as_people_have_them_are_read(command, shared_data, monkeypatch, tmp_path, caplog, names):
     monkeypatch.chdir(shared_data.parent / "field" / "annotations")
     predictions, truth, ontology = names
-    options = f"--evaluate.truth {truth} --evaluate.ontology {ontology} --evaluate.draws 0".split()
+    options = f"--evaluate.truth {truth} --evaluate.ontology {ontology}".split()
     command.done("function", "evaluate", predictions, *options, "--evaluate.output", tmp_path / "out")
     aspects = json.loads((tmp_path / "out" / "evaluation.json").read_text())["aspects"]
     (aspect,) = aspects.values()
@@ -129,7 +127,7 @@ def test_partial_knowledge_gives_what_the_evaluator_of_cafa_6_gave(
     command, shared_data, monkeypatch, tmp_path, expected, predictions, options
 ):
     monkeypatch.chdir(shared_data / "go" / "cafaeval_pk")
-    options = [*options.split(), "--evaluate.unknown", "ignore", "--evaluate.draws", 0]
+    options = [*options.split(), "--evaluate.unknown", "ignore"]
     command.done("function", "evaluate", predictions, *options, "--evaluate.output", tmp_path / "ours")
 
     def theirs(path: Path) -> pd.DataFrame:

@@ -256,7 +256,7 @@ def test_a_column_replaces_a_model_and_a_proposed_plate_is_new(mutations, monkey
     assert any(":" in text for text in proposed)
     filled = [(row["mutant"], 1.0, row["published"]) for row in plate]
     write("plate.csv", filled, "mutant", "score", "published")
-    mutations("fit", "nowhere/at_all", "--table measured.csv --more_tables plate.csv --output again", fit)
+    mutations("fit", "nowhere/at_all", "--table measured.csv plate.csv --output again", fit)
     mutations("propose", "again", f"--output next.csv --candidates listed {options}")
     assert {row["mutant"] for row in read("next.csv")} <= {text for text, value, _ in table if value == ""}
     mutations(
@@ -323,7 +323,7 @@ def test_replicates_are_one_mutant_in_folds_sizes_plates_and_files(mutations):
         "score",
         "zs",
     )
-    tables = "--table plate1.csv --more_tables plate2.csv"
+    tables = "--table plate1.csv plate2.csv"
     outcome = mutations("fit", "", tables, "--output fitted --folds random rest --sizes 40", FIT)
     size = len(rows) // 3
     assert f"features of {size} mutants" in outcome.out and f"  {len(rows)} measurements, averaged" in outcome.out
