@@ -28,7 +28,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
     "MutantTableSection": {"bootstrap": 1000, "more_tables": [], "not_missing": []},
-    "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
+    "MutationCampaignSection": {"top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
     "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},

@@ -116,11 +116,11 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
         same = [part for part in self.proteins if part.sequence == protein.sequence]
         # Several values of one protein may have been measured, each under its own name.
         named = [part for part in same if part.name == protein.name] or same
-        if not named:
-            raise DataError("the model was fitted to mutants of another protein; give that protein's wild type")
-        if len(named) > 1:
-            names = " and ".join(part.name for part in named)
-            raise DataError(f"the model was fitted to {names}; use one of these names in the FASTA file")
+        if len(named) != 1:
+            names = ", ".join(part.name for part in self.proteins)
+            raise DataError(
+                f"the model was fitted to mutants of another protein; give a wild type of the fit, by its name: {names}"
+            )
         return named[0]
 
     def predict(self, variants: Sequence[Variant], section: Section, folder: Path, columns: Columns) -> Prediction:

@@ -125,7 +125,7 @@ class Posterior:
             precision_MM += weighted_NM.T @ basis_NM
             sums_M += weighted_NM.T @ targets_N[rows]
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
-        self._coefficients_M = self._solved(sums_M, twice=True)
+        self._coefficients_M = cho_solve((self._precision_root_MM, True), sums_M)
         self._rest = self._fit_rest(features, targets_N) if size > _INDUCING and "site" in features.parts else None
         self.scale = self._scale(features, targets_N) if size else 1.0
         self._measured = features
@@ -174,9 +174,8 @@ class Posterior:
         """(N, M) features whose inner product is the kernel approximated by the inducing points."""
         return solve_triangular(self._root_MM, self._kernel(self._inducing, features), lower=True).T
 
-    def _solved(self, values: Floats, twice: bool = False) -> Floats:
-        half = solve_triangular(self._precision_root_MM, values, lower=True)
-        return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
+    def _solved(self, values: Floats) -> Floats:
+        return solve_triangular(self._precision_root_MM, values, lower=True)
 
     def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
         """Fit ridge regression on site features to the residuals.
@@ -232,7 +231,7 @@ class Posterior:
 
 def _expected(features: Features) -> Floats:
     """(N,) values expected from the prior score alone, scaled."""
-    return _PRIOR_SLOPE * features.parts["prior"][:, 0] if "prior" in features.parts else np.zeros(len(features))
+    return _PRIOR_SLOPE * features.parts["prior"][:, 0]
 
 
 def covariance_of(weights: Mapping[str, float], terms: Mapping[str, Floats]) -> Floats:

@@ -153,4 +153,4 @@ class MutationCampaignSection(Section):
     strategy: Strategy = "ucb"
     """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
     seed: NonNegativeInt = 0
-    """Random seed of the random choice and of posterior samples."""
+    """Random seed of posterior samples."""

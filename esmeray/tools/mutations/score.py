@@ -17,7 +17,6 @@ Examples:
 """
 
 import re
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +55,6 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
     if not score.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     writer.refuse_file(score.output)
-    start_s = time.perf_counter()
     numbers: dict[str | None, str] = {score.measured_column: "score.measured_column"}
     numbers |= dict.fromkeys(score.compare, "score.compare")
     sources = [str(model), *score.more_models]
@@ -82,7 +80,6 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
         with writer.file(score.output) as building:
             write_scores(building, score.output.name, rows)
     scored = f"{counted(len(table.variants), 'mutant{s}')} of {counted(len(table.rows), 'row{s}')}"
-    scored += f" in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines
