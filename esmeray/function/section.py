@@ -25,8 +25,6 @@ class EmbeddingsSection(Section):
     store: Annotated[str | None, PATH] = None
     """Folder of embeddings of the sequences by this model, written by `esmeray embed run`. Default: computed before
     training."""
-    random_weights: bool = False
-    """Accept a model size (esm2_t6_8M) with random weights, to try things out."""
     max_length: PositiveInt | None = None
     """Maximum sequence length in residues; longer sequences are cropped to their start. Default: what the positions of
     the model reach."""

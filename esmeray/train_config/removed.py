@@ -24,6 +24,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "exact_products_per_s": 2.8e10,
         "peak_tflops": None,
     },
+    "EmbeddingsSection": {"random_weights": False},
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},

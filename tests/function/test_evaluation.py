@@ -17,9 +17,8 @@ from esmeray.function.section import EvaluationSection
 from tests.function.generated import EXPECTED, EXPECTED_CASES, columns, evaluated, generate, read, sampled
 
 
-def table(found: dict[str, Evaluation]) -> dict[str, dict[str, list[float]]]:
-    tables = {name: {"tau": aspect.thresholds, **aspect.curves} for name, aspect in found.items()}
-    return {name: {column: values.tolist() for column, values in table.items()} for name, table in tables.items()}
+def table(found: dict[str, Evaluation]) -> dict[str, dict[str, np.ndarray]]:
+    return {name: {"tau": aspect.thresholds, **aspect.curves} for name, aspect in found.items()}
 
 
 def assert_equal(ours: dict, theirs: dict, tolerance: float = 1e-9) -> None:

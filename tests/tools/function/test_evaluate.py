@@ -1,6 +1,5 @@
 """``function evaluate``, which evaluates predicted terms."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -31,13 +30,10 @@ def test_metrics_curves_and_picture_are_written(command, files, tmp_path):
     names = {"evaluation.json", "curves.tsv", "curves.png", "esmeray.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    with (tmp_path / "out" / "curves.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    best = pd.read_csv(tmp_path / "out" / "curves.tsv", sep="\t").groupby("ns")["f"].max()
     for aspect, one in found["aspects"].items():
-        best = max(float(row["f"]) for row in rows if row["ns"] == aspect)
-        assert one["metrics"]["fmax"]["value"] == pytest.approx(best, abs=1e-9)
-        low, high = one["metrics"]["fmax"]["interval"]
-        assert low <= high
+        fmax = one["metrics"]["fmax"]
+        assert fmax["value"] == pytest.approx(best[aspect], abs=1e-9) and fmax["interval"] == sorted(fmax["interval"])
     command.done("function", "evaluate", *files, *accretion, *OPTIONS, "--evaluate.output", tmp_path / "again")
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
@@ -61,15 +57,16 @@ def test_what_cannot_be_evaluated_is_one_line(command, files, tmp_path):
     cyclic, low = tmp_path / "cyclic.obo", tmp_path / "low.tsv"
     cyclic.write_text("[Term]\nid: GO:1\nnamespace: x\nis_a: GO:1\n")
     low.write_text("P0\tGO:0000000\t0.001\n")
-    evaluate = ("function", "evaluate")
-    command.refused(3, "form a cycle", *evaluate, *files, "--evaluate.ontology", cyclic)
-    assert "no protein with annotations to predict" in command(*evaluate, low, *files[1:], *OPTIONS).err
-    command.refused(2, "give one", *evaluate, *files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv")
     (tmp_path / "others.tsv").write_text("sp|X|Y\tGO:0000000\n")
-    others = command(*evaluate, *files, "--evaluate.known", tmp_path / "others.tsv", *OPTIONS)
-    assert others.code == 3 and "ids match" in others.err and "'sp|X|Y'" in others.err
-    whole = command(*evaluate, *files, "--evaluate.known", files[2], *OPTIONS)
-    assert whole.code == 3 and "with annotations to predict has a score above a threshold" in whole.err
+    for code, words, options in (
+        (3, "form a cycle", [*files, "--evaluate.ontology", cyclic]),
+        (3, "no protein with annotations to predict", [low, *files[1:], *OPTIONS]),
+        (2, "give one", [*files, "--evaluate.ia", "a.tsv", "--evaluate.ia_from", "b.tsv"]),
+        (3, "'sp|X|Y'", [*files, "--evaluate.known", tmp_path / "others.tsv", *OPTIONS]),
+        (3, "to predict has a score above a threshold", [*files, "--evaluate.known", files[2], *OPTIONS]),
+    ):
+        outcome = command("function", "evaluate", *options)
+        assert outcome.code == code and words in outcome.err
 
 
 FIELD = {
