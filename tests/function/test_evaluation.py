@@ -67,41 +67,6 @@ def small(tmp_path: Path) -> tuple[Aspect, Annotations, csr_array]:
     return ontology.aspects[name], truth[name], scores[name]
 
 
-@pytest.mark.parametrize("norm", ["cafa", "gt"])
-def test_known_annotations_and_other_terms_count_for_nobody(tmp_path, norm):
-    aspect, truth, scores = small(tmp_path)
-    random = np.random.default_rng(0)
-    ancestors = aspect.ancestors.toarray()
-    known_NV = (random.random(truth.terms.shape) < 0.1) @ ancestors
-    terms_V = random.random(len(aspect.terms)) < 0.7
-    known = Annotations(truth.proteins[::2], csr_array(known_NV[::2]))
-    known_NV[1::2] = False
-    settings = EvaluationSection(step=0.1, norm=norm)
-    found = evaluate_functions(aspect, truth, scores, known=known, terms_V=terms_V, settings=settings, draws=20)
-
-    judged_NV = ~known_NV & terms_V
-    actual_NV = truth.terms.toarray() & judged_NV
-    left_N = actual_NV.any(axis=1)
-    assert 0 < left_N.sum() < len(left_N)
-    # (N, V): the maximum score of the descendants
-    propagated_NV = (scores.toarray()[:, :, None] * ancestors).max(axis=1)
-    assert found.proteins == left_N.sum()
-    for t, threshold in enumerate(found.thresholds):
-        called_NV = (propagated_NV >= threshold) & judged_NV
-        hit_N = (called_NV & actual_NV).sum(axis=1)
-        called_N = called_NV.sum(axis=1)
-        # What is predicted for proteins with nothing left counts, though averages divide by the others alone.
-        predicted = (called_N > 0).sum()
-        divisor = predicted if norm == "cafa" else left_N.sum()
-        precision = (hit_N[called_N > 0] / called_N[called_N > 0]).sum() / divisor
-        recall = (hit_N[left_N] / actual_NV[left_N].sum(axis=1)).mean()
-        assert found.curves["pr"][t] == pytest.approx(precision, abs=1e-12)
-        assert found.curves["rc"][t] == pytest.approx(recall, abs=1e-12)
-        assert found.curves["mi"][t] == pytest.approx((called_N - hit_N).sum() / left_N.sum(), abs=1e-12)
-        assert found.curves["cov"][t] == predicted / left_N.sum()
-    assert found.curves["cov"][0] > 1, "those with nothing left are among the predicted"
-
-
 def test_intervals_are_those_of_proteins_drawn_again(tmp_path):
     aspect, truth, scores = small(tmp_path)
     found = evaluate_functions(aspect, truth, scores, draws=200)
