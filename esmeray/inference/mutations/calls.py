@@ -166,17 +166,17 @@ def fit_mutants(
     >>> fit.metrics["spearman"].index.names
     FrozenList(['folds', 'protein'])
     """
-    is_frame = hasattr(table, "to_csv")
+    frame: Any = table if hasattr(table, "to_csv") else None
     file = None if isinstance(sequence, str) else sequence
     # A frame has a path, too, so that all settings are checked at once.
-    paths = [_TABLE] if is_frame else checked_paths(table, "table")
+    paths = checked_paths(table, "table") if frame is None else [_TABLE]
     section = MutationFitSection.of(sequence=file, table=paths, output=output, **settings)
     refuse_existing(section.output, MADE_BY, overwrite)
     with unfinished(section.output, f"mutations fit of {model}") as folder:
         from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
 
-        if is_frame:
-            table.to_csv(folder / _TABLE, index=False)
+        if frame is not None:
+            frame.to_csv(folder / _TABLE, index=False)
             section = section.model_copy(update={"table": [folder / _TABLE]})
         numbers = {
             section.measured_column: "fit.measured_column",

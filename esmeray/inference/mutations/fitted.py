@@ -45,10 +45,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Floats]
 
 
-def inputs_of(
-    section: MutationFitSection, variants: Sequence[Variant], scorer: Scorer | None, columns: Columns
-) -> Inputs:
-    """Compute the inputs of all proteins' mutants at once; ``scorer`` is None if the section needs no model."""
+def inputs_of(section: MutationFitSection, variants: Sequence[Variant], scorer: Any, columns: Columns) -> Inputs:
+    """Compute the inputs of all proteins' mutants at once, by a :class:`Scorer`; None if the section needs no model."""
     column = section.zero_shot_column
     if column is not None and column not in columns:
         raise ConfigError(
@@ -272,10 +270,14 @@ def fit_table(
         )
         for part in measured
     ]
-    fitted = Fitted(
+    model = fingerprint = None
+    if source is not None and scorer is not None:
         # Absolute, because the fitted model may be used from another working folder.
-        model=str(source.absolute() if source.exists() else source) if scorer else None,
-        fingerprint=scorer.facts.fingerprint if scorer else None,
+        model = str(source.absolute() if source.exists() else source)
+        fingerprint = scorer.facts.fingerprint
+    fitted = Fitted(
+        model=model,
+        fingerprint=fingerprint,
         # Includes the column that was read, because proposals are written to the same column.
         section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
         proteins=proteins,
