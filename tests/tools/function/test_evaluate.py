@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from esmeray.function.ontology import read_ontology
-from tests.function.generated import generate
+from tests.function.cases import write_case
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ OPTIONS = ["--evaluate.unknown", "ignore"]
 @pytest.fixture
 def files(tmp_path) -> list[str]:
     """Command line arguments for predictions, truth and ontology."""
-    folder = generate(tmp_path / "case", 4).folder
+    folder = write_case(tmp_path / "case", 4).folder
     options = f"--evaluate.truth {folder / 'truth.tsv'} --evaluate.ontology {folder / 'terms.obo'}"
     return [str(folder / "predictions" / "some.tsv"), *options.split()]
 
