@@ -176,7 +176,10 @@ class Posterior:
         regression, the leave-one-out error is the residual divided by 1 - leverage. Its variance is the noise divided
         by 1 - leverage, and the variance that the inducing points do not explain.
         """
-        rows = sampled(len(features), _CALIBRATING)
+        rows = np.arange(len(features))
+        if len(rows) > _INDUCING:  # mutants that are no inducing points are like new ones
+            rows = np.setdiff1d(rows, sampled(len(rows), _INDUCING))
+        rows = rows[sampled(len(rows), _CALIBRATING)]
         basis_NM = self._basis(features[rows])
         replicates_N = self._replicates_N[rows]
         leverage_N = replicates_N * (self._solved(basis_NM.T) ** 2).sum(axis=0)
