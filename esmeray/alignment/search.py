@@ -99,8 +99,6 @@ def _unit(vectors_nC: NDArray[np.float32]) -> NDArray[np.float32]:
     return vectors_nC / np.maximum(np.linalg.norm(vectors_nC, axis=1, keepdims=True), 1e-30)
 
 
-HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
-"""Columns of BLAST's output format 6; positions are 1-based and inclusive."""
 _AT_ONCE = 256
 """Maximum number of records per piece of work of a thread."""
 _PARASAIL = parasail.bindings_v2._lib
@@ -189,7 +187,7 @@ class Search:
         return trace[(trace >= 0).all(axis=1).argmax() :]
 
     def row(self, query_id: str, query: bytes, hit: Hit) -> str:
-        """Return a hit as a line of BLAST's output format 6."""
+        """Return a hit as a line of BLAST's output format 6, whose positions are 1-based and inclusive."""
         trace = self.alignment(query, hit)
         paired = trace[(trace >= 0).all(axis=1)]
         texts = query.upper(), self.store.sequence(hit.record).tobytes()

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from esmeray.inference.settings import AlignSettings
 
 MADE_BY = "align"
+COLUMNS = {
+    **{"qseqid": str, "sseqid": str, "pident": float, "length": int, "mismatch": int, "gapopen": int},
+    **{"qstart": int, "qend": int, "sstart": int, "send": int, "evalue": float, "bitscore": float},
+}
+"""Columns of BLAST's output format 6, and their types."""
 
 
 class AlignSection(Section):
@@ -95,15 +100,12 @@ def align(
     with output_or_scratch(output) as target:
         section = AlignSection.of(queries=str(queries), store=store, output=target, **settings)
         aligned, _, _ = align_to_file(section, IngestSection(), overwrite)
-        from esmeray.alignment.search import HEADER  # here: it loads parasail
-
         # Ids are text, whatever they look like: "NA", "1e5" and "5'" are proteins' names. 3 is csv.QUOTE_NONE.
         hits = pd.read_csv(
             section.output,
             sep="\t",
-            names=HEADER.split("\t"),
-            dtype=dict.fromkeys(HEADER.split("\t"), int)
-            | {"qseqid": str, "sseqid": str, "pident": float, "evalue": float, "bitscore": float},
+            names=[*COLUMNS],
+            dtype=COLUMNS,
             keep_default_na=False,
             na_values={"evalue": ["nan"], "bitscore": ["nan"]},
             quoting=3,
