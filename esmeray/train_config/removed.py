@@ -18,6 +18,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
     "DeviceProfileSection": {"random_weights": False},
     "EmbeddingAssumptions": {
         "compressed_queries_per_s": 1200.0,
@@ -30,7 +31,8 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
-    "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},
+    "MeasurementSection": {"agreement": 0.03, "max_windows": 6},
+    "MuonSection": {"momentum": 0.95, "momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {
         "host_gb_per_s": 6.0,
@@ -46,15 +48,21 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     },
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RetrievalSection": {"bootstrap": 1000},
-    "SearchSection": {"prune_margin": 0.15},
+    "SearchSection": {"algorithm": "tpe", "prune_margin": 0.15, "seed": 0},
+    "SpaceSection": {"compile": None, "gradient_checkpointing": None, "prefetch": None, "stage": None},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
     "TrainingSection": {
         "checksum_every_steps": None,
         "cudnn_benchmark": False,
+        "deterministic": False,
         "eps": 1e-8,
+        "log_every_steps": 1,
+        "max_nonfinite_steps": 5,
+        "max_rewinds": 3,
         "memory_guard": {"enabled": True, "max_halvings": 3},
         "tf32": True,
     },
+    "TuneConfig": {"inference": False},
 }
 """Former defaults, which are the values now, by the section's class (or a base class of it) and the setting's name."""
 
@@ -96,6 +104,8 @@ def removal_of(section: type, name: str) -> str | None:
 
 
 def _is(value: Any, former: Any) -> bool:
+    if isinstance(former, str) and isinstance(value, str) and value.endswith(f"/{former}"):
+        return True  # a path, which is absolute in the file of a run
     # A file may name a part of the settings of a removed section.
     return bool(value == former or (isinstance(former, dict) and isinstance(value, dict) and former | value == former))
 

@@ -29,7 +29,6 @@ from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.experiment import experiment_class
 from esmeray.tasks.section import ModelSection
-from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 
@@ -70,7 +69,7 @@ class WorkerGroup:
             self.close()
             raise ResourceError(f"the measuring workers did not start: {last_line(error)}") from error
 
-    def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
+    def measure(self, settings: Settings) -> Measurement:
         """Measure these settings as :func:`esmeray.tuning.trial.measure_on_worker`. Failures are results as well.
 
         If the result is not ``reusable``, the group must be closed. Raises StoppedError once the search is to stop.
@@ -79,8 +78,6 @@ class WorkerGroup:
         search = self._job.search
         try:
             config = self._job.trial_config(settings)
-            if not search.inference:
-                check_precision(config.training, self._workers.device)
         except EsmerayError as error:
             return Measurement("refused", str(error))
         if config.training.cpu_memory_limit_mib is None:
@@ -93,8 +90,6 @@ class WorkerGroup:
             config=config,
             store_path=self._job.store_path,
             measurement=search.measurement,
-            best_tokens_per_s=to_beat,
-            inference=search.inference,
         )
         timeout_s = search.measurement.timeout_s
         replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s)
@@ -207,7 +202,7 @@ def _reply(reference: Any) -> Measurement:
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
     """Return one result from the results of the workers."""
     known = [reply for reply in replies if reply is not None]
-    failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
+    failed = [reply for reply in known if reply.status != "ok"]
     if not failed:
         hung = Measurement("timeout", f"a worker did not finish within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung

@@ -13,9 +13,8 @@ from pydantic import Field
 
 from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token, estimate_memory
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section, Tokens
+from esmeray.training.engine.deepspeed_settings import BUCKET
 
-BUCKET = 50_000_000
-"""Elements per bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""
 LIVE_PARAMETERS = 1_000_000_000
 """Maximum number of parameters that ZeRO-3 of DeepSpeed 0.19.8 gathers."""
 PRODUCTS, ATTENTION, MEMORY = 0.8, 0.35, 0.83

@@ -25,6 +25,9 @@ from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.schedules import learning_rate, muon_momentum
 from esmeray.training.loop.stepping import Stepper, every_step
 
+MAX_NONFINITE_STEPS = 5
+"""Consecutive steps that are not finite after which training counts as diverged."""
+
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
     """Train until the end, a request to stop, or a failure that a retry would repeat. Returns and writes the outcome.
@@ -88,7 +91,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
     costs = _earlier_costs(worker, position.step)
     if position.step == 0:
         validate(worker, position)  # the first point of every curve is the untrained model
-    clock = StepClock(training.log_every_steps, engine.device)
+    clock = StepClock(engine.device)
     stepper = Stepper(engine, control, clock, worker.guard, observers.watchdog.progress)
     # On CUDA a step's results are read during the next step, since reading them at once would wait for the device.
     results = StepResults(worker.experiment, engine, control, observers, clock, late=engine.device.type == "cuda")
@@ -110,7 +113,7 @@ def loop(worker: Worker, position: Position) -> Outcome:
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, total_steps, training)
         with clock.phase("optimizer"):
-            result = engine.step(rate, muon_momentum(position.step, training.muon))
+            result = engine.step(rate, muon_momentum(position.step))
         position = _advance(position, step, agreement)
         observers.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens, len(step) * worker.experiment.settings.batch.tokens)
@@ -141,7 +144,7 @@ class AfterStep:
         if evaluates or saves:
             # Read whether the steps were finite: after too many that were not, nothing is saved.
             position = self._results.log_all(position)
-        if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
+        if position.nonfinite_in_a_row >= MAX_NONFINITE_STEPS:
             if not worker.checkpoints.rewind(training, position):
                 return position, diverged(worker.run, position)
             position = position.model_copy(update={"nonfinite_in_a_row": 0})

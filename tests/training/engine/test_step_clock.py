@@ -12,7 +12,7 @@ def now(monkeypatch) -> list[float]:
 
 
 def test_phases_and_data_wait_sum_to_the_step_time(now):
-    clock = StepClock(log_every_steps=1)
+    clock = StepClock()
     now[0] += 1.0
     clock.loaded()
     for phase, seconds in (("communication", 0.5), ("forward", 2.0), ("optimizer", 0.25)):
@@ -63,7 +63,7 @@ def cuda(monkeypatch) -> type[FakeEvent]:
 
 
 def test_gpu_times_are_read_without_waiting_for_the_device(cuda):
-    clock = StepClock(1, torch.device("cuda", 0))
+    clock = StepClock(torch.device("cuda", 0))
     with clock.phase("forward"):
         cuda.device_s = 2.0
     with clock.phase("backward"):
@@ -78,7 +78,7 @@ def test_gpu_times_are_read_without_waiting_for_the_device(cuda):
 
 
 def test_gpu_collective_counts_only_on_the_stream_of_the_backward_pass(cuda):
-    clock = StepClock(1, torch.device("cuda", 0))
+    clock = StepClock(torch.device("cuda", 0))
     with clock.phase("backward"):
         cuda.stream[0] = "reduction"
         with clock.collective():

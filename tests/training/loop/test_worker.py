@@ -23,7 +23,7 @@ from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.loop import building, worker
+from esmeray.training.loop import building, checkpoints, worker
 from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
@@ -190,7 +190,8 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
 ):
     """Finite steps after the checkpoint are discarded, too: steps 5 and 6, or 7."""
     changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4, "asynchronous": True}}
-    training = {"max_steps": 12, "max_nonfinite_steps": 2, "on_divergence": "rewind"}
+    monkeypatch.setattr(worker, "MAX_NONFINITE_STEPS", 2)
+    training = {"max_steps": 12, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
     left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
     with monkeypatch.context() as patch, nan_in_steps(spoiled):
@@ -207,14 +208,15 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
 
 
 @pytest.mark.parametrize(
-    ("settings", "nan_in", "step", "rewound_at"),
-    [
-        ({"on_divergence": "stop", "max_nonfinite_steps": 3}, {2, 3, 4, 5, 6}, 5, []),
-        ({"on_divergence": "rewind", "max_nonfinite_steps": 2, "max_rewinds": 1}, {4, 5, 6, 7}, 8, [6]),
-    ],
+    ("on_divergence", "most", "nan_in", "step", "rewound_at"),
+    [("stop", 3, {2, 3, 4, 5, 6}, 5, []), ("rewind", 2, {4, 5, 6, 7}, 8, [6])],
 )
-def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, settings, nan_in, step, rewound_at):
-    config = tiny_config(tmp_path, training=settings | {"gpu_log_interval": 0})
+def test_nan_steps_in_a_row_end_the_run_and_name_the_records(
+    store_path, tmp_path, monkeypatch, on_divergence, most, nan_in, step, rewound_at
+):
+    monkeypatch.setattr(worker, "MAX_NONFINITE_STEPS", most)
+    monkeypatch.setattr(checkpoints, "MAX_REWINDS", 1)
+    config = tiny_config(tmp_path, training={"on_divergence": on_divergence, "gpu_log_interval": 0})
     with nan_in_steps(nan_in):
         outcome = train(config, store_path)
     assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, step)
