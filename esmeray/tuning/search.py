@@ -1,13 +1,12 @@
 """Choose the next configuration to measure, and record each trial in Optuna's storage, from which a search resumes.
 
 The search starts with the experiment's own configuration, and finds its largest token budget by doubling and bisecting.
-Then it measures the valid, untried configuration nearest to the suggestion of Optuna's TPE. Configurations that need at
-least the memory of one that was too large are left out.
+Then it measures the valid, untried configuration nearest to the fastest so far, later to a suggestion of Optuna's TPE.
+Configurations that need at least the memory of one that was too large are left out.
 """
 
 import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -28,8 +27,8 @@ from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, most_trials, needs_at_least
 from esmeray.tuning.trainable import METRIC
 
-STARTUP_TRIALS = 6
-"""Results that TPE needs before it builds a model."""
+STARTUP_TRIALS = 14
+"""Results before the first suggestion of TPE; with fewer its suggestions are worse than neighbours of the fastest."""
 
 STUDY = "search"
 MEASUREMENT = "measurement"
@@ -50,7 +49,6 @@ class Search(OptunaSearch):
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         self._configurations, self._options, self._margin = space, search.search, search.memory_margin
         distributions: dict[str, BaseDistribution] = {name: _distribution(name, space.values[name]) for name in NAMES}
-        self._chance = random.Random(0)
         sampler = _Sampler(distributions, self._choose)
         super().__init__(
             distributions, METRIC, "max", sampler=sampler, study_name=STUDY, storage=_open_storage(trials, repair=True)
@@ -91,13 +89,13 @@ class Search(OptunaSearch):
         return out_of_time or tried >= most_trials(self._options, len(self._configurations))
 
     def _choose(self, suggestion: Settings | None) -> Settings:
-        """Return the valid configuration to measure. Without a suggestion it is chosen at random."""
+        """Return the valid configuration to measure; without a suggestion one next to the fastest so far."""
         untried = self._untried()
         if bracket := self._bracket(untried):
             return bracket
-        if suggestion is None:
-            return self._chance.choice(untried)
-        return self._configurations.nearest(suggestion, untried)
+        measurements = self._measurements
+        fastest = max(measurements, key=lambda settings: measurements[settings].speed(self._margin), default=None)
+        return self._configurations.nearest(suggestion or fastest or self._configurations.default, untried)
 
     def _untried(self) -> list[Settings]:
         """Return untried configurations that may fit, given the measurements so far."""

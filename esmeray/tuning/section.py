@@ -59,7 +59,7 @@ class SearchSection(Section):
     """Limits of the search."""
 
     max_trials: PositiveInt | None = None
-    """Number of trials to measure. Default: a fifth of the space, at least 12."""
+    """Number of trials to measure. Default: a third of the space, at least 12."""
     time_budget_s: PositiveFloat | None = None
     """Seconds of measuring, over all trials, after which no trial starts. none: no limit."""
 

@@ -53,11 +53,11 @@ class SearchSpace:
         """Return the configuration most similar to this one."""
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
-    def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, int]:
-        """Return the number of differing settings except the budget, the budget's distance, then the budget."""
+    def _distance(self, wanted: Settings, other: Settings) -> tuple[float, int]:
+        """Return the number of differing settings, where a doubling of the budget counts as one; then the budget."""
         differing = [n for n in NAMES if n != "tokens" and getattr(wanted, n) != getattr(other, n)]
         # Of two equally distant budgets the smaller is nearer: it is less likely to run out of memory.
-        return len(differing), abs(math.log2(other.tokens / wanted.tokens)), other.tokens
+        return len(differing) + abs(math.log2(other.tokens / wanted.tokens)), other.tokens
 
 
 def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = None) -> SearchSpace:
@@ -114,7 +114,7 @@ def most_trials(search: SearchSection, size: int) -> int:
     """Return the number of configurations to measure in a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
-    return min(size, max(MIN_TRIALS, size // 5))
+    return min(size, max(MIN_TRIALS, size // 3))
 
 
 def _refusal(settings: Settings, job: Job, workers: Mapping[int, Workers]) -> str | None:

@@ -107,18 +107,15 @@ MACHINES = {
 
 
 @pytest.mark.slow
-def test_a_fifth_of_the_configurations_reaches_95_percent_of_the_best(tmp_path):
+def test_a_third_of_the_configurations_reaches_95_percent_of_the_best(tmp_path):
     """The search runs on five machines with 2 % noise."""
     space = a_space(workers=[1, 2])
-    missed = []
     for seed, (name, numbers) in enumerate(MACHINES.items()):
         machine = Machine(**numbers)
         best = max(machine.measure(settings).speed(0.08) for settings in space.settings)
         results = run(space, settings_for(), Machine(**numbers, noise=0.02, seed=seed), tmp_path / name)
-        assert len(results.trials) <= len(space) / 5
-        if machine.speed(results.best.settings) < 0.95 * best:
-            missed.append(name)
-    assert len(missed) <= 1, missed
+        assert len(results.trials) <= len(space) / 3
+        assert machine.speed(results.best.settings) >= 0.95 * best, name
 
 
 @pytest.mark.slow
@@ -192,6 +189,6 @@ def test_largest_budget_that_fits_is_found_in_few_steps(end, own):
     assert len(fitting) + len(too_large) <= 14
 
 
-def test_trials_are_a_fifth_of_the_space_by_default():
-    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [33, 12, 5]
+def test_trials_are_a_third_of_the_space_by_default():
+    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [56, 12, 5]
     assert most_trials(settings_for(max_trials=7).search, 168) == 7
