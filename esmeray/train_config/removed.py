@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
+    "AutoencoderSection": {"cosine_loss_weight": 0.0, "feature_loss_weight": 1.0, "residue_loss_weight": 1.0},
     "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
@@ -42,9 +43,16 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "memory_gb_per_s": None,
         "memory_reserve": 0.1,
         "mtbf_gpu_hours": 49_000.0,
+        "network": 0.8,
         "overlap": 0.8,
         "peak_tflops": None,
         "restart_s": 180.0,
+    },
+    "PlanSection": {
+        "gpus_per_node": 8,
+        "precision": "bf16",
+        "tokens": None,
+        "total_tokens": 1e12,
     },
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RetrievalSection": {"bootstrap": 1000},

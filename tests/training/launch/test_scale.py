@@ -30,7 +30,7 @@ def test_more_gpus_never_train_fewer_tokens_a_second(stage, interconnect):
     work, device = transformer(33, 1280, 430), device_of(plan)
     counts = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
     # The steps are compared within one node and across nodes separately: the slower network makes a jump between.
-    within, beyond = ([n for n in counts if (n <= plan.gpus_per_node) is one] for one in (True, False))
+    within, beyond = ([n for n in counts if (n <= scale.GPUS_PER_NODE) is one] for one in (True, False))
     for chosen in (within, beyond):
         rates = [n / sum(scale.step_parts(work, plan, device, n, 8192, 4).values()) for n in chosen]
         assert rates == sorted(rates)
