@@ -32,7 +32,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
-    "MeasurementSection": {"agreement": 0.03, "max_windows": 6},
+    "MeasurementSection": {"agreement": 0.03, "max_windows": 6, "warmup_steps": 2},
     "MuonSection": {"momentum": 0.95, "momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {
@@ -59,6 +59,10 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "SearchSection": {"algorithm": "tpe", "prune_margin": 0.15, "seed": 0},
     "SpaceSection": {"compile": None, "gradient_checkpointing": None, "prefetch": None, "stage": None},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "TermsSection": {
+        "homology": {"candidates": 500, "max_evalue": 1e-3},
+        "neighbours": {"number": 10, "temperature": 0.05},
+    },
     "TrainingSection": {
         "checksum_every_steps": None,
         "cudnn_benchmark": False,

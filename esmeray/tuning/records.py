@@ -62,7 +62,6 @@ class Measurement:
         peak_memory_bytes: maximum over the workers.
         total_memory_bytes: memory of one device; on the CPU the limit of one worker.
         shares: share of a step's time by phase, mean over the workers.
-        reusable: the workers can take the next trial. After a crash others may be stuck in a step forever.
     """
 
     status: Status
@@ -72,7 +71,6 @@ class Measurement:
     total_memory_bytes: int | None = None
     shares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    reusable: bool = True
 
     def speed(self, memory_margin: float) -> float:
         """Return tokens per second; 0 if the trial failed or used too much memory."""

@@ -24,7 +24,6 @@ from esmeray.tuning.records import (
     Job,
     Measurement,
     Trial,
-    settings_text,
     value_text,
 )
 from esmeray.tuning.section import TuneConfig
@@ -58,14 +57,6 @@ class Results:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
 
-    def against_own(self, best: Trial) -> Iterator[str]:
-        """Yield the speed relative to the experiment's own configuration, if that was measured."""
-        for trial in self.trials:
-            speed = trial.measurement.tokens_per_s
-            if trial.settings == self.space.default and trial is not best and speed:
-                own = settings_text(trial.settings, self.space.varied)
-                yield f"{self.speed(best) / speed:.2f} times the speed of the experiment's own {own}."
-
 
 def write_best(best: Trial, results: Results, job: Job) -> None:
     """Write the experiment with the fastest settings, and a comment on how they were found.
@@ -79,7 +70,6 @@ def write_best(best: Trial, results: Results, job: Job) -> None:
         f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} tried configurations (of "
         f"{len(results.space)}),",
         f"found by esmeray tune ({datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
-        *results.against_own(best),
         "The global batch is unchanged."
         if job.search.keep_global_tokens
         else "A step is one batch per worker, so the global batch has changed and training may give a different "
@@ -114,7 +104,6 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     seconds = sum(trial.measurement.seconds for trial in results.trials)
     tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
-    yield from results.against_own(best)
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
@@ -129,12 +118,6 @@ def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig
     # Reported even if it is slow: it shows the capacity of the memory.
     largest = max(filter(results.speed, results.trials), key=lambda trial: trial.settings.tokens)
     lines = [f"Largest token budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
-    # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
-    if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
-        lines.append(
-            "No larger budget was tried: --tune.search.max_trials or time_budget_s ended the search, or it "
-            "would not fit."
-        )
     # For other searches best.yaml contains all settings.
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines

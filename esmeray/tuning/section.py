@@ -45,10 +45,8 @@ class SpaceSection(Section):
 
 
 class MeasurementSection(Section):
-    """Steps of a trial: warm-up, then the measured window."""
+    """Times of a trial."""
 
-    warmup_steps: PositiveInt = 2
-    """Steps before the window."""
     window_s: PositiveFloat = 4.0
     """Minimum length of the window in seconds; it ends with a step."""
     timeout_s: PositiveFloat = 300.0

@@ -40,10 +40,6 @@ class SearchSpace:
     def varied(self) -> list[str]:
         return [name for name in NAMES if len(self.values[name]) > 1]
 
-    @property
-    def budgets(self) -> list[int]:
-        return sorted({settings.tokens for settings in self.settings})
-
     def ladder(self, settings: Settings) -> list[Settings]:
         """Return ``settings`` with every token budget that is valid with its other settings, ascending."""
         alike = [other for other in self.settings if replace(other, tokens=settings.tokens) == settings]

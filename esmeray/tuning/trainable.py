@@ -43,7 +43,7 @@ class MeasuredTrial(tune.Trainable):
         if self._group is None:
             self._group = self._job.make_group(self._workers[settings.workers], self._job)
         measurement: Measurement = self._group.measure(settings)
-        if not measurement.reusable:
+        if measurement.status != "ok":
             self.cleanup()  # the next trial starts new workers: some of these may be stuck in a step
         return {
             METRIC: measurement.speed(self._job.search.memory_margin),

@@ -51,18 +51,19 @@ def measure_on_worker(
     store_path: str,
     measurement: MeasurementSection,
     *,
+    warmup_steps: int = 2,
     on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
-    """Train for a warm-up and a window. Every worker calls it; a process group must exist.
+    """Train for a warm-up and then for the window. Every worker calls it; a process group must exist.
 
-    The config has the trial's settings and absolute paths. A ``reusable`` result is the same on every worker. Raises
-    EsmerayError if the settings or the data are refused.
+    The config has the trial's settings and absolute paths. After a failure other workers may wait for this one in a
+    collective forever. Raises EsmerayError if the settings or the data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()  # memory left by the previous trial must not count
     try:
-        trial = _Trial(context, measurement, ControlGroup(), meter, on_step)
+        trial = _Trial(context, measurement, ControlGroup(), meter, warmup_steps, on_step)
         torch.manual_seed(config.run.seed)
         apply_device_settings()
         training = config.training
@@ -79,13 +80,11 @@ def measure_on_worker(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # The other workers may wait for this one in a collective inside the step: none of them can take another trial.
         return Measurement(
             "out_of_memory",
             f"out of memory: {first_line(error)}",
             peak_memory_bytes=meter.peak_bytes(),
             total_memory_bytes=meter.total_bytes(),
-            reusable=False,
         )
     finally:
         torch.compiler.reset()  # otherwise recompilations of several trials add up to torch's limit
@@ -131,6 +130,7 @@ class _Trial:
     settings: MeasurementSection
     control: ControlGroup
     meter: MemoryMeter
+    warmup_steps: int
     on_step: Callable[[], object]
 
     def run(self, work: TrainingWork, batches: TrainingSteps) -> Measurement:
@@ -160,7 +160,7 @@ class _Trial:
                 rate = self.control.from_rank_0(tokens / (time.perf_counter() - began))
                 reason = f"{rate:,.0f} tokens/s"
                 return Measurement("ok", reason, rate, shares=self._shares(clock), **self._memory())
-            if number == self.settings.warmup_steps:
+            if number == self.warmup_steps:
                 clock.read()  # discards the phases of the warm-up
                 tokens, began = 0, time.perf_counter()
             tokens += agreement.tokens

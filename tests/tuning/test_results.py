@@ -1,6 +1,5 @@
 """Results of a search: best.yaml, a table, and the printed bottleneck."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +7,11 @@ from esmeray.training.config import Config
 from esmeray.tuning.records import NAMES, Job, Measurement, Settings, Trial
 from esmeray.tuning.results import (
     Results,
-    make_table,
     nothing_fits,
     result_text,
     summary,
     to_set,
     write_best,
-    write_table,
 )
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace
@@ -76,19 +73,6 @@ def test_best_leaves_the_margin_free():
     assert results_of(*trials, margin=0.9).best is None
 
 
-def test_table_lists_every_trial_and_the_terminal_the_fastest(tmp_path: Path):
-    results = results_of(*TRIALS)
-    write_table(results, tmp_path / "trials.csv")
-    rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
-    assert [row["trial"] for row in rows] == [str(trial.number) for trial in TRIALS]
-    assert [row["status"] for row in rows] == [trial.measurement.status for trial in TRIALS]
-    assert (rows[1]["tokens"], rows[1]["tokens_per_s"], rows[1]["shares_data_wait"]) == ("4096", "12000.0", "0.3")
-    assert rows[2]["reason"] == "out of memory: the peak passed <1 GiB>"
-    table = make_table(results)
-    assert list(table.columns[0].cells) == ["2", "1"]
-    assert next(iter(table.columns[-1].cells)) == "12,000 tokens/s, peak 0.68 of 0.98 GiB"
-
-
 def test_refusal_counts_the_results():
     message = str(nothing_fits(results_of(*TRIALS[2:4], ok(8, 100.0, 990))))
     assert "none of 3 configurations fits and leaves 8%" in message
@@ -100,7 +84,6 @@ def test_summary_says_what_limits_and_advises_only_what_was_not_searched():
     text = "\n".join(summary(TRIALS[1], results_of(*TRIALS)))
     assert "6 of 3 configurations tried in 0.3 min" in text
     assert "2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN" in text
-    assert "1.50 times the speed of the experiment's own token budget 2,048" in text
     assert "Loading is the bottleneck: 30% of a step" in text and "data.prefetch" in text
     assert "data.num_workers" not in text
 
@@ -115,4 +98,3 @@ def test_best_yaml_says_how_it_was_found(tmp_path: Path):
     write_best(fast, results_of(own, fast), job)
     comment = [line for line in job.folder.best.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert comment[0].startswith("# 20,000 tokens/s, peak 0.49 of 0.98 GiB: the fastest of 2 tried configurations")
-    assert comment[2].startswith("# 2.00 times the speed of the experiment's own token budget 2,048")

@@ -32,7 +32,7 @@ from tests.tuning.injected_faults import a_group
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"warmup_steps": 1, "window_s": 0.1}
+QUICK = {"window_s": 0.1}
 SPACE = {"tokens": [64, 128, 256, 512], "num_workers": [0, 1], "precision": ["fp32"]}
 
 
@@ -177,12 +177,11 @@ def test_two_workers_survive_nan_and_out_of_memory_in_one(ray_address, store_pat
 
     spoilt = measured(2)
     assert (spoilt.status, spoilt.reason) == ("nan", "loss or gradient was not finite in step 1")
-    assert spoilt.reusable, "workers that ended together stay"
     assert measured(4).status == "ok"
 
     # The fault is in a step of the second worker, while the first waits for it in a collective.
     too_large = measured(3)
-    assert (too_large.status, too_large.reusable) == ("out_of_memory", False)
+    assert too_large.status == "out_of_memory"
     assert "injected" in too_large.reason
     assert 0 < too_large.peak_memory_bytes < too_large.total_memory_bytes
     assert list(tmp_path.iterdir()) == []

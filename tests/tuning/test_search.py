@@ -17,7 +17,7 @@ from esmeray.tuning.records import Job, Measurement, Settings
 from esmeray.tuning.results import Results
 from esmeray.tuning.search import MEASUREMENT, Search, next_budget, read_trials
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
+from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from esmeray.tuning.trainable import METRIC
 from tests.runs import tiny_config
 
@@ -156,15 +156,6 @@ def test_concurrent_trials_differ_and_stop_at_the_time_budget(tmp_path):
     assert len(results.trials) == 3  # a trial takes 5 s
 
 
-def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path):
-    space, machine, folder = a_space(), Machine(), tmp_path / "trials"
-    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
-    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
-    smaller = a_space(num_workers=[1])
-    assert len(run(smaller, settings_for(max_trials=8), machine, folder).trials) == 8
-    assert len(set(machine.asked)) == 8
-
-
 def test_unfinished_trial_is_measured_again_and_a_torn_line_removed(tmp_path):
     space, trials = a_space(), tmp_path / "trials.jsonl"
     asked = Search(space, settings_for(), trials).suggest("killed")
@@ -187,8 +178,3 @@ def test_largest_budget_that_fits_is_found_in_few_steps(end, own):
         tokens = next_budget(budgets, fitting, too_large)
     assert max(fitting, default=None) == max((tokens for tokens in budgets if tokens <= end), default=None)
     assert len(fitting) + len(too_large) <= 14
-
-
-def test_trials_are_a_third_of_the_space_by_default():
-    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [56, 12, 5]
-    assert most_trials(settings_for(max_trials=7).search, 168) == 7

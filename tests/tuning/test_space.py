@@ -1,11 +1,10 @@
-import math
 from dataclasses import replace
 
 import pytest
 
 from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.tuning.records import NAMES, Job, Settings
+from esmeray.tuning.records import Job, Settings
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from tests.runs import merged, tiny_config
@@ -65,19 +64,6 @@ def test_trial_gets_the_cores_of_its_devices(tmp_path):
     assert few.workers == {1: Workers(1, 2, use_gpu=True)}
     half = space_of(tmp_path, {"workers": [1, 4, 8], "precision": ["fp16"]}, nodes=GPUS)
     assert {(settings.workers, settings.precision) for settings in half.settings} == {(1, "fp16"), (4, "fp16")}
-
-
-def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
-    values = {"workers": [1, 2, 8], "precision": ["bf16", "fp16", "fp32"]}
-    space = space_of(tmp_path, values)
-    by_default = (space.values["tokens"], space.values["num_workers"])
-    combinations = math.prod(map(len, [*values.values(), *by_default]))
-    assert len(space) + sum(space.left_out.values()) == combinations
-    assert (space.values["workers"], space.values["precision"]) == ((1, 2), ("bf16", "fp32"))
-    for name in NAMES:
-        assert set(space.values[name]) == {getattr(settings, name) for settings in space.settings}
-    assert any("more workers" in reason for reason in space.left_out)
-    assert any("fp16, which needs a GPU" in reason for reason in space.left_out)
 
 
 def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_path):

@@ -15,7 +15,7 @@ from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import TrainingWork, measure_on_worker
 from tests.runs import tiny_config
 
-QUICK = MeasurementSection(warmup_steps=1, window_s=0.1)
+QUICK = MeasurementSection(window_s=0.1)
 TOKENS_PER_STEP = 100
 MARGIN_MIB = 150
 """More memory than a process keeps from other tests; the trial that fails needs far more."""
@@ -46,8 +46,8 @@ def measured(config, store_path, measurement=QUICK) -> Measurement:
 
 def test_window_is_measured_after_the_warm_up(process_group, monkeypatch):
     work = ScriptedWork(monkeypatch, [50.0, 1.0, 3.0])
-    section = MeasurementSection(warmup_steps=1, window_s=2.0)
-    trial = module._Trial(WorkerContext(), section, ControlGroup(), MemoryMeter(torch.device("cpu")), lambda: None)
+    section = MeasurementSection(window_s=2.0)
+    trial = module._Trial(WorkerContext(), section, ControlGroup(), MemoryMeter(torch.device("cpu")), 1, lambda: None)
     result = trial.run(work, OneStepEpochs())
     assert (result.status, result.tokens_per_s) == ("ok", 2 * TOKENS_PER_STEP / 4.0)
     assert work.steps == 1 + 2
@@ -74,7 +74,7 @@ def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_pa
 
 def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps per epoch
-    result = measured(config, store_path, measurement=MeasurementSection(warmup_steps=5, window_s=0.01))
+    result = measured(config, store_path, measurement=MeasurementSection(window_s=0.5))
     assert result.status == "ok"
     assert result.tokens_per_s > 0
     assert 0 < result.peak_memory_bytes < result.total_memory_bytes

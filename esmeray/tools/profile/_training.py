@@ -22,7 +22,7 @@ from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3
-_TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01)
+_TRACED = MeasurementSection(window_s=0.01)
 
 
 def profile_training(config: Config, folder: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         # Traced after measuring, because the profiler slows the steps.
         steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
         with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
-            measure_on_worker(config, context, store, _TRACED, on_step=traces.step)
+            measure_on_worker(config, context, store, _TRACED, warmup_steps=2 + TRACED_STEPS, on_step=traces.step)
     # A single worker does not communicate.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
     facts = Facts(

@@ -75,18 +75,3 @@ def test_gpu_times_are_read_without_waiting_for_the_device(cuda):
     cuda.passed_s = 8.0
     clock.stepped(tokens=1)
     assert clock.read()["backward_s"] == pytest.approx(5.0)
-
-
-def test_gpu_collective_counts_only_on_the_stream_of_the_backward_pass(cuda):
-    clock = StepClock(torch.device("cuda", 0))
-    with clock.phase("backward"):
-        cuda.stream[0] = "reduction"
-        with clock.collective():
-            cuda.device_s = 1.0
-        cuda.stream[0] = "compute"
-        with clock.collective():
-            cuda.device_s = 3.0
-    cuda.passed_s = 9.0
-    clock.stepped(tokens=1)
-    figures = clock.read()
-    assert (figures["backward_s"], figures["communication_s"]) == pytest.approx((1.0, 2.0))

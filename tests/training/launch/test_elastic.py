@@ -135,12 +135,6 @@ def test_waiting_for_machines_is_reported_once(made_up, capsys):
     assert capsys.readouterr().out.count(waits) == 1
 
 
-def test_run_starts_with_the_free_part_of_a_shared_cluster(made_up):
-    made_up.now, made_up.whole, made_up.ends = 1, 4, [made_up.finish]
-    assert made_up.train() is None
-    assert made_up.counts == [1]
-
-
 def test_a_signal_between_attempts_ends_the_run_as_one_within_them_does(made_up):
     made_up.ends = [lambda: (made_up.interrupt(), made_up.hold(2)())]
     made_up.train()

@@ -36,23 +36,6 @@ def test_more_gpus_never_train_fewer_tokens_a_second(stage, interconnect):
         assert rates == sorted(rates)
 
 
-def test_memory_falls_with_each_stage_and_parts_sum_to_the_total():
-    work = transformer(48, 5120, 430)
-    states = [sum(scale.memory_parts(work, PlanSection(gpus=64, stage=stage), 0).values()) for stage in range(4)]
-    assert states == sorted(states, reverse=True)
-    scaled = planned(model="esm2_t48_15B", gpus=64, gpu="h200")
-    assert sum(scaled["memory_parts_bytes"].values()) == scaled["memory_bytes"] <= 0.9 * scaled["gpu_memory_bytes"]
-    assert sum(scaled["shares"].values()) == pytest.approx(1)
-
-
-def test_the_largest_budget_fits_and_the_next_does_not():
-    plan = PlanSection(gpus=16, gpu="a100")
-    work, device = transformer(36, 2560, 430), device_of(plan)
-    largest = scale.largest_tokens(work, plan, device)
-    low, high = (sum(scale.memory_parts(work, plan, tokens).values()) for tokens in (largest, largest + 64))
-    assert low <= 0.9 * device.memory_bytes < high
-
-
 def test_activations_are_what_autograd_keeps_of_a_layer():
     batch, kept = masked_batch(random_sequences([200] * 3), [0.15] * 3), []
     for layers in (1, 3):
@@ -73,18 +56,6 @@ def test_activations_are_what_autograd_keeps_of_a_layer():
         kept.append(sum(size for size, _ in stored.values()) / batch.num_tokens)
     width = model.backbone.config.hidden_size
     assert (kept[1] - kept[0]) / 2 == pytest.approx(activation_bytes_per_token(1, width, "fp32", False), rel=0.05)
-
-
-@pytest.mark.parametrize("checkpoint_s", [0.1, 5.0, 300.0])
-@pytest.mark.parametrize("mtbf_s", [3600.0, 1e6])
-def test_dalys_interval_loses_least_and_youngs_is_near(checkpoint_s, mtbf_s):
-    def lost(interval_s: float) -> float:
-        return scale.lost_share(interval_s, checkpoint_s, 180.0, mtbf_s)
-
-    best = scale.daly_interval_s(checkpoint_s, mtbf_s)
-    least = min(lost(best * factor / 100) for factor in range(50, 200))
-    assert lost(best) == pytest.approx(least, rel=1e-3)
-    assert scale.young_interval_s(checkpoint_s, mtbf_s) == pytest.approx(best + checkpoint_s, rel=0.15)
 
 
 def test_docs_gpu_is_agreed_with():

@@ -78,7 +78,7 @@ class Others:
 def stepper_of(engine, folder, control=None) -> Stepper:
     meter = MemoryMeter(torch.device("cpu"))
     guard = MemoryGuard(meter, folder / "guard.json", lambda message, parts: None)
-    return Stepper(engine, control or Others(), StepClock(1), guard)
+    return Stepper(engine, control or Others(), StepClock(), guard)
 
 
 STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
@@ -93,14 +93,6 @@ def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tm
     if reduces != "never" or runs_out == 1:
         assert engine.passes == [8, 8, 16, 16]
         assert float(sums.own["loss"]) == 3 * 16  # real models have no loss for a batch without targets
-
-
-@pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])
-def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduces, asked, tmp_path):
-    engine, others = Engine(world_size=2, reduces=reduces), Others()
-    stepper_of(engine, tmp_path, others).forward_backward(STEP, 32)
-    engine.all_reduce()  # the collective of the update
-    assert others.asked == asked
 
 
 def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path, monkeypatch):
@@ -126,13 +118,6 @@ def test_workers_restart_if_a_backward_pass_failed_after_a_collective(tmp_path):
     with pytest.raises(NewStartError, match="last checkpoint, with every batch split into 2 micro-batches"):
         stepper_of(engine, tmp_path).forward_backward(STEP, 32)
     assert '"parts": 2' in (tmp_path / "guard.json").read_text()
-
-
-def test_other_errors_are_not_taken_for_memory(tmp_path):
-    engine = Engine()
-    engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
-    with pytest.raises(RuntimeError, match="shapes"):
-        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
 
 
 def test_steps_resume_inside_their_epoch_and_end_without_records():
