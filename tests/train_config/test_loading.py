@@ -124,14 +124,6 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_rule_that_an_override_breaks_names_the_override(file):
-    path = file("data:\n  max_length: 9000\n")
-    with pytest.raises(ConfigError, match=r"^--batch\.tokens: batch\.tokens \(4096\) is too small"):
-        load(path, "--batch.tokens", "4096", "--training.epochs", "3")
-    with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) is too small"):
-        load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")
-
-
 def test_every_mistake_is_a_line_of_its_own(file, capsys):
     path = file("batch:\n  tokens: abc\ntraining:\n  learning_rate: fast\n")
     assert run(lambda _: load(path) and 0, []) == 2

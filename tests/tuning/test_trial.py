@@ -72,17 +72,6 @@ def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_pa
     assert len(steps) > 2
 
 
-def test_trial_goes_over_epoch_ends_and_leaves_no_file(process_group, store_path, tmp_path):
-    config = tiny_config(tmp_path, batch={"tokens": 2048, "global_tokens": 4096})  # two steps per epoch
-    result = measured(config, store_path, measurement=MeasurementSection(window_s=0.5))
-    assert result.status == "ok"
-    assert result.tokens_per_s > 0
-    assert 0 < result.peak_memory_bytes < result.total_memory_bytes
-    assert set(result.shares) == {"data_wait", "forward", "backward", "optimizer", "communication"}
-    assert 0.5 < sum(result.shares.values()) <= 1.001
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_trial_beyond_the_memory_limit_frees_its_memory_for_the_next(process_group, store_path, tmp_path):
     config = tiny_config(tmp_path)

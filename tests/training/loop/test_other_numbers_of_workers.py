@@ -27,7 +27,7 @@ from tests.training.runs import (
     train_in_turn,
 )
 
-RUNS = ["stage 0", "muon 2", "layout 3", "dropout 1"]
+RUNS = ["stage 0", "muon 2", "stage 3", "dropout 1"]
 """Settings that depend on the sharding of parameters or on randomness, with a DeepSpeed stage each."""
 LOST_UNDER = (2, 3)
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def turn_of(name: str, folder: Path, store_path: str) -> Turn:
-    """A run with the stage at the end of its name; ``layout``: with settings that change the shards' layout."""
+    """A run with the stage at the end of its name."""
     changes = {
         "deepspeed": {"stage": int(name[-1])},
         "model": {"task": "masked_lm"},
@@ -45,10 +45,6 @@ def turn_of(name: str, folder: Path, store_path: str) -> Turn:
     }
     if name.startswith("muon"):
         changes["training"]["optimizer"] = "muon"
-    if name.startswith("layout"):
-        folder.mkdir()
-        changes["deepspeed"]["config"] = str(folder / "layout.yaml")
-        (folder / "layout.yaml").write_text("zero_optimization: {sub_group_size: 1000, parameter_alignment: true}\n")
     if name.startswith("dropout"):
         changes["model"] = {"diffusion": {"encoder": {"dropout": 0.2}}}
         return Turn(*diffusion_config(folder, **changes))
