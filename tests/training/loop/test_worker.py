@@ -178,11 +178,11 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
 ):
     """Finite steps after the checkpoint are discarded, too: steps 5 and 6, or 7."""
     changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4, "asynchronous": True}}
-    monkeypatch.setattr(worker, "MAX_NONFINITE_STEPS", 2)
     training = {"max_steps": 12, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
     left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
     with monkeypatch.context() as patch, nan_in_steps(spoiled):
+        patch.setattr(worker, "MAX_NONFINITE_STEPS", 2)
         if late:
             log_late(patch)
         assert train(rewound, store_path).status == "finished"
