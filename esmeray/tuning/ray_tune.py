@@ -23,7 +23,7 @@ from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import with_precision
 from esmeray.training.launch.elastic import fit
-from esmeray.tuning.records import Job, SearchFolder, Settings, StoppedError, settings_text
+from esmeray.tuning.records import Job, SearchFolder, StoppedError, settings_text
 from esmeray.tuning.results import Results, result_text
 from esmeray.tuning.search import Search, read_trials
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
@@ -48,21 +48,15 @@ class Progress(tune.Callback):
         elif now - self._idle_since > connection.START_TIMEOUT_S:
             raise ResourceError("no trial could start; is the cluster busy?")
 
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if sys.stdout.isatty():
-            text = settings_text(Settings(**trial.config["settings"]), self._space.varied)
-            print(f"\r\x1b[Kmeasuring {text}", end="", flush=True)
-
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Report the trial, which the searcher has just recorded."""
         search = self._job.search
         results = Results(read_trials(self._job.folder.trials), self._space, search.memory_margin)
         newest = results.trials[-1]
         mark = " (the fastest so far)" if results.best is newest else ""
-        erase = "\r\x1b[K" if sys.stdout.isatty() else ""
         settings = settings_text(newest.settings, self._space.varied)
         count = f"{newest.number}/{most_trials(search.search, len(self._space))}"
-        say(f"{erase}{count}: {settings}: {result_text(newest.measurement, search.memory_margin)}{mark}")
+        say(f"{count}: {settings}: {result_text(newest.measurement, search.memory_margin)}{mark}")
 
 
 def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple[SearchSpace, Exception | None]:
@@ -72,7 +66,7 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
     ``data_tokens``: tokens of all training sequences.
     """
     folder = job.folder
-    search = job.search
+    trials = read_trials(folder.trials)
     with connection.connected(job.config.ray, folder.path) as dashboard:
         _check_hardware(folder)
         nodes = connection.cluster_resources()
@@ -82,10 +76,9 @@ def search_on_cluster(job: Job, data_tokens: int, signals: StopSignals) -> tuple
         folder.clear_requests()
         # Written only after all checks have passed: the next search is compared with these files.
         write_atomically(folder.config, dump_config(job.config))
-        write_atomically(folder.tune, dump_config(search))
-        say(f"search {search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
-        say("\n".join(space_lines(space, search)))
-        trials = read_trials(folder.trials)
+        write_atomically(folder.tune, dump_config(job.search))
+        say(f"search {job.search.name}: {folder.path}" + (f", dashboard http://{dashboard}" if dashboard else ""))
+        say("\n".join(space_lines(space, job.search)))
         if trials:
             say(f"resuming after {len(trials)} trials")
         return space, _run_trials(job, space, nodes, signals)

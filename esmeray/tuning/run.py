@@ -8,7 +8,7 @@ Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (
     trials.jsonl             Optuna's journal of all trials, see tuning.search
     ray_tune/                Ray Tune's own results and state
     best.yaml                see tuning.results
-    trials.csv, trials.png   all trials as a table and a picture
+    trials.csv               all trials as a table
 """
 
 from dataclasses import replace
@@ -28,14 +28,11 @@ from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
 from esmeray.tuning.records import KEYS, Job
-from esmeray.tuning.results import Results, draw, make_table, nothing_fits, summary, to_set, write_best, write_table
+from esmeray.tuning.results import Results, make_table, nothing_fits, summary, to_set, write_best, write_table
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import make_space, space_lines
 
-CHANGES_SPEED = (
-    *("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker"),
-    *("tune.keep_global_tokens", "tune.inference"),
-)
+CHANGES_SPEED = ("data", "batch", "model", "training", "deepspeed", "ray.cpus_per_worker", "tune.keep_global_tokens")
 """Settings that a measurement depends on; the searched ones among them may still change."""
 
 
@@ -85,8 +82,6 @@ def _with_first_precision(job: Job) -> Job:
     Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.
     """
     folder = job.folder
-    if (folder.path / "trials").is_dir():
-        raise ConfigError(f"{folder.path}: contains a search of an earlier version; choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return job
     begun = load_config(folder.config, is_stored=True)
@@ -110,7 +105,6 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
         write_best(best, results, job)
     if results.trials:
         write_table(results, folder.table)
-        draw(results, folder.picture)
     if signals.received:
         fastest = f", fastest so far: {folder.best}" if best is not None else ""
         say(f"stopped after {len(results.trials)} trials{fastest}; the same command resumes it")
@@ -122,6 +116,6 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     Console().print(make_table(results))
     say("\n".join(summary(best, results)))
     say("\n".join(to_set(best, results, job.config.batch.global_tokens, job.search)))
-    say(f"  fastest  {folder.best}\n  trials   {folder.table}, {folder.picture}")
+    say(f"  fastest  {folder.best}\n  trials   {folder.table}")
     say(next_command("train", "--config", folder.best))
     return 0
