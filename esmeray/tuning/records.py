@@ -116,6 +116,7 @@ class SearchFolder(RunFolder):
         self.hardware = self.path / "hardware.txt"
         self.trials = self.path / "trials.jsonl"
         self.table = self.path / "trials.csv"
+        self.picture = self.path / "trials.png"
         self.best = self.path / "best.yaml"
         self.ray_tune = self.path / "ray_tune"
 

@@ -1,4 +1,4 @@
-"""The results of a search: its fastest trials, best.yaml, and all trials as a table."""
+"""The results of a search: its fastest trials, best.yaml, and all trials as a table and as a picture."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -53,6 +53,14 @@ class Results:
     def speed(self, trial: Trial) -> float:
         return trial.measurement.speed(self.margin)
 
+    @property
+    def own(self) -> Trial | None:
+        """The trial of the experiment's own settings, if they ran."""
+        own = [
+            trial for trial in self.trials if trial.settings == self.space.default and trial.measurement.tokens_per_s
+        ]
+        return next(iter(own), None)
+
     def outcomes(self) -> str:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
@@ -79,12 +87,28 @@ def write_best(best: Trial, results: Results, job: Job) -> None:
     write_atomically(job.folder.best, "".join(f"# {line}\n" for line in lines) + "\n" + dump_config(runnable))
 
 
-def write_table(results: Results, path: Path) -> None:
-    """Write all trials with their settings and measurements as CSV."""
+def trial_table(results: Results) -> pd.DataFrame:
+    """Return all trials with their settings and measurements."""
     measurements = pd.json_normalize([asdict(trial.measurement) for trial in results.trials], sep="_")
     settings = pd.DataFrame([asdict(trial.settings) for trial in results.trials])
     numbers = pd.Series([trial.number for trial in results.trials], name="trial")
-    write_atomically(path, pd.concat([numbers, settings, measurements], axis=1).to_csv(index=False))
+    return pd.concat([numbers, settings, measurements], axis=1)
+
+
+def draw(trials: pd.DataFrame, path: Path) -> None:
+    """Draw speed and peak memory by token budget as PNG. Failures are marked at zero."""
+    from esmeray.common.figure_style import legend, picture, style  # here: it loads matplotlib
+
+    kinds = trials["precision"].where(trials["status"] == "ok", trials["status"].map(STATUSES))
+    panels = {"Tokens per second": trials["tokens_per_s"], "Peak memory in GiB": trials["peak_memory_bytes"] / 2**30}
+    with picture(path, 13, 5, path.parent.name) as figure:
+        for axes, (title, heights) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            style(axes, f"{title} by token budget")
+            axes.set_xscale("log", base=2)
+            for kind, rows in trials.groupby(kinds):
+                axes.scatter(rows["tokens"], heights.fillna(0.0)[rows.index], label=kind)
+            axes.set_ylim(bottom=0.0)
+            legend(axes, over_curves=True)
 
 
 def make_table(results: Results) -> Table:
@@ -104,6 +128,8 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     seconds = sum(trial.measurement.seconds for trial in results.trials)
     tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
+    if results.own is not None and results.own is not best:
+        yield f"{results.speed(best) / results.speed(results.own):.2f} times the speed of the experiment's own settings."
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)

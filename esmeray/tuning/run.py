@@ -8,7 +8,7 @@ Ray Tune runs the trials (:mod:`esmeray.tuning.ray_tune`), Optuna chooses them (
     trials.jsonl             Optuna's journal of all trials, see tuning.search
     ray_tune/                Ray Tune's own results and state
     best.yaml                see tuning.results
-    trials.csv               all trials as a table
+    trials.csv, trials.png   all trials as a table and a picture
 """
 
 from dataclasses import replace
@@ -20,6 +20,7 @@ from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import next_command, say
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import conversion_bar
+from esmeray.common.publishing import write_atomically
 from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
 from esmeray.train_config.loading import dump_config, load_settings
@@ -28,7 +29,7 @@ from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage
 from esmeray.tuning.records import KEYS, Job
-from esmeray.tuning.results import Results, make_table, nothing_fits, summary, to_set, write_best, write_table
+from esmeray.tuning.results import Results, draw, make_table, nothing_fits, summary, to_set, trial_table, write_best
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import make_space, space_lines
 
@@ -104,7 +105,9 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     if best is not None:
         write_best(best, results, job)
     if results.trials:
-        write_table(results, folder.table)
+        trials = trial_table(results)
+        write_atomically(folder.table, trials.to_csv(index=False))
+        draw(trials, folder.picture)
     if signals.received:
         fastest = f", fastest so far: {folder.best}" if best is not None else ""
         say(f"stopped after {len(results.trials)} trials{fastest}; the same command resumes it")
@@ -116,6 +119,6 @@ def _conclude(job: Job, results: Results, signals: StopSignals, error: Exception
     Console().print(make_table(results))
     say("\n".join(summary(best, results)))
     say("\n".join(to_set(best, results, job.config.batch.global_tokens, job.search)))
-    say(f"  fastest  {folder.best}\n  trials   {folder.table}")
+    say(f"  fastest  {folder.best}\n  trials   {folder.table}, {folder.picture}")
     say(next_command("train", "--config", folder.best))
     return 0
