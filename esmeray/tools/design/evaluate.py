@@ -27,7 +27,6 @@ from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import ModelPath, OutputWriter, command
-from esmeray.train_config.section import PositiveInt
 
 
 class DesignEvaluateSection(DesignModelSection):
@@ -39,8 +38,6 @@ class DesignEvaluateSection(DesignModelSection):
     """Part of the store. Use validation if the model was trained on this store."""
     predictions: Path | None = None
     """Folder of predicted structures, for a store without structures."""
-    steps: PositiveInt = 20
-    """Number of denoising steps per sequence."""
     output: Path | None = None
     """JSON file to write the metrics to."""
 
@@ -67,7 +64,6 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
             diffusion,
             store,
             records,
-            steps=evaluate.steps,
             tokens=evaluate.tokens,
             progress=lambda done, total: bar(done / total, done),
         )
