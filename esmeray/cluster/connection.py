@@ -161,7 +161,7 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
     with _environment(variables):
         try:
             try:
-                context = _start_local(section) if address == LOCAL else _join(address)
+                context = _start_local() if address == LOCAL else _join(address)
             except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
                 where = "could be started" if address == LOCAL else f"could be used at {address}"
                 raise ResourceError(
@@ -202,7 +202,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
             os.environ.update({} if value is None else {name: value})
 
 
-def _start_local(section: RaySection) -> BaseContext:
+def _start_local() -> BaseContext:
     # The same resources as in the placement of workers, which is done before Ray starts.
     ((cpus, gpus),) = local_resources()
     # A lock, because two clusters that start at once would choose the same port.
@@ -217,7 +217,6 @@ def _start_local(section: RaySection) -> BaseContext:
             # Without a dashboard, Ray Train's cleaner (Ray 2.60) warns every second.
             include_dashboard=True,
             dashboard_host="127.0.0.1",
-            dashboard_port=section.dashboard_port,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

@@ -45,6 +45,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "restart_s": 180.0,
     },
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
+    "RaySection": {"dashboard_port": None},
     "RetrievalSection": {"bootstrap": 1000},
     "SearchSection": {"prune_margin": 0.15},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
