@@ -41,8 +41,6 @@ MAX_CHARACTERS = 400
 """Maximum length of Ray's reason in an error. If the dashboard fails to start, the reason has twenty lines of a log,
 whose path comes first."""
 
-NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
-
 
 def cluster_resources() -> list[NodeResources]:
     return [_resources(node["Resources"]) for node in ray.nodes() if node["Alive"]]

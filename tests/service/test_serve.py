@@ -207,19 +207,6 @@ def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: S
     assert client.post("/v1/encode", content=b" " * 16_000_001).status_code == 413
 
 
-def test_a_large_request_delays_no_small_one(served: Served, client: httpx.Client):
-    large = {"sequences": random_sequences([1400]), "method": "masked"}  # 2 million tokens: minutes of batches
-
-    async def leave() -> None:
-        async with httpx.AsyncClient(**served.of_client("large") | {"timeout": 3}) as leaving:
-            with pytest.raises(httpx.ReadTimeout):
-                await leaving.post("/v1/masked", json=large)
-
-    answers = asked_while(served, leave)
-    assert {answer.status_code for answer in answers} == {200} and len(answers) > 120
-    eventually(lambda: replica_metric(client, "queued_tokens")[1] == 0)
-
-
 @pytest.mark.nightly
 def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced(served: Served, client: httpx.Client):
     before, _ = replica_metric(client, "tokens")
