@@ -171,9 +171,10 @@ def parse(
     If help is requested, prints it and ends the process. Raises ConfigError with one line per problem.
     """
     words, overrides = read_words(argv, name, text, schema, run)
-    of_run = {key: value for key, value in overrides.items() if key[0] not in schema.model_fields}
-    own = {(word,): getattr(words, word) for (word,) in own_settings(schema)}
-    own |= {key: value for key, value in overrides.items() if key not in of_run}
+    own: Overrides = {(word,): getattr(words, word) for (word,) in own_settings(schema)}
+    of_run: Overrides = {}
+    for key, value in overrides.items():
+        (own if key[0] in schema.model_fields else of_run)[key] = value
     if words.config is not None:
         # Flags are refused in a file: a forgotten line ``overwrite`` would replace outputs in every later call.
         for key, line in read_file(words.config)[1].items():

@@ -62,8 +62,11 @@ def config_reference() -> str:
 
 def own_sections(schema: type[Section]) -> dict[str, type[Section]]:
     """Return a command's sections, without those of an experiment, which have the same meaning there."""
-    fields = {name: field.annotation for name, field in schema.model_fields.items() if name not in Config.model_fields}
-    return {name: annotation for name, annotation in fields.items() if is_section(annotation)}
+    return {
+        name: field.annotation
+        for name, field in schema.model_fields.items()
+        if name not in Config.model_fields and is_section(field.annotation)
+    }
 
 
 def command_schemas() -> dict[str, type[Command]]:

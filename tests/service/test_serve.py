@@ -4,8 +4,6 @@ Also while a replica is killed, while model and settings are replaced, and for r
 """
 
 import asyncio
-import datetime
-import ipaddress
 import os
 import re
 import signal
@@ -22,9 +20,6 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from ray._private import worker
 
 from benchmarks.programs.service import free_port
@@ -61,17 +56,12 @@ def mark(app):
 
 def write_certificate(folder: Path) -> dict[str, str]:
     """Write a self-signed certificate for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = builder.add_extension(here, critical=False).sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
-    (folder / "key.pem").write_bytes(private)
-    return {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
+    files = {"tls_certificate": str(folder / "certificate.pem"), "tls_key": str(folder / "key.pem")}
+    new_key = ["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "1"]
+    here = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    written = ["-out", files["tls_certificate"], "-keyout", files["tls_key"]]
+    subprocess.run(["openssl", *new_key, *here, *written], check=True, capture_output=True)
+    return files
 
 
 @dataclass

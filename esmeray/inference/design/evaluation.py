@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
@@ -32,8 +33,6 @@ _CONTACT, _BURIED = 10.0, 18
 _DRAWS = 1000
 STEPS = 20
 """Number of denoising steps per sequence."""
-Columns = dict[str, NDArray]
-"""Values of the proteins, (N,) each, by name."""
 
 
 @dataclass
@@ -77,9 +76,7 @@ def evaluate_designs(
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
     if not proteins:
-        raise DataError(
-            f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
-        )
+        raise DataError(f"{store.path}: none of the {records.size} records has a structure; give a store of structures")
     return _summed(proteins, records.size - len(proteins))
 
 
@@ -137,32 +134,31 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
 
 def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
     """Compute metrics over all proteins and over the short ones, with bootstrap intervals."""
-    columns = {name: np.array([protein[name] for protein in proteins]) for name in proteins[0]}
-    metrics = _with_intervals(columns)
-    is_short = columns["length"] <= SHORT
-    if is_short.any():
-        of_short = _with_intervals({name: values[is_short] for name, values in columns.items()})
+    table = pd.DataFrame(proteins)
+    metrics = _with_intervals(table)
+    short = table[table["length"] <= SHORT]
+    if len(short):
+        of_short = _with_intervals(short)
         for name in ("median recovery", "perplexity"):
             metrics[f"{name}, to {SHORT} residues"] = of_short[name]
     return Evaluation(len(proteins), left_out, metrics)
 
 
-def _with_intervals(columns: Columns) -> dict[str, tuple[float, float, float]]:
-    size = len(columns["length"])
-    resampled = [
-        _metrics({name: np.repeat(values, counts_N) for name, values in columns.items()})
-        for counts_N in resamplings(size, _DRAWS, seed=0)
-    ]
+def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    rows_N = np.arange(len(table))
+    drawn = resamplings(len(table), _DRAWS, seed=0)
+    resampled = pd.DataFrame([_metrics(table.iloc[np.repeat(rows_N, counts_N)]) for counts_N in drawn])
     metrics = {}
-    for name, value in _metrics(columns).items():
+    for name, value in _metrics(table).items():
         if np.isfinite(value):  # not finite if e.g. no protein has a buried residue
-            interval = percentile_interval([values[name] for values in resampled])
-            metrics[name] = value, *(interval or (np.nan, np.nan))
+            low, high = percentile_interval(resampled[name]) or (np.nan, np.nan)
+            metrics[name] = float(value), low, high
     return metrics
 
 
-def _metrics(columns: Columns) -> dict[str, float]:
+def _metrics(proteins: pd.DataFrame) -> dict[str, float]:
     """Recovery is a median over proteins, as in the papers; perplexity is averaged over residues, as it is defined."""
+    columns = {name: values.to_numpy() for name, values in proteins.items()}
     right_N, lengths_N = columns["right"], columns["length"]
     metrics = {
         "median recovery": np.median(right_N),
@@ -177,4 +173,4 @@ def _metrics(columns: Columns) -> dict[str, float]:
     for name in ("helix and strand", "other", "buried", "exposed"):
         size = columns[f"size, {name}"].sum()
         metrics[f"recovery, {name}"] = columns[f"hits, {name}"].sum() / size if size else np.nan
-    return {name: float(value) for name, value in metrics.items()}
+    return metrics

@@ -246,15 +246,15 @@ def recovery(designed: str, native: str) -> float:
     return sum(letter == other for letter, other in judged) / max(1, len(judged))
 
 
-def nearest(residues: str, known: Search) -> tuple[str, float]:
-    """Return the id of the best-scoring sequence of the store, and the share of residues that differ from it.
+def nearest(residues: str, known: Search) -> tuple[float, str]:
+    """Return the share of residues that differ from the best-scoring sequence of the store, and its id.
 
     Unaligned residues count as different.
     """
     query = residues.encode()
     hits = known.hits(query, count=1, evalue=float("inf"))
     if not hits:  # nothing scores above 0: all residues are new, compared with any record
-        return known.store.id(0), 1.0
+        return 1.0, known.store.id(0)
     target = known.store.text(hits[0].record)
     matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)
-    return known.store.id(hits[0].record), 1 - matches / len(residues)
+    return 1 - matches / len(residues), known.store.id(hits[0].record)
