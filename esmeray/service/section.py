@@ -95,8 +95,6 @@ class LimitsSection(Section):
     body_bytes: PositiveInt = 16_000_000
     """Maximum number of bytes of a request's body. All bodies in an ingress replica at once have at most four times as
     many; bodies of up to 64 kB are accepted beyond this."""
-    requests: PositiveInt = 512
-    """Maximum number of concurrent requests of an ingress replica."""
     timeout_s: PositiveFloat = 120.0
     """Maximum time in seconds until a request is answered."""
 

@@ -25,7 +25,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "peak_tflops": None,
     },
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
-    "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
+    "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0, "requests": 512},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
